@@ -144,7 +144,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def caused_by(self) -> str | None:
-        """Return the id of the message that the sender was handling when it sent this message, or None for no message.
+        """Return the id of the message that the sender was handling when it sent this message (None: no message).
 
         A handler of `serve` is handling its message until the handler ends, the body of `async for` until the loop
         requests the next message. An answer has `in_reply_to` instead. For a message of a step use `EventLog.why`.

@@ -40,7 +40,7 @@ def _distinct(ids: IdColumn) -> IdColumn:
 
 
 def check_agents(agents: object) -> None:
-    """Raise InvalidAddress if `agents` is not a collection of ids, or has other values too, which would be lost."""
+    """Raise InvalidAddress if `agents` is no collection of ids, or has values besides ids, which would be lost."""
     if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
         raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)
     # The nodes of a networkx graph are a Mapping, but also a Set, so they are accepted.

@@ -24,7 +24,7 @@ _HALF = 26  # Mantissas are added in halves of this many bits, so that the sum o
 
 
 class Aggregate:
-    """One number per step, or one per value, of a key in the states of all agents, for `collect=`.
+    """Base of aggregates for `collect=`: in each step one number, or one for each value, of a key in all states.
 
     Agents that have stopped count, unless `living` is True.
 

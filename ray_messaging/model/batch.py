@@ -18,7 +18,7 @@ CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: the contents of W3C's tra
 
 
 class Origin(NamedTuple):
-    """Source of a batch that was read: its mailbox, its entry there, and the delivery lease to which it belongs."""
+    """Source of a batch that was read: its mailbox, its entry in the mailbox, and the delivery lease that has it."""
 
     mailbox: str
     entry: str
@@ -142,7 +142,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return self.topics[0 if self.topic is None else self.topic[row]]
 
     def labels_of(self, row: int) -> tuple[str, ...]:
-        """Return the labels of one message, sorted: the order in a batch depends on the messages beside it."""
+        """Return the labels of one message, sorted, because their order depends on the batch's other messages."""
         return tuple(sorted(name for name, rows in self.labels.items() if row in rows)) if self.labels else ()
 
     def column(self, name: str) -> NDArray[Any]:

@@ -321,7 +321,7 @@ class _Teller:
         return ["object", told, named, self._inherited(value, kind, place)]
 
     def _inherited(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - an object
-        """Return what an object has besides its attributes, if its class is one of a dict, of an exception or such."""
+        """Return the content of an object besides its attributes, if its class is derived from dict or the like."""
         bases = [base for base in kind.__mro__ if base is not object and base.__module__ not in ("abc", "typing")]
         if not any(_is_of_library(base.__module__) for base in bases):
             return None

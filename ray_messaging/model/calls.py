@@ -59,7 +59,7 @@ def unbound(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
-    """Return the function that partials wrap, and all arguments: those of the partials, then those of the call."""
+    """Return the function that partials wrap, and all arguments: first those of the partials, then the call's."""
     while isinstance(function, partial):
         function, args, kwargs = function.func, function.args + args, function.keywords | kwargs
     return function, args, kwargs
@@ -96,7 +96,7 @@ def json_text(value: object) -> str:
 
 
 def json_of(result: bytes) -> tuple[str, bytes | None]:
-    """Return a result in the form of `encode_exactly` as JSON, and the result itself if JSON means another value."""
+    """Return a result in the form of `encode_exactly` as JSON; also the result itself, if the JSON differs from it."""
     text = json_text(decode_exactly(result))
     return text, None if _means(text, result) else result
 
@@ -133,7 +133,7 @@ def _exact(value: Any) -> Any:  # noqa: ANN401 - any value that msgpack lacks
 
 
 def _ordered(value: Any) -> Any:  # noqa: ANN401 - any value
-    """Return a value whose dicts and sets are lists in the order of their encoded members, and long ints texts."""
+    """Return a value whose dicts and sets became lists, in the order of their encoded members, and long ints texts."""
     if isinstance(value, dict):
         return ["dict", sorted(_encode([_ordered(key), _ordered(part)]) for key, part in value.items())]
     if isinstance(value, set | frozenset):

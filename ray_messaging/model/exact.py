@@ -1,4 +1,4 @@
-"""Python values as bytes from which equal values are decoded: states of agents, and results of remembered calls.
+"""Encoding of Python values, such as agents' states, as bytes from which equal values are decoded.
 
 The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple, a set, a date with its zone) have an
 extension type.
@@ -223,7 +223,7 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
 
 
 def _zone_key(zone: ZoneInfo) -> str | None:
-    """Return the key of a zone, or None if ZoneInfo(key) is another object: a zone is equal only to itself."""
+    """Return the key of a time zone, or None if ZoneInfo(key) is another object. Zones are compared by identity."""
     # The zone has no key, or its key is not the name of a zone.
     with suppress(TypeError, ValueError, LookupError, OSError):
         return zone.key if ZoneInfo(zone.key) is zone else None

@@ -71,7 +71,7 @@ def plain_text(payloads: object) -> bytes | None:
 
 
 def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
-    """Turn the JSON list that `plain_text` made of dicts into the lines that `encode_lines` makes, in half of the time.
+    """Turn the JSON list that `plain_text` made of dicts into the lines of `encode_lines`, in half of its time.
 
     The commas between payloads become line ends. Return None if the text is short, if a comma within a payload may look
     like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`;

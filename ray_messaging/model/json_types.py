@@ -58,7 +58,7 @@ class JsonTypes:
         self._schema, self.top = schema, self.resolved(schema)
 
     def decoder(self, *, lists: bool = False) -> msgspec.json.Decoder[Any]:
-        """Return a decoder that refuses payloads, or with `lists` lists of payloads, that the schema does not allow.
+        """Return a decoder of payloads (`lists`: of lists of payloads), which refuses what the schema does not allow.
 
         Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
         """

@@ -73,7 +73,7 @@ class Schema:
                         yield Misfitting(row, f"{name}.{field}" if field else name, reason)
 
     def _check_of(self, name: str, kind: ColumnType) -> tuple[str, Any]:
-        """Return why no value of a column fits ("": some do), and the type that checks each value (None: all fit)."""
+        """Return why no value of a column fits ("": some fit), and the type that checks each value (None: all fit)."""
         types, node = self._types, self._properties.get(name, self._others)
         if node is False:
             return f"there is no such field: it has {', '.join(self._properties)}", None

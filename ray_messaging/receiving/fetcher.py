@@ -306,7 +306,7 @@ class Fetcher:
         return FetchedRows(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
-        """Confirm the mailbox's lease after a standstill; return False if the server did not answer in time.
+        """Confirm the mailbox's lease after this process stood still; return False if no answer came in time.
 
         For a complete fetch, raise FetchTooLarge or another error instead of returning False.
         """

@@ -156,7 +156,7 @@ async def toward_agents(
         kept[:] = False
         kept[kept_places(folded.kept, len(before.rows))] = True
     after = now.expand(broadcasts.from_ids)
-    # Both results have the pairs toward `hearers`, in the same order.
+    # `before` and `after` both have the pairs whose hearers are `hearers`, in the same order.
     places = np.flatnonzero(hearers.find(after.hearers))[kept[hearers.find(before.hearers)]]
     made = copy(broadcasts)
     made.frame, made.extension = None, copy(broadcasts.extension)

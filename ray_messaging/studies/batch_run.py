@@ -138,7 +138,7 @@ def batch_run(
     shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
-        store_of(calls)  # which tells what cannot be used before a worker begins
+        store_of(calls)  # raises an error for an unusable store before a worker begins
     whole = packed(template)
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
     files = StudyFolder(owner.name if owner is not None else folder or "")
