@@ -6,6 +6,7 @@ from ray_messaging.common.lazy_names import resolve
 from ray_messaging.errors import (
     AlreadyExists,
     AnswerFailed,
+    AnswerUnfit,
     AudienceTooLarge,
     BodyLost,
     BudgetSpent,
@@ -25,6 +26,8 @@ from ray_messaging.errors import (
     LogError,
     MailboxFull,
     MessagingError,
+    ModelFailed,
+    ModelTimeout,
     MoveFailed,
     NoAnswer,
     NoQuestion,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
-    from ray_messaging.config import Calls, MessagingConfig, RedisConfig, Steps
+    from ray_messaging.config import Calls, MessagingConfig, Price, RedisConfig, Steps
     from ray_messaging.conversations.answer_stream import Answers, GroupAnswers
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.eventlog.comparison import compare
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
     from ray_messaging.model.call_content import by_content
+    from ray_messaging.model.call_usage import report_usage
     from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
@@ -121,6 +125,7 @@ _HOMES = {
     "Min": "ray_messaging.model.aggregates",
     "Msg": "ray_messaging.compat.msg",
     "Outgoing": "ray_messaging.outgoing",
+    "Price": "ray_messaging.config",
     "Quantile": "ray_messaging.model.aggregates",
     "Receipt": "ray_messaging.receipt",
     "Receipts": "ray_messaging.receipt",
@@ -140,6 +145,7 @@ _HOMES = {
     "columns": "ray_messaging.model.typed.input",
     "compare": "ray_messaging.eventlog.comparison",
     "grid": "ray_messaging.model.lattice",
+    "report_usage": "ray_messaging.model.call_usage",
     "run": "ray_messaging.cluster.run.local_run",
 }
 
@@ -147,6 +153,7 @@ __all__ = [
     "Agent",
     "AlreadyExists",
     "AnswerFailed",
+    "AnswerUnfit",
     "Answers",
     "AsyncGroup",
     "Audience",
@@ -191,6 +198,8 @@ __all__ = [
     "MessagingConfig",
     "MessagingError",
     "Min",
+    "ModelFailed",
+    "ModelTimeout",
     "MoveFailed",
     "Msg",
     "NoAnswer",
@@ -202,6 +211,7 @@ __all__ = [
     "Outgoing",
     "PayloadMismatch",
     "PayloadTooLarge",
+    "Price",
     "Quantile",
     "QuestionBlocked",
     "Receipt",
@@ -235,6 +245,7 @@ __all__ = [
     "columns",
     "compare",
     "grid",
+    "report_usage",
     "rules",
     "run",
 ]

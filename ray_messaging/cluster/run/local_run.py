@@ -280,7 +280,8 @@ async def _run(
 
             collected = series_table(await store.collected(ended - 1))
         total = {} if by_rules is None else by_rules.total
-        result = gathered([call.result() for call in calls], until, total, digests, collected)
+        currency = "" if limits is None else limits.currency
+        result = gathered([call.result() for call in calls], until, total, digests, collected, currency)
         if not keep:
             return Part(result)
         names = [plan.name for plan in plans]

@@ -277,7 +277,10 @@ class RunActor:
         settings = society.call_settings
         if settings.limited:
             interceptor = messaging.interceptor
-            noted = interceptor.note_calls.remote if settings.concurrency is not None else lambda _: None
+            at_ends = (
+                settings.concurrency is not None or settings.needs_usage
+            )  # limits of which a call's end frees a part
+            noted = interceptor.note_calls.remote if at_ends else lambda _: None
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def _end_steps(self) -> None:
