@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from decimal import Decimal
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
 
@@ -58,14 +57,12 @@ def money_of(parts: int) -> Decimal:
 class CallMeter:
     """What one remembered call has used, over all its tries.
 
-    `identity` is the same for all tries, so that a server may know a request that comes again. `price` returns the cost
-    of a usage (None: there are no prices).
+    Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices).
     """
 
-    __slots__ = ("_price", "identity", "used")
+    __slots__ = ("_price", "used")
 
     def __init__(self, price: Callable[[str | None, int, int, int], int] | None) -> None:
-        self.identity = uuid4().hex
         self.used: CallUsage | None = None
         self._price = price
 

@@ -247,7 +247,7 @@ async def _run(
         actors: list[RunActor] = []
         for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
             actor = RunActor(messager, shown, limit_calls, own)
-            stack.callback(actor.forget)
+            stack.push_async_callback(actor.forget)
             actors.append(actor)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
             running = actor.run(None, plan.name, inputs, until, _TURN, with_states=True)

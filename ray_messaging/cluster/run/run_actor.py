@@ -318,10 +318,11 @@ class RunActor:
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         gc.collect()  # agents and their group refer to each other
 
-    def forget(self) -> None:
-        """Forget the agents of a run that has ended, so that they are freed without the garbage collector."""
+    async def forget(self) -> None:
+        """Forget a run that has ended: its agents are freed without the garbage collector, its clients are closed."""
         if isinstance(self._society, AgentLoop):
             self._society.forget()
+        await self._thread.close()
 
     def is_current(self) -> bool:
         """Return whether a new process would run the same code: no file of an imported module has changed."""
