@@ -2,7 +2,7 @@
 
 Without --url a fake server answers, in a process of its own. A real one is OpenAI's or one like it, such as vLLM:
 python examples/town.py --url http://localhost:8000/v1 --model Qwen/Qwen3-8B. Both need [llm], and a real one may need
-OPENAI_API_KEY. With --log-dir a run that has ended, such as by its budget, goes on where it was, and pays nothing twice.
+OPENAI_API_KEY. With --log-dir a run that has ended, such as by its budget, goes on from there, and pays nothing twice.
 """
 
 import argparse

@@ -232,7 +232,7 @@ class Chat:
 
     def _client(self) -> Any:  # noqa: ANN401 - openai is optional
         try:
-            import anyio  # noqa: PLC0415 - openai needs it
+            import anyio.lowlevel  # noqa: PLC0415 - openai needs it
             import openai  # noqa: PLC0415 - an extra
         except ImportError:
             raise ConfigError("models.Chat needs the openai package: pip install 'ray-messaging[llm]'") from None
@@ -241,7 +241,7 @@ class Chat:
             raise ConfigError(f"there is no API key: pass api_key, or set {_KEY} where the calls are made")
         client: Any = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, max_retries=0, timeout=None)
         _ = client.chat.completions  # imports the other half of openai now, in this thread
-        asyncio.run(anyio.sleep(0))  # and that of anyio, which the first request would import
+        asyncio.run(anyio.lowlevel.checkpoint())  # and that of anyio, which the first request would import
         return client
 
 
