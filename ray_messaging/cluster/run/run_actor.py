@@ -262,10 +262,13 @@ class RunActor:
 
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
         assert self._watch is not None
-        with self._watch.over(step.number):
+        assert self._messager is not None
+        tracer = self._messager.engine.tracer
+        if isinstance(society, AgentLoop):
+            society.tracer = tracer
+        with self._watch.over(step.number), tracer.step(step.number):
             await society.run(step, loop.calls)
         if isinstance(society, AgentLoop) and society.moves:
-            assert self._messager is not None
             await move_agents(self._messager, society.moves, step.number)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:

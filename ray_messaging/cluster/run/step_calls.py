@@ -37,6 +37,7 @@ from ray_messaging.model.calls import (
     unbound,
 )
 from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 
@@ -263,6 +264,7 @@ class RememberedCalls:
     settings: Calls = NO_LIMITS
     gate: CallGate | None = None
     store: "CallStore | None" = None
+    tracer: AnyTracer = UNTRACED
 
     def __post_init__(self) -> None:
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
@@ -440,8 +442,9 @@ class RememberedCalls:
                     raise
             began, tries, before, meter.used = perf_counter(), tries + 1, meter.used, None
             try:
-                answer = await self._try(call.agent, function)
-                read_usage(meter, answer, call.asked.function if self.settings.needs_usage else None)
+                with self.tracer.calling(call.asked.function, call.agent.id, meter):
+                    answer = await self._try(call.agent, function)
+                    read_usage(meter, answer, call.asked.function if self.settings.needs_usage else None)
                 result = msgspec.Raw(encode_exactly(answer, RESULT))
                 return KeptCall(perf_counter() - began, tries, result, _sum(before, meter.used))
             except Exception as error:
