@@ -130,7 +130,7 @@ class FakeServer:
             if took_ms := new * self.plan.input_ms + length * self.plan.output_ms:
                 await asyncio.sleep(took_ms / 1000)
         text = _answer(asked.get("response_format"), prompt, length, chance)
-        if self._chance.random() < self.plan.unfit:
+        if chance.random() < self.plan.unfit:
             self.counts["unfit"] += 1
             text = "I would rather not say { that"
         self.counts += Counter(answered=1, prompt_tokens=len(prompt), completion_tokens=length, cached_tokens=cached)

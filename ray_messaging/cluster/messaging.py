@@ -662,6 +662,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can
         read.
         """
+        from ray_messaging.cluster.run.result import say_cost
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
         from ray_messaging.steps.step_loop import check_until
@@ -672,7 +673,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             placed = (placement, actor_options)
             with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, until) as standing:
                 parts = standing._go_on(until, progress=progress, with_states=True)
-            return standing._gathered(parts, until)
+            result = standing._gathered(parts, until)
+            return say_cost(result) if progress else result
         except StepFailed as error:
             # Our own frames say nothing to a user.
             raise error.with_traceback(None) from error.__cause__

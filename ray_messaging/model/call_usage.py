@@ -70,7 +70,12 @@ class CallMeter:
         """Count the tokens of one answer. Raises ConfigError if the model has no price."""
         cost = None if self._price is None else self._price(model, given, cached, output)
         more = CallUsage(model, given, cached, output, cost)
-        self.used = more if self.used is None else self.used + more
+        self.used = added(self.used, more)
+
+
+def added(used: CallUsage | None, more: CallUsage | None) -> CallUsage | None:
+    """Return the sum of two usages, of which None is nothing."""
+    return used if more is None else more if used is None else used + more
 
 
 # The meter of the remembered call that runs in this context.

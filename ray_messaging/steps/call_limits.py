@@ -178,6 +178,7 @@ class CallGate:
         self._waiting: deque[Future[None]] = deque()
         self._due = 0  # the number of calls that were granted, but have not begun
         self._asking: asyncio.Task[None] | None = None
+        note(self._held)  # what an earlier gate of the group has held is free now, even if this one makes no calls
 
     @property
     def waiting(self) -> int:

@@ -76,7 +76,7 @@ def test_refusals_a_death_and_answers_of_the_wrong_form_lose_no_call_and_pay_non
 
     with served() as server:
         calm = town(chat_of(server))
-    with served(slots=4, output_ms=0.2, refuse=0.5, unfit=0.1) as server:
+    with served(slots=4, output_ms=0.2, refuse=0.5, unfit=0.2) as server:
         found, counts = town(chat_of(server, corrections=9), deadly), server.counts()
     assert found.states.keys() == calm.states.keys()
     assert found.steps == STEPS

@@ -18,7 +18,7 @@ from ray_messaging.cluster.run.beginning import (
     go_on_from,
     told_rules,
 )
-from ray_messaging.cluster.run.result import Result, cause_of, gathered
+from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -132,7 +132,8 @@ def run(
     StepTooLarge if a group gets more messages in a step than it can read.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
-    return run_part(model, agents, until, groups, graph, shared, options, rules, seed, calls, progress=progress).result
+    part = run_part(model, agents, until, groups, graph, shared, options, rules, seed, calls, progress=progress)
+    return say_cost(part.result) if progress else part.result
 
 
 class Part(NamedTuple):

@@ -1,5 +1,6 @@
 """The result of a run."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,6 +200,13 @@ def gathered(
     if callable(digests):
         del result.__dict__["digests"]
         result.__dict__["_digests"] = digests
+    return result
+
+
+def say_cost(result: Result) -> Result:
+    """Write to stderr what the calls of a run have cost, if they have prices; return the run's result."""
+    if result.calls.currency and (text := str(result.calls)):
+        sys.stderr.write(f"{text}\n")
     return result
 
 

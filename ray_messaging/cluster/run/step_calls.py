@@ -23,7 +23,7 @@ from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
 from ray_messaging.model.call_content import content_digest_of, told_by
-from ray_messaging.model.call_usage import CallMeter, CallUsage, metering, read_usage
+from ray_messaging.model.call_usage import CallMeter, CallUsage, added, metering, read_usage
 from ray_messaging.model.calls import (
     FAILED,
     MODEL,
@@ -267,6 +267,8 @@ class RememberedCalls:
     tracer: AnyTracer = UNTRACED
 
     def __post_init__(self) -> None:
+        self._price = None if self.settings.cost is None else self.settings.price
+        self._needs_usage = self.settings.needs_usage
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
@@ -382,7 +384,7 @@ class RememberedCalls:
 
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
-        call.meter = CallMeter(None if self.settings.cost is None else self.settings.price)
+        call.meter = CallMeter(self._price)
         metering.set(call.meter)  # in the context of this call's task
         try:
             try:
@@ -444,25 +446,26 @@ class RememberedCalls:
             try:
                 with self.tracer.calling(call.asked.function, call.agent.id, meter):
                     answer = await self._try(call.agent, function)
-                    read_usage(meter, answer, call.asked.function if self.settings.needs_usage else None)
+                    if self._needs_usage or type(answer) is dict:
+                        read_usage(meter, answer, call.asked.function if self._needs_usage else None)
                 result = msgspec.Raw(encode_exactly(answer, RESULT))
-                return KeptCall(perf_counter() - began, tries, result, _sum(before, meter.used))
+                return KeptCall(perf_counter() - began, tries, result, added(before, meter.used))
             except Exception as error:
                 if tries > self.settings.retries or self.ending or not may_pass(error):
                     raise
             finally:
-                self._count(meter.used)
+                if meter.used is not None:
+                    self._count(meter.used)
                 if self.gate is not None:
                     self.gate.leave(meter.used)
-                meter.used = _sum(before, meter.used)
+                meter.used = added(before, meter.used)
             self.counts[RETRIES] += 1
             await backoff.sleep()
 
-    def _count(self, used: CallUsage | None) -> None:
-        if used is not None:
-            for name, more in ((INPUT, used.input), (CACHED, used.cached), (OUTPUT, used.output), (COST, used.cost)):
-                if more:
-                    self.counts[name] += more
+    def _count(self, used: CallUsage) -> None:
+        for name, more in ((INPUT, used.input), (CACHED, used.cached), (OUTPUT, used.output), (COST, used.cost)):
+            if more:
+                self.counts[name] += more
 
     async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"
@@ -471,10 +474,6 @@ class RememberedCalls:
         context = contextvars.copy_context()
         answer = await asyncio.get_running_loop().run_in_executor(self.threads, partial(context.run, raising, function))
         return await Turns(answer, self.holder, agent, what) if inspect.isawaitable(answer) else answer
-
-
-def _sum(before: CallUsage | None, used: CallUsage | None) -> CallUsage | None:
-    return before if used is None else used if before is None else before + used
 
 
 def _sample(agent: "Agent", n: int, samples: int) -> int:

@@ -154,6 +154,18 @@ async def test_a_group_that_begins_again_frees_what_its_process_held_and_the_bud
         await later.enter()
 
 
+async def test_a_group_that_begins_again_and_makes_no_call_frees_what_its_process_held():
+    """Its calls may all be answered by what its former process has kept."""
+    limits = CallLimits(Calls(concurrency=1))
+    await gate_of(limits).enter()
+    waiting = asyncio.create_task(gate_of(limits, "west").enter())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    gate_of(limits)
+    async with asyncio.timeout(WAIT_S):
+        await waiting
+
+
 async def test_limits_that_were_lost_learn_from_the_gates_what_they_hold():
     limits = [CallLimits(Calls(concurrency=2, budget=5))]
 

@@ -37,6 +37,13 @@ def test_the_end_of_a_run_says_what_it_has_used_and_what_it_has_cost():
     assert str(found) in repr(result)
 
 
+def test_with_progress_the_end_of_a_run_says_so_on_stderr(capsys):
+    go(person, Calls(cost=PRICE), progress=True)
+    assert capsys.readouterr().err.splitlines()[-1] == "12 calls, 1,320 tokens, 0.000216 USD"
+    go(person, Calls(), progress=True)
+    assert "tokens" not in capsys.readouterr().err
+
+
 def test_a_sum_of_many_small_costs_is_exact():
     async def tiny(me, inbox):
         for number in range(100):
