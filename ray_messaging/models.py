@@ -71,6 +71,9 @@ class Chat:
             raise ConfigError(f"model={model!r} must be the name of a model")
         if form is not None and not (isinstance(form, type) and issubclass(form, pydantic.BaseModel)):
             raise ConfigError(f"form={form!r} must be a class that derives from pydantic.BaseModel")
+        if form is not None and form.__pydantic_complete__:
+            # Before version 2.10 pydantic keeps all names beside the class here, and not all of them can be pickled.
+            form.__pydantic_parent_namespace__ = None
         if not timeout > 0 <= patience:
             raise ConfigError(f"timeout={timeout!r} must be above 0, and patience={patience!r} at least 0, in seconds")
         if corrections < 0 or concurrency < 1:
