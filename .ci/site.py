@@ -31,6 +31,7 @@ RESULTS = (
     "audiences.heard.Heard",
     "cluster.handles.dead_letters.DeadLetters",
     "transaction.Transaction",
+    "models.Chat",
 )
 ZOO = "examples/zoo.md"  # one page has all programs of the folder
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")

@@ -1,61 +1,88 @@
-"""A small town decides where to meet: its agents tell their friends, and a model makes up their minds.
+"""A town of 200 decides where to meet: its agents tell their friends, and a language model makes up their minds.
 
-Without --model a fake counts words. python examples/town.py --model gpt-4o-mini needs [llm] and OPENAI_API_KEY.
-All groups share one limit of calls. With --log-dir a run goes on where it ended, and asks nothing twice.
+Without --url a fake server answers, in a process of its own. A real one is OpenAI's or one like it, such as vLLM:
+python examples/town.py --url http://localhost:8000/v1 --model Qwen/Qwen3-8B. Both need [llm], and a real one may need
+OPENAI_API_KEY. With --log-dir a run that has ended, such as by its budget, goes on from there, and pays nothing twice.
 """
 
 import argparse
-import re
-from collections import Counter
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from pydantic import BaseModel
 
-from ray_messaging import Calls, Count, Messaging, Steps
+from ray_messaging import Calls, Count, Messaging, Price, Steps
+from ray_messaging.models import Chat
 
 PLACES = ("cafe", "market", "park")
+RULES = "You live in a small town, and like to be where your friends are. You answer with one place, and a reason."
+
+
+class Choice(BaseModel):
+    """What the model answers."""
+
+    place: Literal[PLACES]
+    reason: str
 
 
 async def citizen(me, inbox):
     """Hear where friends go, let the language model decide, and tell friends."""
     if heard := ", ".join(message.payload["place"] for message in inbox):
-        prompt = f"Your friends go to: {heard}. Where do you go? Name one of these places."
-        me.state["place"] = await me.remember(ask, prompt, model=me.shared) or me.state["place"]
+        prompt = f"Your friends go to: {heard}. Where do you go?"
+        me.state["place"] = (await me.remember(me.shared, prompt))["place"]
     for friend in me.neighbours:
         me.send(friend, {"place": me.state["place"]})
 
 
-async def ask(prompt, *, model):
-    """Return the place that a language model names. Without one, this is a fake that counts the words of the prompt."""
-    if model is None:
-        return Counter(re.findall("|".join(PLACES), prompt)).most_common(1)[0][0]
-    from openai import AsyncOpenAI  # noqa: PLC0415 - an extra
-
-    found = await AsyncOpenAI().chat.completions.create(model=model, messages=[{"role": "user", "content": prompt}])
-    return next(iter(re.findall("|".join(PLACES), found.choices[0].message.content.lower())), None)
+@contextmanager
+def fake_server():
+    """Run the fake server of the benchmarks; yield its address."""
+    command = [sys.executable, "-m", "benchmarks.fake_openai", "--until-eof", "--output-ms", "1"]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], text=True, **pipe) as server:
+        yield server.stdout.readline().strip()
+        server.stdin.close()
 
 
 def main():
-    """Let the town talk for some evenings, and print how many go where."""
+    """Let the town talk for some evenings; print how many go where, and what it has cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, default=60)
-    parser.add_argument("--model", help="a model of OpenAI, or behind an API like it; without it a fake one")
-    parser.add_argument("--per-minute", type=int, default=6000, help="the most calls a minute")
-    parser.add_argument("--calls", type=int, default=1000, help="the most calls in all")
+    parser.add_argument("--agents", type=int, default=200)
+    parser.add_argument("--url", help="the address of a real server; without it a fake one")
+    parser.add_argument("--model", default="gpt-4o-mini")
+    parser.add_argument("--budget", default="1 USD", help="the most money, by the prices of gpt-4o-mini")
     parser.add_argument("--log-dir")
     plan = parser.parse_args()
+    if plan.url:
+        live(plan, plan.url)
+    else:
+        with fake_server() as url:
+            live(plan, url)
+
+
+def live(plan, url):
+    """Run the town with the model of a server."""
     friends = np.random.default_rng(7).integers(0, plan.agents, (3 * plan.agents, 2))
+    chat = Chat(model=plan.model, base_url=url, form=Choice, system=RULES, seed=7)
+    calls = Calls(cost=Price(input="0.15", cached="0.075", output="0.60"), budget=plan.budget)
     started = Messaging.start(
-        "town", steps=Steps(seed=7), calls=Calls(rate_per_minute=plan.per_minute, retries=5, budget=plan.calls),
-        log_dir=plan.log_dir, on_existing="resume",
+        "town", steps=Steps(seed=7), calls=calls, log_dir=plan.log_dir, on_existing="resume",
     )  # fmt: skip
     with started as messaging:
-        print("asking", plan.model or "a fake model, which counts words")
+        print("asking", plan.model, "at", url if plan.url else "a fake server")
         result = messaging.run(
             citizen, agents=plan.agents, groups=2, until=6, graph=friends,
             start=lambda me: {"place": str(me.rng.choice(PLACES))}, collect=Count("place"),
-            shared=plan.model, concurrency=20, timeout=600,
+            shared=chat, timeout=600,
         )  # fmt: skip
-    print(result.series.to_string())
+        print(result.series.to_string())
+        print(result.calls)
+        if plan.log_dir:
+            print(messaging.log.calls(by="step").to_pandas().to_string())
 
 
 if __name__ == "__main__":

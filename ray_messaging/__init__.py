@@ -6,6 +6,7 @@ from ray_messaging.common.lazy_names import resolve
 from ray_messaging.errors import (
     AlreadyExists,
     AnswerFailed,
+    AnswerUnfit,
     AudienceTooLarge,
     BodyLost,
     BudgetSpent,
@@ -25,6 +26,8 @@ from ray_messaging.errors import (
     LogError,
     MailboxFull,
     MessagingError,
+    ModelFailed,
+    ModelTimeout,
     MoveFailed,
     NoAnswer,
     NoQuestion,
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
-    from ray_messaging.config import Calls, MessagingConfig, RedisConfig, Steps
+    from ray_messaging.config import Calls, MessagingConfig, Price, RedisConfig, Steps
     from ray_messaging.conversations.answer_stream import Answers, GroupAnswers
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.eventlog.comparison import compare
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
     from ray_messaging.model.call_content import by_content
+    from ray_messaging.model.call_usage import report_usage
     from ray_messaging.model.collect import Of
     from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
@@ -124,6 +128,7 @@ _HOMES = {
     "Msg": "ray_messaging.compat.msg",
     "Of": "ray_messaging.model.collect",
     "Outgoing": "ray_messaging.outgoing",
+    "Price": "ray_messaging.config",
     "Quantile": "ray_messaging.model.aggregates",
     "Receipt": "ray_messaging.receipt",
     "Receipts": "ray_messaging.receipt",
@@ -144,6 +149,7 @@ _HOMES = {
     "compare": "ray_messaging.eventlog.comparison",
     "grid": "ray_messaging.model.lattice",
     "id_tuple": "ray_messaging.addressing.channels",
+    "report_usage": "ray_messaging.model.call_usage",
     "run": "ray_messaging.cluster.run.local_run",
 }
 
@@ -151,6 +157,7 @@ __all__ = [
     "Agent",
     "AlreadyExists",
     "AnswerFailed",
+    "AnswerUnfit",
     "Answers",
     "AsyncGroup",
     "Audience",
@@ -195,6 +202,8 @@ __all__ = [
     "MessagingConfig",
     "MessagingError",
     "Min",
+    "ModelFailed",
+    "ModelTimeout",
     "MoveFailed",
     "Msg",
     "NoAnswer",
@@ -207,6 +216,7 @@ __all__ = [
     "Outgoing",
     "PayloadMismatch",
     "PayloadTooLarge",
+    "Price",
     "Quantile",
     "QuestionBlocked",
     "Receipt",
@@ -241,6 +251,7 @@ __all__ = [
     "compare",
     "grid",
     "id_tuple",
+    "report_usage",
     "rules",
     "run",
 ]

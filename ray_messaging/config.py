@@ -1,7 +1,9 @@
 """Settings: addresses of servers, and limits of a messager."""
 
+import re
 import warnings
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 from urllib.parse import unquote, urlsplit
@@ -156,6 +158,29 @@ class Steps(_Settings):
     )
 
 
+class Price(_Settings):
+    """What a model's tokens cost, per million: `Price(input="0.15", output="0.60")`, for `Calls(cost=)`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input: Decimal = Field(description="a million tokens of prompts", ge=0, decimal_places=6, allow_inf_nan=False)
+    output: Decimal = Field(description="a million tokens of answers", ge=0, decimal_places=6, allow_inf_nan=False)
+    cached: Decimal | None = _setting(
+        None,
+        "a million tokens of prompts that the server had in its cache; None: as `input`",
+        ge=0,
+        decimal_places=6,
+        allow_inf_nan=False,
+    )
+    currency: str = _setting("USD", "the currency, in three capital letters", pattern="^[A-Z]{3}$")
+
+    def of(self, given: int, cached: int, output: int) -> int:
+        """Return what tokens cost, in parts of 10^-12: `cached` tokens are among the `given` ones."""
+        from_cache = self.input if self.cached is None else self.cached
+        # Prices have up to six decimal places, so this is a whole number.
+        return int(((given - cached) * self.input + cached * from_cache + output * self.output).scaleb(6))
+
+
 class Calls(_Settings):
     """Limits of the calls that agents make by `me.remember`, for all groups together: `Messaging.start(calls=Calls())`.
 
@@ -171,10 +196,16 @@ class Calls(_Settings):
     )
     concurrency: int | None = _setting(None, "calls at once; None: no limit", ge=1)
     retries: int = _setting(0, "most further tries of a call that has failed", ge=0)
-    budget: int | None = _setting(
+    tokens_per_minute: PositiveFloat | None = _setting(
+        None, "tokens per minute, of prompts and answers, at an even pace; None: no limit"
+    )
+    budget: int | str | None = _setting(
         None,
-        "calls from this start on; once they are spent, the run ends with the committed steps; None: no limit",
-        ge=1,
+        "calls, or money such as '5 USD', from this start on; once the budget is spent, the run ends with the "
+        "committed steps; None: no limit",
+    )
+    cost: Price | dict[str, Price] | None = _setting(
+        None, "the price of all models, or the price of each model by its name, or by the beginning of its name"
     )
     keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the store")
     store: str | Path | None = _setting(
@@ -185,8 +216,60 @@ class Calls(_Settings):
 
     @property
     def limited(self) -> bool:
-        """Return whether there is a limit on the rate, the number at once, or the budget of calls."""
-        return (self.rate_per_minute, self.concurrency, self.budget) != (None, None, None)
+        """Return whether there is a limit on the rate, the number at once, the tokens, or the budget."""
+        limits = self.rate_per_minute, self.concurrency, self.tokens_per_minute, self.budget
+        return any(each is not None for each in limits)
+
+    @property
+    def needs_usage(self) -> bool:
+        """Return whether there is a limit that counts tokens or money, so that each call must report its usage."""
+        return self.tokens_per_minute is not None or isinstance(self.budget, str)
+
+    @property
+    def currency(self) -> str:
+        """Return the currency of the prices; "" if there are none."""
+        prices = [self.cost] if isinstance(self.cost, Price) else [*(self.cost or {}).values()]
+        return prices[0].currency if prices else ""
+
+    def price(self, model: str | None, given: int, cached: int, output: int) -> int:
+        """Return what tokens of a model cost, in parts of 10^-12; raise ConfigError if the model has no price."""
+        found = self.cost if isinstance(self.cost, Price) else self._price_of(model)
+        return found.of(given, cached, output)
+
+    def _price_of(self, model: str | None) -> Price:
+        prices = self.cost if isinstance(self.cost, dict) else {}
+        names = [name for name in prices if model is not None and model.startswith(name)]
+        if not names:
+            known = ", ".join(prices) or "none"
+            raise ConfigError(f"Calls(cost=) has no price for model {model!r}: it has those of {known}")
+        return prices[max(names, key=len)]
+
+    @field_validator("budget")
+    @classmethod
+    def _checked_budget(cls, budget: int | str | None) -> int | str | None:
+        if isinstance(budget, int) and budget < 1:
+            raise ValueError("a budget must be at least one call")
+        if isinstance(budget, str):
+            amount, _, currency = budget.partition(" ")
+            if not re.fullmatch(r"[0-9]+(\.[0-9]{1,12})?", amount) or not re.fullmatch("[A-Z]{3}", currency):
+                raise ValueError("write a number of calls, or money with its currency, such as budget='5 USD'")
+            if not Decimal(amount):
+                raise ValueError("a budget must be more than nothing")
+        return budget
+
+    @model_validator(mode="after")
+    def _one_currency(self) -> Self:
+        prices = [self.cost] if isinstance(self.cost, Price) else [*(self.cost or {}).values()]
+        if isinstance(self.cost, dict) and not prices:
+            raise ValueError("cost={} has no price")
+        found = {each.currency for each in prices}
+        if isinstance(self.budget, str):
+            if not found:
+                raise ValueError(f"budget={self.budget!r} needs cost=Price(input=..., output=...)")
+            found.add(self.budget[-3:])
+        if len(found) > 1:
+            raise ValueError(f"budget= and cost= must have one currency, and not {' and '.join(sorted(found))}")
+        return self
 
     @field_validator("store")
     @classmethod

@@ -16,7 +16,10 @@ MessagingError
 ├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
-├── BudgetSpent                 the budget of calls is spent: the run ends with the committed steps
+├── BudgetSpent                 the budget of calls or money is spent: the run ends with the committed steps
+├── ModelFailed                 a language model behind `models.Chat` that gives no answer
+│   ├── ModelTimeout            a language model that does not answer in time
+│   └── AnswerUnfit             answers of a language model that do not fit the form that was asked for
 ├── AudienceTooLarge            positions that make more pairs than the limit
 ├── StepTooLarge                a step with more messages than a group can read in one step
 ├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
@@ -185,7 +188,29 @@ class StepAborted(MessagingError, RuntimeError):
 
 
 class BudgetSpent(MessagingError):
-    """The budget of calls of `Calls(budget=)` is spent: the open step can run only after another start."""
+    """The budget of `Calls(budget=)`, of calls or money, is spent: the open step can run only after another start."""
+
+
+class ModelFailed(MessagingError, RuntimeError):
+    """A language model gives no answer: its server refuses the call, or is not reached.
+
+    `model` is the model's name, and `tries` how often it was asked. `status` is the HTTP status of the last answer, or
+    None if there was no answer.
+    """
+
+    model: str
+    tries: int
+    status: int | None
+
+
+class ModelTimeout(ModelFailed, TimeoutError):
+    """A language model did not answer in time, in any try."""
+
+
+class AnswerUnfit(ModelFailed, ValueError):
+    """The answers of a language model do not fit the form that was asked for; `answer` is the last one, cut."""
+
+    answer: str
 
 
 class StepFailed(MessagingError, RuntimeError):

@@ -672,6 +672,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         read.
         """
         from ray_messaging.cluster.run.ending import ending_of
+        from ray_messaging.cluster.run.result import say_cost
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
         from ray_messaging.cluster.run.run_plan import check_run
@@ -683,7 +684,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             placed = (placement, actor_options)
             with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, ending) as standing:
                 parts = standing._go_on(ending.most, progress=progress, with_states=True)
-            return standing._gathered(parts, standing.step if standing._fulfilled else ending.most)
+            result = standing._gathered(parts, standing.step if standing._fulfilled else ending.most)
+            return say_cost(result) if progress else result
         except StepFailed as error:
             # The stack frames inside this library do not help a user.
             raise error.with_traceback(None) from error.__cause__

@@ -1,7 +1,8 @@
 """The calls that agents remember: a row for each call of a committed step, read from files and from the server.
 
 `result` is a call's result as JSON. Some results change when they are written as JSON, such as a tuple. For these,
-`exact` has the result in the form of `encode_exactly`, from which the same result can be built again.
+`exact` has the result in the form of `encode_exactly`, from which the same result can be built again. Files of earlier
+versions have neither tokens nor costs.
 """
 
 from collections import defaultdict
@@ -15,10 +16,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.errors import LogError
+from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, steps_and_epoch
-from ray_messaging.model.calls import CallRecord, decode_calls, exact_of, json_of, json_text
+from ray_messaging.model.call_usage import CallUsage, money_of
+from ray_messaging.model.calls import FAILED, CallRecord, decode_calls, exact_of, json_of, json_text
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _SCHEMA = pa.schema(
@@ -36,9 +38,16 @@ _SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("by_content", pa.bool_()),
         ("key", pa.string()),
+        ("model", pa.string()),
+        ("input_tokens", pa.int64()),
+        ("cached_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("cost", pa.decimal128(38, 12)),
     ]
 )
 COLUMNS = [name for name in _SCHEMA.names if name not in {"agent_name", "exact"}]
+SUMMED_BY = ("agent", "step", "model", "function", "source")
+_SUMS = ("input_tokens", "cached_tokens", "output_tokens", "cost", "seconds", "tries")
 # One step's calls fill only a few row groups, so a reader of one step skips the rest of the file.
 _ROW_GROUP_ROWS = 1024
 _FORMAT = ds.ParquetFileFormat(
@@ -128,7 +137,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
     return {
         row["key"]: exact_of(row["result"], row["exact"])
         for row in _rows_of(folder, folder.collected_files(CollectedKind.CALLS), {step})
-        if row["agent"] in agents
+        if row["agent"] in agents and row["source"] != FAILED
     }
 
 
@@ -172,7 +181,7 @@ def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:
 def _row(step: int, call: CallRecord) -> dict[str, Any]:
     result = bytes(call.result)
     text, exact = json_of(result)
-    named = isinstance(call.agent, str)
+    named, used = isinstance(call.agent, str), call.usage
     return {
         "step": step,
         "agent": None if named else call.agent,
@@ -187,4 +196,29 @@ def _row(step: int, call: CallRecord) -> dict[str, Any]:
         "bytes": len(result),
         "by_content": call.by_content,
         "key": call.key,
+        **({} if used is None else _used(used)),
     }
+
+
+def _used(used: CallUsage) -> dict[str, Any]:
+    return {
+        "model": used.model,
+        "input_tokens": used.input,
+        "cached_tokens": used.cached,
+        "output_tokens": used.output,
+        "cost": None if used.cost is None else money_of(used.cost),
+    }
+
+
+def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Return how many calls of a table there are, and what they have used, with a row for each value of some columns.
+
+    Raises: InvalidQuery if there is no such column.
+    """
+    if not by or any(name not in SUMMED_BY for name in by):
+        raise InvalidQuery(f"by={list(by)!r} must name columns of the calls: {', '.join(SUMMED_BY)}")
+    sums = [(name, "sum") for name in _SUMS]
+    found = calls.group_by([*by]).aggregate([([], "count_all"), *sums])
+    names = ("calls" if name == "count_all" else name.removesuffix("_sum") for name in found.column_names)
+    found = found.rename_columns([*names])
+    return found.select([*by, "calls", *_SUMS]).sort_by([(name, "ascending") for name in by])

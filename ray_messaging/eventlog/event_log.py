@@ -1,7 +1,7 @@
 """Queries of the event log. They are the same for the folder of a finished run and for a running experiment."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,6 +11,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
+from ray_messaging.eventlog.call_rows import summed_calls
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import has_ended, read_account, unended
 from ray_messaging.eventlog.log_schema import NUMBERS
@@ -163,15 +164,27 @@ class EventLog:
         """
         return with_exact_integers(self._source.ask("series"))
 
-    def calls(self) -> pa.Table:
+    def calls(self, *, by: str | Sequence[str] = ()) -> pa.Table:
         """Return the calls that agents have remembered in committed steps: a row per call, by step and agent.
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source ("model": the
-        function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has), bytes
-        (of the result), by_content (False: the arguments could not be encoded, so that the call is known only by its
-        function and its place among the agent's calls), and key. `agent` is int64, or str if any id is a str.
+        function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has;
+        "store": it was in the store; "failed": it has used tokens, and has no result), bytes (of the result),
+        by_content (False: the arguments could not be encoded, so that the call is known only by its function and its
+        place among the agent's calls), key, and what the call has used, including failed tries: model, input_tokens,
+        cached_tokens (among the input tokens), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`).
+        These are null where nothing was reported. `agent` is int64, or str if any id is a str.
+
+        Args:
+            by: Columns of which each value has one row, with the number of calls, and the sums of tokens, costs,
+                seconds and tries: agent, step, model, function or source.
+
+        Raises: InvalidQuery if `by` has another column.
         """
-        return with_exact_integers(self._source.ask("calls"))
+        found = self._source.ask("calls")
+        if by:
+            found = summed_calls(found, [by] if isinstance(by, str) else [*by])
+        return with_exact_integers(found)
 
     def sql(self, query: str) -> pa.Table:
         """Return the answer to one SELECT over the tables `messages`, as `query` returns them, and `calls`.

@@ -289,6 +289,8 @@ class _Teller:
             return ["wrapped", self.told(kind, place), self.told(value.__wrapped__, place)]
         if self._lenient:
             return ["left out"]
+        if callable(tell := getattr(kind, "call_content", None)):  # as `models.Chat` has it
+            return ["told", self.told(kind, place), self.told(tell(value), place)]
         try:
             return ["exact", encode_exactly(value, place)]
         except (InvalidPayload, TypeError, ValueError):

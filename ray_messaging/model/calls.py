@@ -10,11 +10,13 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import InvalidPayload
+from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 
 # The source of a result: the function itself, an earlier attempt at the step, an earlier run, or the store of
-# `Calls(store=)`.
-MODEL, KEPT, PARENT, STORE = "model", "kept", "parent", "store"
+# `Calls(store=)`. A FAILED call has used tokens, and has no result.
+MODEL, KEPT, PARENT, STORE, FAILED = "model", "kept", "parent", "store", "failed"
+NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))  # the result of a call that has failed
 _DIGEST_BYTES = 16
 # These errors mean that a value cannot be encoded. ArithmeticError is among them because Decimal("sNaN") has no order.
 _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)
@@ -33,15 +35,20 @@ class AskedCall(msgspec.Struct, gc=False):
 
 
 class KeptCall(msgspec.Struct, array_like=True, gc=False):
-    """The result of a call, in the form of `encode_exactly`, with the seconds and tries that it took in this run."""
+    """The result of a call, in the form of `encode_exactly`, with the seconds and tries that it took in this run.
+
+    `usage` is what the call has used in this run. A call that has `failed` has no result: it is kept for its usage.
+    """
 
     seconds: float
     tries: int
     result: msgspec.Raw
+    usage: CallUsage | None = None
+    failed: bool = False
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` says where the result is from: MODEL, KEPT, PARENT or STORE."""
+    """A call of a committed step. `source` says where the result is from: MODEL, KEPT, PARENT or STORE; or FAILED."""
 
     key: str
     agent: AgentId
@@ -52,6 +59,7 @@ class CallRecord(msgspec.Struct, array_like=True, gc=False):
     tries: int
     source: str
     result: msgspec.Raw
+    usage: CallUsage | None = None
 
 
 def unbound(

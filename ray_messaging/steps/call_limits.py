@@ -1,8 +1,12 @@
-"""One limit for the remembered calls of all groups: calls per minute, calls at the same time, and calls in all.
+"""One limit for the remembered calls of all groups: calls and tokens per minute, calls at once, calls or money in all.
 
 One `CallLimits` grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all
 calls that wait, and no second request before the answer. Each request has the gate's totals, not their changes, so a
 lost or repeated request does no harm.
+
+What a call uses is known at its end. Until then the limits of tokens and of money count for it what calls have used on
+average. With such limits one call begins alone, and later no more are under way than twice those that have used
+anything.
 """
 
 import asyncio
@@ -11,10 +15,12 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from decimal import Decimal
 from typing import Final, NamedTuple
 
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
+from ray_messaging.model.call_usage import CallUsage, parts_of
 
 _AHEAD_S: Final = 0.25  # a grant allows the calls that may begin within this many seconds, but at least one call
 _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
@@ -23,6 +29,7 @@ _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before
 class HeldCalls(NamedTuple):
     """The totals of a gate: how many calls were granted so far, how many have ended, and how many were not made.
 
+    `paid` of the calls that have ended have used so many `tokens`, which cost so many parts of 10^-12 of the currency.
     `gate` is unique: a group that has restarted gets a new gate.
     """
 
@@ -31,6 +38,27 @@ class HeldCalls(NamedTuple):
     granted: int = 0
     ended: int = 0
     unused: int = 0
+    paid: int = 0
+    tokens: int = 0
+    cost: int = 0
+
+    @property
+    def under_way(self) -> int:
+        """Return how many calls have not ended."""
+        return self.granted - self.ended - self.unused
+
+
+class _Used(NamedTuple):
+    """What all calls have used, and how many of them are under way."""
+
+    paid: int
+    tokens: int
+    cost: int
+    under_way: int
+
+    def expected(self, used: int) -> float:
+        """Return what one more call will probably use: what calls have used on average."""
+        return used / self.paid if self.paid else 0.0
 
 
 class Grant(NamedTuple):
@@ -51,8 +79,12 @@ class CallLimits:
         self._clock = clock
         self._pause_s = 0.0 if settings.rate_per_minute is None else 60 / settings.rate_per_minute
         self._next = 0.0  # the time from which the next call may begin
+        budget = settings.budget
+        self._money = parts_of(Decimal(budget.split()[0])) if isinstance(budget, str) else None
+        self._token_s = 0.0 if settings.tokens_per_minute is None else 60 / settings.tokens_per_minute
+        self._tokens_since = 0.0  # the time at which calls would have begun to use tokens at the pace that is allowed
         self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
-        self._former = 0  # the calls that were granted to gates that no longer exist, and were made
+        self._former: list[HeldCalls] = []  # the totals of gates that no longer exist
         self._turn = asyncio.Lock()  # gates get their grants in the order in which they have asked
         self._changed = asyncio.Event()
 
@@ -81,31 +113,57 @@ class CallLimits:
         """Record the totals of a gate. Totals that are lower than the recorded totals are old, and are ignored."""
         known = self._held.get(held.group, held)
         if known.gate == held.gate:
-            held = known._replace(ended=max(known.ended, held.ended), unused=max(known.unused, held.unused))
+            newer = held if held.ended + held.unused > known.ended + known.unused else known
+            held = newer._replace(granted=known.granted)
         else:
-            self._former += known.granted - known.unused
+            self._former.append(known)
         self._held[held.group] = held
         self._changed.set()
 
+    def _used(self) -> _Used:
+        held = self._held.values()
+        both = [*held, *self._former]
+        return _Used(
+            sum(each.paid for each in both),
+            sum(each.tokens for each in both),
+            sum(each.cost for each in both),
+            sum(each.under_way for each in held),
+        )
+
     def _left(self) -> float:
-        if self._settings.budget is None:
+        """Return how many calls the budget has left. While money is left, there is at least one call."""
+        budget = self._settings.budget
+        if self._money is not None:
+            return self._money - self._used().cost
+        if not isinstance(budget, int):
             return float("inf")
-        return self._settings.budget - self._former - sum(held.granted - held.unused for held in self._held.values())
+        return budget - sum(held.granted - held.unused for held in (*self._held.values(), *self._former))
 
     def _free(self) -> float:
-        if self._settings.concurrency is None:
-            return float("inf")
-        held = self._held.values()
-        return self._settings.concurrency - sum(each.granted - each.ended - each.unused for each in held)
+        """Return how many more calls may be under way now."""
+        most = float("inf") if self._settings.concurrency is None else self._settings.concurrency
+        used = self._used()
+        if self._settings.needs_usage:  # few calls say little of what a call uses
+            most = min(most, max(1, 2 * used.paid))
+        if self._money is not None and (expected := used.expected(used.cost)):
+            most = min(most, max(1, (self._money - used.cost) // expected))
+        return most - used.under_way
 
     def _delays(self, most: int) -> list[float]:
-        if not self._pause_s:
+        used = self._used()
+        tokens = used.expected(used.tokens)
+        pause_s = max(self._pause_s, tokens * self._token_s)
+        if not pause_s:
             return [0.0] * most
         now = self._clock()
         first = max(now, self._next)
-        count = min(most, max(1, int(_AHEAD_S / self._pause_s)))
+        if self._token_s:
+            taken_s = (used.tokens + used.under_way * tokens) * self._token_s
+            self._tokens_since = max(self._tokens_since, now - taken_s)  # what was not used in time is not used later
+            first = max(first, self._tokens_since + taken_s)
+        count = min(most, max(1, int(_AHEAD_S / pause_s)))
         self._next = first + count * self._pause_s
-        return [first - now + place * self._pause_s for place in range(count)]
+        return [first - now + place * pause_s for place in range(count)]
 
 
 class CallGate:
@@ -124,6 +182,7 @@ class CallGate:
         self._waiting: deque[Future[None]] = deque()
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
+        note(self._held)  # what an earlier gate of the group has held is free now, even if this one makes no calls
 
     @property
     def waiting(self) -> int:
@@ -141,18 +200,23 @@ class CallGate:
                 self.leave()
             raise
 
-    def leave(self) -> None:
-        """Record that a call has ended, so that another call may begin."""
-        self._loop.call_soon_threadsafe(self._end, 1, 0)
+    def leave(self, used: CallUsage | None = None) -> None:
+        """Record that a call has ended, and what it has used (None: nothing), so that another call may begin."""
+        self._loop.call_soon_threadsafe(self._end, 1, 0, used)
 
     def _add(self, waiter: Future[None]) -> None:
         self._waiting.append(waiter)
         if self._asking is None:
             self._asking = self._loop.create_task(self._ask(), name="ray_messaging call limits")
 
-    def _end(self, ended: int, unused: int) -> None:
-        self._held = self._held._replace(ended=self._held.ended + ended, unused=self._held.unused + unused)
-        self._note(self._held)
+    def _end(self, ended: int, unused: int, used: CallUsage | None = None) -> None:
+        held = self._held
+        held = held._replace(ended=held.ended + ended, unused=held.unused + unused)
+        if used is not None:
+            tokens, cost = held.tokens + used.tokens, held.cost + (used.cost or 0)
+            held = held._replace(paid=held.paid + 1, tokens=tokens, cost=cost)
+        self._held = held
+        self._note(held)
 
     async def _ask(self) -> None:
         try:
@@ -183,5 +247,5 @@ class CallGate:
 
 def _refusal(group: str, grant: Grant) -> MessagingError:
     if grant.spent:
-        return BudgetSpent("the budget of calls is spent")
+        return BudgetSpent("the budget of `Calls(budget=)` is spent")
     return Closed(f"group {group!r} has a later process, so this one may make no more calls")

@@ -51,6 +51,7 @@ class CallMemory:
         self._loading: Future[None] | None = None
         # By key, the source of a loaded result (KEPT or PARENT), and the result.
         self._answers: dict[str, tuple[str, bytes]] = {}
+        self._failed: dict[str, KeptCall] = {}  # by key, the calls that have used something, and failed
         self._new: deque[_New] = deque()
         self._writing = False
         self._task: asyncio.Task[None] | None = None
@@ -90,7 +91,21 @@ class CallMemory:
                 raise self._break(str(error)) from error
         parents = {} if self.parent is None else await asyncio.to_thread(self.parent)
         answers = {key: (PARENT, result) for key, result in parents.items()}
-        self._answers = answers | {key: (KEPT, result) for key, result in kept.items()}
+        for key, result in kept.items():
+            if (call := _decode(result)).failed:
+                self._failed[key] = call
+            else:
+                answers[key] = KEPT, result
+        self._answers = answers
+
+    def failed(self, key: str) -> KeptCall | None:
+        """Return what a call that has failed in this step has used, or None if it has used nothing."""
+        return self._failed.get(key)
+
+    async def keep_failed(self, key: str, call: KeptCall) -> None:
+        """Keep what a call has used that has failed: its result, once there is one, takes its place."""
+        self._failed[key] = call
+        await self.keep(key, call)
 
     async def keep(self, key: str, call: KeptCall) -> None:
         """Keep a result; return when the server has stored it.

@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
@@ -42,17 +43,24 @@ def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(run
 @pytest.mark.long
 def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(run, tmp_path):
     town = partial(run, "town.py", "--agents", "24")
-    first, *table = town().splitlines()
+    first, *table, calls = town().splitlines()
     evenings = [list(map(int, line.split())) for line in table[2:]]
-    assert first == "asking a fake model, which counts words"
+    assert first == "asking gpt-4o-mini at a fake server"
     assert [evening for evening, *_ in evenings] == [0, 1, 2, 3, 4, 5]
     assert {sum(counts) for _, *counts in evenings} == {24}
-    assert min(evenings[-1][1:]) == 0 < min(evenings[0][1:])  # nobody goes to one of the places any more
+    assert max(evenings[-1][1:]) > max(evenings[0][1:]) + 4  # more of them meet than at first
     friends = np.random.default_rng(7).integers(0, 24, (3 * 24, 2))
-    calls = 5 * len(np.unique(friends[:, 1]))  # of all that hear something, in all steps but the first
+    made = 5 * len(np.unique(friends[:, 1]))  # of all that hear something, in all steps but the first
+    told = re.fullmatch(rf"{made} calls, ([\d,]+) tokens, ([\d.]+) USD", calls)
     folder = ("--log-dir", str(tmp_path / "town"))
-    assert len(town(*folder, "--calls", "50").splitlines()) < len(table) + 1  # fewer evenings
-    assert town(*folder, "--calls", f"{calls - 50}").splitlines()[-len(table) :] == table
+    spent = town(*folder, "--budget", f"{Decimal(told[2]) / 2:f} USD").splitlines()
+    assert next(at for at, line in enumerate(spent) if " calls, " in line) <= len(table)  # fewer evenings
+    rest = town(*folder).splitlines()
+    assert rest[1 : len(table) + 1] == table
+    log = EventLog.open(tmp_path / "town").calls(by="function").to_pylist()
+    assert [(row["calls"], row["input_tokens"] + row["output_tokens"]) for row in log] == [
+        (made, int(told[1].replace(",", "")))
+    ]
 
 
 @pytest.fixture

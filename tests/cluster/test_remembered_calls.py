@@ -8,12 +8,15 @@ import uuid
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import pydantic
 import pytest
 from support.cluster import die_once
 from support.step_society import SEED
 
-from ray_messaging import BudgetSpent, Calls, ConfigError, EventLog, Messaging, StepFailed, Steps, rules
+from benchmarks.fake_openai import served
+from ray_messaging import BudgetSpent, Calls, ConfigError, EventLog, Messaging, Price, StepFailed, Steps, models, rules
 from ray_messaging.cluster.run.run import Run, RunActors
 from ray_messaging.cluster.run.run_actor import RunOptions
 
@@ -176,6 +179,47 @@ def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(by_value, tmp_p
     assert len(asked(file)) == len({*asked(file)}) == AGENTS * STEPS
     arguments = EventLog.open(folder).calls()["arguments"]
     assert (len(arguments), arguments.null_count) == (AGENTS * STEPS, AGENTS * STEPS)
+
+
+async def citizen(me, inbox, *, marks):
+    heard = " ".join(message.payload["place"] for message in inbox)
+    me.state["place"] = (await me.remember(me.shared, f"I am {me.id}, and friends go to {heard}."))["place"]
+    me.send((me.id + 1) % AGENTS, {"place": me.state["place"]})
+    if (me.id, me.step) == (5, 2):
+        await asyncio.sleep(1)  # until the calls of the others have ended
+        die_once(marks)
+
+
+class Choice(pydantic.BaseModel):
+    place: Literal["cafe", "market", "park"]
+
+
+@pytest.mark.long
+def test_the_log_has_what_the_server_was_paid_for_over_a_kill_and_a_budget_that_is_raised(by_value, tmp_path):
+    folder, name, mark = tmp_path / "log", f"paid-{uuid.uuid4().hex[:8]}", tmp_path / "mark"
+    model = partial(citizen, marks=mark)
+
+    def play(budget, on_existing):
+        calls = Calls(budget=budget, cost=Price(input=10, cached=5, output=30), concurrency=4)
+        start = partial(Messaging.start, name, steps=Steps(seed=SEED), log_dir=folder, calls=calls)
+        with start(on_existing=on_existing) as messaging:
+            return messaging.run(model, agents=AGENTS, groups=3, until=STEPS, shared=chat, progress=False)
+
+    with served(refuse=0.3, unfit=0.1) as server:
+        chat = models.Chat(model="small", base_url=server.base_url, form=Choice, corrections=9)
+        first = play("0.03 USD", "error")
+        assert (first.stopped, first.calls.spent, mark.exists()) == (True, True, False)
+        half = server.counts()["answered"]
+        assert 0 < half < AGENTS * STEPS
+        assert play("100 USD", "resume").steps == STEPS
+        assert mark.exists()
+        counts = server.counts()
+    assert counts["answered"] - counts["unfit"] == AGENTS * STEPS  # none was made twice
+    [total] = EventLog.open(folder).calls(by="model").to_pylist()
+    given, cached, output = (counts[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion"))
+    assert (total["model"], total["calls"]) == ("small", AGENTS * STEPS)
+    assert (total["input_tokens"], total["cached_tokens"], total["output_tokens"]) == (given, cached, output)
+    assert total["cost"] * 10**6 == (given - cached) * 10 + cached * 5 + output * 30
 
 
 def test_calls_without_steps_and_of_another_type_are_refused(by_value):

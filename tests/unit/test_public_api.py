@@ -15,19 +15,20 @@ import ray_messaging
 from ray_messaging import Group, Messager, errors, rules
 
 NAMES = [
-    "Agent", "AlreadyExists", "AnswerFailed", "Answers", "AsyncGroup", "Audience", "AudienceTooLarge",
+    "Agent", "AlreadyExists", "AnswerFailed", "AnswerUnfit", "Answers", "AsyncGroup", "Audience", "AudienceTooLarge",
     "BlockedListener", "BlockedMessage", "BodyLost", "BudgetSpent", "Calls", "Closed", "CommitFailed", "ConfigError",
     "ConnectionFailed", "Count", "Crowd", "EventLog", "Fenced", "FetchTooLarge", "Finding", "FrameError", "Gini",
     "Group", "GroupAnswers", "Health", "Inspector", "InterceptorUnavailable", "InvalidAddress", "InvalidColumns",
     "InvalidMsg", "InvalidPayload", "InvalidQuery", "LocalServer", "LogError", "LogRow", "MailboxFull", "Max", "Mean",
-    "Message", "Messager", "Messages", "Messaging", "MessagingConfig", "MessagingError", "Min", "MoveFailed", "Msg",
+    "Message", "Messager", "Messages", "Messaging", "MessagingConfig", "MessagingError", "Min", "ModelFailed",
+    "ModelTimeout", "MoveFailed", "Msg",
     "NoAnswer", "NoQuestion", "NotListening", "NotRepeatable", "NotReplicated", "Of", "OutcomeUnknown", "Outgoing",
-    "PayloadMismatch", "PayloadTooLarge", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
+    "PayloadMismatch", "PayloadTooLarge", "Price", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
     "Result", "Rule", "RuleError", "Run", "ServerFailed", "ServerRefused", "Share", "Step", "StepAborted",
     "StepFailed", "StepTooLarge", "Steps", "Study", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
     "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "batch_run", "by_content",
     "columns", "compare",
-    "grid", "id_tuple", "rules", "run",
+    "grid", "id_tuple", "report_usage", "rules", "run",
 ]  # fmt: skip
 
 RULES = [

@@ -27,6 +27,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.model.read_only import ReadOnlyDict
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
@@ -262,6 +263,7 @@ class AgentLoop:
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
         self.call_counts: Counter[str] = Counter()
+        self.tracer: AnyTracer = UNTRACED
         self.seed = 0
         self.shared = shared
         self.rows = {} if rows is None else rows
@@ -319,6 +321,7 @@ class AgentLoop:
                 self.call_settings,
                 self.call_gate,
                 self.call_store,
+                self.tracer,
             )
         concurrency = min(self._concurrency, len(agents))
         self._calls = StepCalls(

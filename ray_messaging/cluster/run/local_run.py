@@ -20,7 +20,7 @@ from ray_messaging.cluster.run.beginning import (
     told_rules,
 )
 from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
-from ray_messaging.cluster.run.result import Result, cause_of, gathered
+from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -140,7 +140,7 @@ def run(
     part = run_part(
         model, agents, until, max_steps, groups, graph, shared, options, rules, seed, calls, progress=progress
     )
-    return part.result
+    return say_cost(part.result) if progress else part.result
 
 
 class Part(NamedTuple):
@@ -281,7 +281,8 @@ async def _run(
             earlier = {} if former is None else former.digests
             digests = {step: each for step, each in earlier.items() if step >= ended - settings.horizon} | found
         collected = None if options.collect is None else await _series(store, ended - 1)
-        result = gathered(parts, until, by_rules, digests, collected)
+        currency = "" if limits is None else limits.currency
+        result = gathered(parts, until, by_rules, digests, collected, currency)
         if not keep:
             return Part(result)
         names = [plan.name for plan in plans]
@@ -349,7 +350,7 @@ def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence
             await end(call)
 
     for actor in actors:
-        stack.callback(actor.forget)
+        stack.push_async_callback(actor.forget)
     stack.push_async_callback(end_all)
     for actor in actors:
         stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept

@@ -77,12 +77,22 @@ class ModelThread:
             finalize(self, _close, self._loop)
         return self._loop.run_until_complete(coroutine)
 
+    async def close(self) -> None:
+        """Close the event loop of the models, after what ends with it, such as the connections of a client."""
+        if self._loop is not None and not self._loop.is_running():  # otherwise a model never returns
+            await asyncio.wrap_future(self._thread.submit(_end, self._loop))
+
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's
         """Schedule a function in the thread's event loop, from any thread; return False if that loop does not run."""
         if self._loop is None or not self._loop.is_running():
             return False
         self._loop.call_soon_threadsafe(function, *args)
         return True
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,8 +1,10 @@
 """The result of a run."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +15,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.model.call_usage import money_of
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 
 if TYPE_CHECKING:
@@ -26,7 +29,11 @@ class CallCounts(NamedTuple):
 
     `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
     the step, and `parent` results from the parent of a fork. `spent` says that the budget of `Calls(budget=)` was
-    spent, which has ended the run. `store` counts results from the store of `Calls(store=)`.
+    spent, which has ended the run. `store` counts results from the store of `Calls(store=)`. `failed` counts calls that
+    have used tokens, and failed.
+
+    `input_tokens` (among them `cached_tokens`) and `output_tokens` were used in this run, by failed tries too. `cost`
+    is what they cost by the prices of `Calls(cost=)`, in `currency`.
     """
 
     model: int = 0
@@ -35,6 +42,37 @@ class CallCounts(NamedTuple):
     retries: int = 0
     spent: bool = False
     store: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost_parts: int = 0
+    currency: str = ""
+
+    @property
+    def cost(self) -> Decimal:
+        """Return what the calls of this run have cost, exactly."""
+        return money_of(self.cost_parts)
+
+    def __str__(self) -> str:
+        return calls_text(self._asdict(), self.currency)
+
+
+def calls_text(counts: Mapping[str, int], currency: str) -> str:
+    """Return counts of remembered calls, tokens and money as text; "" if there are none."""
+    told = {
+        "calls": counts.get("model", 0),
+        "answered before": counts.get("kept", 0) + counts.get("parent", 0),
+        "from the store": counts.get("store", 0),
+        "waiting": counts.get("waiting", 0),
+        "retries": counts.get("retries", 0),
+        "failed": counts.get("failed", 0),
+        "tokens": counts.get("input_tokens", 0) + counts.get("output_tokens", 0),
+    }
+    texts = [f"{count:,} {name}" for name, count in told.items() if count]
+    if currency and told["tokens"]:
+        texts.append(f"{money_of(counts.get('cost_parts', 0)):,} {currency}")
+    return ", ".join(texts)
 
 
 @dataclass(frozen=True)
@@ -86,7 +124,8 @@ class Result:
 
     def __repr__(self) -> str:
         stopped = ", stopped" if self.stopped else ""
-        found = f"Result({len(self.states):,} states after {self.steps:,} steps{stopped}, {dict(self.fates)})"
+        calls = f", {text}" if (text := str(self.calls)) else ""
+        found = f"Result({len(self.states):,} states after {self.steps:,} steps{stopped}, {dict(self.fates)}{calls})"
         if not self.undeliverable:
             return found
         named = ", ".join(f"{address} ({count:,})" for address, count in self.undeliverable.items())
@@ -129,11 +168,12 @@ def gathered(
     by_rules: Mapping[str, int],
     digests: Mapping[int, str] | Callable[[], dict[int, str]],
     collected: Any,  # noqa: ANN401 - a pyarrow.Table
+    currency: str = "",
 ) -> Result:
     """Return the result of a run from the groups' results.
 
     Args: `by_rules` says how step rules have changed `fates`. If `digests` is a function, it is called when the digests
-    are first read.
+    are first read. `currency` is that of the prices of calls.
     """
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
@@ -142,7 +182,9 @@ def gathered(
     unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
     stopped = ended < until
     calls = CallCounts(
-        **sum((Counter(part.calls) for part in parts), Counter[str]()), spent=any(part.spent for part in parts)
+        **sum((Counter(part.calls) for part in parts), Counter[str]()),
+        spent=any(part.spent for part in parts),
+        currency=currency,
     )
     result = Result(
         states_of(parts),
@@ -158,6 +200,13 @@ def gathered(
     if callable(digests):
         del result.__dict__["digests"]
         result.__dict__["_digests"] = digests
+    return result
+
+
+def say_cost(result: Result) -> Result:
+    """Write to stderr what the calls of a run have cost, if they have prices; return the run's result."""
+    if result.calls.currency and (text := str(result.calls)):
+        sys.stderr.write(f"{text}\n")
     return result
 
 

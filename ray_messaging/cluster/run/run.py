@@ -26,7 +26,7 @@ from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
-from ray_messaging.cluster.run.result import Result, cause_of, gathered, series_frame, states_of
+from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
@@ -258,7 +258,7 @@ class Run(AbstractContextManager["Run"]):
         """Let n more steps run; return the first step that did not run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
-        before; BudgetSpent if no step ran because the budget of calls is spent.
+        before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
@@ -354,20 +354,18 @@ class Run(AbstractContextManager["Run"]):
             with suppress(RayError):  # a group's process has died, and starts again
                 found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
-        told = {
-            "calls": counts["model"],
-            "answered before": counts["kept"] + counts["parent"],
-            "from the store": counts["store"],
-            "waiting": counts["waiting"],
-            "retries": counts["retries"],
-        }
-        return ", ".join(f"{count:,} {name}" for name, count in told.items() if count)
+        return calls_text(counts, self._currency)
+
+    @property
+    def _currency(self) -> str:
+        return "" if self._messaging.calls is None else self._messaging.calls.currency
 
     def _spent_text(self) -> str:
         budget = None if self._messaging.calls is None else self._messaging.calls.budget
+        of = budget if isinstance(budget, str) else f"{budget:,} calls"
         return (
-            f"the run ends before step {self.step}, because the budget of {budget:,} calls is spent: a later start "
-            "with on_existing='resume' goes on from there, and makes no call again that was answered"
+            f"the run ends before step {self.step}, because the budget of {of} is spent: a later start with "
+            "on_existing='resume' goes on from there, and makes no call again that was answered"
         )
 
     def close(self) -> None:
@@ -401,7 +399,7 @@ class Run(AbstractContextManager["Run"]):
         """Return the result of all steps up to now. The run should have gone up to the step before `until`."""
         steps = self._messaging.steps
         by_rules = steps.fates_by_rules(self.step - 1) if self.step else {}
-        return gathered(parts, until, by_rules, _digests(steps, self.step), self._series())
+        return gathered(parts, until, by_rules, _digests(steps, self.step), self._series(), self._currency)
 
     def _series(self) -> Any:  # noqa: ANN401 - a pyarrow.Table
         if not self._collects:

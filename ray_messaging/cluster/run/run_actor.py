@@ -268,11 +268,14 @@ class RunActor:
 
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
         assert self._watch is not None
-        with self._watch.over(step.number):
+        assert self._messager is not None
+        tracer = self._messager.engine.tracer
+        if isinstance(society, AgentLoop):
+            society.tracer = tracer
+        with self._watch.over(step.number), tracer.step(step.number):
             await society.run(step, loop.calls)
         self._collected = step.number, step.series
         if isinstance(society, AgentLoop) and society.moves:
-            assert self._messager is not None
             await move_agents(self._messager, society.moves, step.number)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
@@ -284,7 +287,10 @@ class RunActor:
         settings = society.call_settings
         if settings.limited:
             interceptor = messaging.interceptor
-            noted = interceptor.note_calls.remote if settings.concurrency is not None else lambda _: None
+            at_ends = (
+                settings.concurrency is not None or settings.needs_usage
+            )  # limits of which a call's end frees a part
+            noted = interceptor.note_calls.remote if at_ends else lambda _: None
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def _end_steps(self) -> None:
@@ -322,10 +328,11 @@ class RunActor:
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         gc.collect()  # agents and their group refer to each other
 
-    def forget(self) -> None:
-        """Forget the agents of a run that has ended, so that they are freed without the garbage collector."""
+    async def forget(self) -> None:
+        """Forget a run that has ended: its agents are freed without the garbage collector, its clients are closed."""
         if isinstance(self._society, AgentLoop):
             self._society.forget()
+        await self._thread.close()
 
     def is_current(self) -> bool:
         """Return whether a new process would run the same code: no file of an imported module has changed."""

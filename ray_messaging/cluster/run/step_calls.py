@@ -23,8 +23,21 @@ from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
 from ray_messaging.model.call_content import content_digest_of, told_by
-from ray_messaging.model.calls import MODEL, STORE, AskedCall, CallRecord, KeptCall, arguments_text, asked, unbound
+from ray_messaging.model.call_usage import CallMeter, CallUsage, added, metering, read_usage
+from ray_messaging.model.calls import (
+    FAILED,
+    MODEL,
+    NO_RESULT,
+    STORE,
+    AskedCall,
+    CallRecord,
+    KeptCall,
+    arguments_text,
+    asked,
+    unbound,
+)
 from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 
@@ -37,7 +50,8 @@ CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get thi
 _END_S: Final = 1.0  # a cancelled model gets this time to end; a blocked thread does not notice the cancellation
 
 _Call = tuple["Agent", Awaitable[object]]
-RETRIES = "retries"  # the key of the count of retries
+# The keys of the counts of retries, of tokens, and of what they cost, in parts of 10^-12 of the currency.
+RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens", "output_tokens", "cost_parts"
 NO_LIMITS = Calls()
 _TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the first digit of the statuses of server errors
 RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be kept
@@ -227,6 +241,7 @@ class _Remembered(msgspec.Struct):
     arguments: str | None
     place: int  # the call's place among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
+    meter: CallMeter | None = None  # counts what a call uses that is made
 
 
 @dataclass(eq=False)
@@ -249,13 +264,17 @@ class RememberedCalls:
     settings: Calls = NO_LIMITS
     gate: CallGate | None = None
     store: "CallStore | None" = None
+    tracer: AnyTracer = UNTRACED
 
     def __post_init__(self) -> None:
+        self._price = None if self.settings.cost is None else self.settings.price
+        self._needs_usage = self.settings.needs_usage
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
-        # The records by the calls' places; None: the call has not succeeded.
+        # The records by the calls' places; None: the call has neither succeeded nor used anything.
         self._records: list[CallRecord | None] = []
+        self._failed: dict[str, int] = {}  # by key, the places of calls that have used something, and failed
         self._asked: dict[str, int] = {}  # how many calls have each digest
         self._unended: dict[AgentId, int] = {}
 
@@ -299,7 +318,7 @@ class RememberedCalls:
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
-        """Return the calls that succeeded, sorted by agent. The calls of an agent are in the order of their starts."""
+        """Return the calls that succeeded or have used tokens, sorted by agent, and by the order of their starts."""
         ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
@@ -312,7 +331,15 @@ class RememberedCalls:
 
     def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
         self.counts[source] += 1
+        self._record(call, source, made)
+        return decode_exactly(made.result)
+
+    def _record(self, call: _Remembered, source: str, made: KeptCall) -> None:
         if self.recorded:
+            if (failed := self._failed.pop(call.key, None)) is not None:
+                self._records[failed] = None  # what it has used is part of what `made` has used
+            if source == FAILED:
+                self._failed[call.key] = call.place
             self._records[call.place] = CallRecord(
                 call.key,
                 call.agent.id,
@@ -323,8 +350,8 @@ class RememberedCalls:
                 made.tries,
                 source,
                 made.result,
+                made.usage,
             )
-        return decode_exactly(made.result)
 
     async def _result(self, made: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         if self.ending:
@@ -356,13 +383,19 @@ class RememberedCalls:
 
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
+        call.meter = CallMeter(self._price)
+        metering.set(call.meter)  # in the context of this call's task
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
+                before = self.memory.failed(call.key)
+                call.meter.used = None if before is None else before.usage
                 source, made = await self._once(call, function) if recalled is None else recalled
-            except BaseException:
+            except BaseException as error:
                 if self._asked[digest] == call.n:  # free the number, so that a second attempt gets the same number
                     self._asked[digest] -= 1
+                if isinstance(error, Exception):
+                    await self._keep_failed(call)
                 raise
             if source == MODEL:  # a cancelled call may have been kept nevertheless, so its number stays taken
                 await self.memory.keep(call.key, made)
@@ -371,6 +404,15 @@ class RememberedCalls:
         finally:
             self._unended[call.agent.id] -= 1
         return self._end(call, source, made)
+
+    async def _keep_failed(self, call: _Remembered) -> None:
+        """Keep what a call has used that has failed: whether or not it is made again, it was paid."""
+        assert call.meter is not None
+        if call.meter.used is not None and self.memory.broken is None:
+            made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
+            await self.memory.keep_failed(call.key, made)
+            self.counts[FAILED] += 1
+            self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return the answer of a call, and its source.
@@ -396,7 +438,8 @@ class RememberedCalls:
         return made
 
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
-        tries, backoff = 0, Backoff(CALL_RETRY)
+        tries, backoff, meter = 0, Backoff(CALL_RETRY), call.meter
+        assert meter is not None
         while True:
             if self.gate is not None:
                 try:
@@ -404,18 +447,30 @@ class RememberedCalls:
                 except BudgetSpent as error:
                     self.spent = error
                     raise
-            began, tries = perf_counter(), tries + 1
+            began, tries, before, meter.used = perf_counter(), tries + 1, meter.used, None
             try:
-                answer = await self._try(call.agent, function)
-                return KeptCall(perf_counter() - began, tries, msgspec.Raw(encode_exactly(answer, RESULT)))
+                with self.tracer.calling(call.asked.function, call.agent.id, meter):
+                    answer = await self._try(call.agent, function)
+                    if self._needs_usage or type(answer) is dict:
+                        read_usage(meter, answer, call.asked.function if self._needs_usage else None)
+                result = msgspec.Raw(encode_exactly(answer, RESULT))
+                return KeptCall(perf_counter() - began, tries, result, added(before, meter.used))
             except Exception as error:
                 if tries > self.settings.retries or self.ending or not may_pass(error):
                     raise
             finally:
+                if meter.used is not None:
+                    self._count(meter.used)
                 if self.gate is not None:
-                    self.gate.leave()
+                    self.gate.leave(meter.used)
+                meter.used = added(before, meter.used)
             self.counts[RETRIES] += 1
             await backoff.sleep()
+
+    def _count(self, used: CallUsage) -> None:
+        for name, more in ((INPUT, used.input), (CACHED, used.cached), (OUTPUT, used.output), (COST, used.cost)):
+            if more:
+                self.counts[name] += more
 
     async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"

@@ -15,7 +15,7 @@ _FLUSH_S = 5.0
 
 @dataclass(frozen=True)
 class Tracing:
-    """Tracing by OpenTelemetry: `sample` is the share of batches that begin a trace, from 0 to 1.
+    """Tracing by OpenTelemetry: `sample` is the share of batches, and of a group's steps, that begin a trace.
 
     If the sender of a batch is inside a span, the batch belongs to that span's trace instead, if the trace is sampled.
     `file` names a file that gets the spans of all processes of a node as lines of JSON; without it, spans go to the

@@ -33,10 +33,12 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, TracePoint
+from ray_messaging.model.call_usage import CallMeter, CallUsage
 from ray_messaging.model.fates import NAMES
 from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
@@ -284,6 +286,40 @@ class Tracer:
         with use_span(span, end_on_exit=True):
             yield
 
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Trace the work of a group's model in one step, if the step is sampled."""
+        parent = self._parent()
+        if parent is None:
+            yield
+            return
+        span = self.start("step", parent, SpanKind.INTERNAL)
+        span.set_attribute("ray_messaging.step", number)
+        with use_span(span, end_on_exit=True):
+            yield
+
+    @contextmanager
+    def calling(self, function: str, agent: AgentId, meter: CallMeter) -> Iterator[None]:
+        """Trace one try of a remembered call, if its step is traced.
+
+        A call that reports its usage has the attributes of OpenTelemetry's conventions for generative AI.
+        """
+        if not get_current_span().is_recording():
+            yield
+            return
+        facts = {"ray_messaging.function": function, "gen_ai.agent.id": str(agent)}
+        with self._tracer.start_as_current_span(f"remember {function}", None, SpanKind.CLIENT, facts) as span:
+            try:
+                yield
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                raise
+            finally:
+                if meter.used is not None:
+                    _set_usage(span, meter.used)
+
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fetched(self, slices: Iterable[Slice]) -> None:
@@ -326,6 +362,17 @@ class Tracer:
 
     def _handle(self, point: TracePoint, messages: int, since: float | None) -> Span:
         return self.start("handle", unpacked(point.fetched or point.sent), SpanKind.CONSUMER, since, messages)
+
+
+def _set_usage(span: Span, used: CallUsage) -> None:
+    span.set_attribute("gen_ai.operation.name", "chat")
+    span.set_attribute("gen_ai.usage.input_tokens", used.input)
+    span.set_attribute("gen_ai.usage.output_tokens", used.output)
+    if used.cached:
+        span.set_attribute("gen_ai.usage.cache_read.input_tokens", used.cached)
+    if used.model is not None:
+        span.update_name(f"chat {used.model}")
+        span.set_attribute("gen_ai.request.model", used.model)
 
 
 def _links(parent: Context) -> list[Link]:

@@ -23,7 +23,7 @@ class Untraced:
     def taken(self, *_: object) -> None:
         """Do nothing."""
 
-    judging = handling = sending
+    judging = handling = step = calling = sending
     asking = judged = writing = done = fetched = hold = committed = taken
     open = follow
 

@@ -13,13 +13,14 @@ from ray_messaging import Group, Messager, Outgoing
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 from ray_messaging.cluster.run.agent import Agent
 from ray_messaging.cluster.run.crowd import Crowd
+from ray_messaging.models import Chat
 from ray_messaging.steps.step import Step
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 DOORS = "Two doors: Group and Messager"
 # Calls of these, too, are on the site's reference page, though the classes have no public name: .ci/site.py.
-WITHOUT_A_NAME = [Step, ExperimentSteps, Agent, Crowd]
+WITHOUT_A_NAME = [Step, ExperimentSteps, Agent, Crowd, Chat]
 CLASSES = [value for name in ray_messaging.__all__ if isinstance(value := getattr(ray_messaging, name), type)]
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ray_messaging import Calls, MessagingConfig, RedisConfig, Steps
+from ray_messaging import Calls, MessagingConfig, Price, RedisConfig, Steps
 from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.config import settings_of
 
-CONFIGS = [MessagingConfig, RedisConfig, MqttConfig, Steps, Calls]
+CONFIGS = [MessagingConfig, RedisConfig, MqttConfig, Steps, Calls, Price]
 UNITS = {"s": "second", "bytes": "byte", "messages": "message"}
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

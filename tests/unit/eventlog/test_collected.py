@@ -1,6 +1,7 @@
 """Series and calls of steps: written once to the log's folder, and dropped from the server then."""
 
 import asyncio
+from decimal import Decimal
 
 import msgspec
 import pytest
@@ -9,10 +10,11 @@ from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, live
 from support.stepped import begin_steps
 
-from ray_messaging import EventLog
+from ray_messaging import EventLog, InvalidQuery
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import MODEL, CallRecord, encode_calls
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series import encode_rows
@@ -56,6 +58,23 @@ async def test_series_and_calls_are_in_the_log_once_although_its_writer_dies(soc
     assert log.calls().to_pylist() == calls(STEPS)
     assert log.sql("select * from calls order by step, agent").to_pylist() == calls(STEPS)
     assert await later._collected._store.collected_bytes() == 0
+    check_sums(log)
+
+
+def check_sums(log):
+    by_step = log.calls(by="step").to_pylist()
+    total = AGENTS + Decimal(sum(range(AGENTS))).scaleb(-12)
+    assert [row["cost"] for row in by_step] == [None, *[total] * (STEPS - 1)]
+    assert [row["step"] for row in by_step] == [*range(STEPS)]
+    by_agent = log.calls(by=["agent", "model"]).to_pylist()
+    assert [(row["agent"], row["model"], row["calls"], row["output_tokens"]) for row in by_agent] == [
+        row
+        for agent in range(AGENTS)
+        for row in ((agent, "small", STEPS - 1, agent * (STEPS - 1)), (agent, None, 1, None))
+    ]
+    assert log.sql("select sum(cost) as cost from calls").to_pylist() == [{"cost": total * (STEPS - 1)}]
+    with pytest.raises(InvalidQuery, match="must name columns of the calls: agent, step"):
+        log.calls(by="price")
 
 
 async def measured(step):
@@ -66,13 +85,20 @@ async def measured(step):
 
 def record(step, agent):
     answer = encode_exactly([agent, step], "")
-    return CallRecord(f"{agent}-1", agent, "ask", True, '{"args":[]}', 0.5, 2, MODEL, msgspec.Raw(answer))
+    used = CallUsage("small", 10, 4, agent, 10**12 + agent) if step else None  # a unit of money, and a little more
+    return CallRecord(f"{agent}-1", agent, "ask", True, '{"args":[]}', 0.5, 2, MODEL, msgspec.Raw(answer), used)
+
+
+def used(agent):
+    cost = Decimal("1.000000000000") + Decimal(agent).scaleb(-12)
+    return {"model": "small", "input_tokens": 10, "cached_tokens": 4, "output_tokens": agent, "cost": cost}
 
 
 def calls(until):
     return [
         {"step": step, "agent": agent, "function": "ask", "arguments": '{"args":[]}', "result": f"[{agent},{step}]"}
         | {"seconds": 0.5, "tries": 2, "source": "model", "bytes": 3, "by_content": True, "key": f"{agent}-1"}
+        | (used(agent) if step else dict.fromkeys(used(agent)))
         for step in range(until)
         for agent in range(AGENTS)
     ]

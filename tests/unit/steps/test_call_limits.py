@@ -1,14 +1,16 @@
 """One limit for the calls of several groups: an even rate, a number at once, a budget, and groups that begin again."""
 
 import asyncio
+from decimal import Decimal
 from itertools import pairwise
 from selectors import DefaultSelector
 
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import BudgetSpent, Calls
+from ray_messaging import BudgetSpent, Calls, Price
 from ray_messaging.errors import Closed
+from ray_messaging.model.call_usage import CallUsage, parts_of
 from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
 
 GROUPS = ["east", "north", "south", "west"]
@@ -152,6 +154,18 @@ async def test_a_group_that_begins_again_frees_what_its_process_held_and_the_bud
         await later.enter()
 
 
+async def test_a_group_that_begins_again_and_makes_no_call_frees_what_its_process_held():
+    """Its calls may all be answered by what its former process has kept."""
+    limits = CallLimits(Calls(concurrency=1))
+    await gate_of(limits).enter()
+    waiting = asyncio.create_task(gate_of(limits, "west").enter())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    gate_of(limits)
+    async with asyncio.timeout(WAIT_S):
+        await waiting
+
+
 async def test_limits_that_were_lost_learn_from_the_gates_what_they_hold():
     limits = [CallLimits(Calls(concurrency=2, budget=5))]
 
@@ -182,3 +196,67 @@ async def test_calls_after_a_pause_are_no_burst():
         delays = [delay for _ in range(3) for delay in (await limits.take(held, 10)).delays]
         assert len(delays) == 30
         assert all(later - delay == pytest.approx(0.01) for delay, later in pairwise([-0.01, *delays]))
+
+
+def used(tokens, cost=0):
+    return CallUsage("small", tokens, 0, 0, cost)
+
+
+class Reader(Oracle):
+    """A model whose calls use so many tokens as `sizes` say, in turn."""
+
+    def __init__(self, seconds, sizes, price=0):
+        super().__init__(seconds)
+        self.sizes, self.price, self.tokens = iter(sizes), price, 0
+
+    async def ask(self, gate):
+        await gate.enter()
+        self.began.append(now())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(self.seconds)
+        self.running -= 1
+        self.tokens += (size := next(self.sizes))
+        gate.leave(used(size, size * self.price))
+
+
+def test_four_groups_hold_a_rate_of_tokens_though_calls_differ():
+    sizes = [50, 150, 100, 300] * 100
+    oracle = Reader(0.3, sizes)
+    run(asked(oracle, CallLimits(Calls(tokens_per_minute=600_000), clock=now), 100))  # 10,000 in a second
+    began = sorted(oracle.began)
+    assert oracle.tokens == sum(sizes) == 60_000
+    assert began[-1] - began[1] == pytest.approx(6, rel=0.1)
+    for at in range(1, 6):  # no second has more than its share, with the error of the average
+        assert sum(at <= each < at + 1 for each in began) * 150 == pytest.approx(10_000, rel=0.25)
+
+
+def test_tokens_that_were_not_used_in_time_are_no_burst_later():
+    async def calls():
+        limits = CallLimits(Calls(tokens_per_minute=6000), clock=now)
+        oracle = Reader(0.01, [10] * 30)
+        await asked(oracle, limits, 5)
+        await asyncio.sleep(60)
+        first, gate = now(), gate_of(limits, "north")
+        await asyncio.gather(*(oracle.ask(gate) for _ in range(10)))
+        return oracle.began[-1] - first
+
+    assert run(calls()) == pytest.approx(0.9, abs=0.15)  # ten calls of a tenth of a second
+
+
+def test_a_budget_of_money_is_spent_and_exceeded_by_no_more_than_is_under_way():
+    limits = CallLimits(Calls(budget="1 USD", cost=Price(input=1, output=1)))
+    oracle = Reader(0.05, [7] * 200, price=parts_of(Decimal("0.01")))  # a call costs 7 cents
+    found = run(asked(oracle, limits, 50))
+    refused = [each for each in found if each is not None]
+    assert {type(each) for each in refused} == {BudgetSpent}
+    assert len(oracle.began) == 15  # 14 cost 98 cents, so one more may begin
+    assert oracle.most > 5
+
+
+def test_a_budget_is_exceeded_by_calls_that_cost_more_than_those_before_but_no_further_call_begins():
+    limits = CallLimits(Calls(budget="1 USD", cost=Price(input=1, output=1), concurrency=4))
+    oracle = Reader(0.05, [1] * 10 + [50] * 100, price=parts_of(Decimal("0.01")))
+    run(asked(oracle, limits, 50))
+    assert oracle.tokens <= 100 + 4 * 50
+    assert oracle.most == 4

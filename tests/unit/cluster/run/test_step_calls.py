@@ -1,6 +1,7 @@
 """Calls that agents remember: once for each agent and content, whatever attempts their step has."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import threading
@@ -12,12 +13,13 @@ import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
+from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, Price, StepAborted, StepFailed, report_usage
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import Calls
+from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import decode_calls
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.transports.step_values import Driver, StepSettings
@@ -412,3 +414,39 @@ async def test_what_may_pass_is_tried_again_and_the_tries_are_recorded(attempt, 
         await society.run(step, memory)
         assert [(record.tries, record.source) for record in decode_calls(step.calls)] == [(3, "model")]
         assert society.call_counts == {"model": 1, "retries": 2}
+
+
+async def test_what_a_call_has_used_that_failed_is_in_the_log_once_it_succeeds_or_is_given_up(attempt):
+    """A later attempt does not know what the server was paid for, unless the step has kept it."""
+    tried = []
+
+    async def ask(prompt):
+        tried.append(prompt)
+        report_usage(model="small", input_tokens=10, output_tokens=len(tried))
+        if len(tried) != 3:
+            raise ValueError(prompt)
+        return prompt
+
+    async def person(me, inbox):
+        if me.id == 0:
+            with contextlib.suppress(ValueError):
+                await me.remember(ask, "first")
+            if len(tried) == 1:
+                raise RuntimeError("the step ends")
+            me.state["heard"] = await me.remember(ask, "first")
+            with contextlib.suppress(ValueError):
+                await me.remember(ask, "last")
+
+    society = AgentLoop("east", person)
+    society.records_calls, society.call_settings = True, Calls(cost=Price(input=1, output=1))
+    with pytest.raises(StepFailed, match="the step ends"):
+        await society.run(*await attempt())
+    step, memory = await attempt()
+    await society.run(step, memory)
+    found = [(record.source, record.usage) for record in decode_calls(step.calls)]
+    parts = 10**6  # of a token's price
+    assert found == [
+        ("model", CallUsage("small", 30, 0, 6, 36 * parts)),
+        ("failed", CallUsage("small", 10, 0, 4, 14 * parts)),
+    ]
+    assert society.call_counts["failed"] == 3

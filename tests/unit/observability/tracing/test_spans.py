@@ -8,9 +8,13 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.step_society import open_step
 
-from ray_messaging import ConfigError, MailboxFull, Messager, Tracing, rules
+from ray_messaging import Calls, ConfigError, MailboxFull, Messager, StepFailed, Tracing, report_usage, rules
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.observability.tracing.settings import tracer_of
+from ray_messaging.steps.call_memory import CallMemory
 
 
 class Spans:
@@ -186,3 +190,67 @@ def test_an_impossible_sample_is_refused(sample):
 def test_something_else_in_its_place_is_refused(local):
     with pytest.raises(ConfigError, match="is not a Tracing object: write tracing=Tracing"):
         Messager(local, "e", tracing=0.5)
+
+
+class Kept:
+    """A server that keeps the results of calls at once."""
+
+    async def remember(self, *_kept):
+        return True
+
+
+async def play(tracing, person, calls):
+    """Run a step of a model, as the actor of a group does."""
+    tracer = tracer_of(tracing, "e", "west")
+    society = AgentLoop("west", person)
+    society.tracer, society.call_settings = tracer, calls
+    memory = CallMemory(Kept(), "west", 0, 3, limit=1000, again=False)
+    with contextlib.suppress(StepFailed), tracer.step(3):
+        await society.run(open_step(), memory)
+
+
+async def test_calls_of_a_model_have_spans_below_their_steps_by_the_conventions_for_generative_ai(spans):
+    tried = []
+
+    async def ask(prompt):
+        tried.append(prompt)
+        with spans.tracer.start_as_current_span("of the client"):
+            report_usage(model="small", input_tokens=20, cached_tokens=5, output_tokens=3)
+        if len(tried) == 1:
+            raise TimeoutError(prompt)
+        return prompt
+
+    def plain(prompt):
+        return trace.get_current_span().is_recording()
+
+    async def person(me, inbox):
+        if me.id == 0:
+            await me.remember(ask, "Who are you?")
+            assert await me.remember(plain, "Is it sunny?")
+
+    await play(Tracing(1.0), person, Calls(retries=1))
+    step, late = spans.one("step"), spans.one(f"remember {plain.__qualname__}")
+    first, second = sorted(spans.of("chat small"), key=lambda span: span.start_time)
+    assert (step.parent, step.attributes["ray_messaging.step"]) == (None, 3)
+    assert [*map(spans.parent, (first, second, late))] == [step] * 3
+    assert [*map(spans.parent, spans.of("of the client"))] == [first, second]
+    assert second.kind == trace.SpanKind.CLIENT
+    assert dict(second.attributes) == {
+        "ray_messaging.function": ask.__qualname__,
+        "gen_ai.agent.id": "0",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "small",
+        "gen_ai.usage.input_tokens": 20,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 5,
+    }
+    assert (first.attributes["error.type"], first.status.is_ok) == ("TimeoutError", False)
+
+
+async def test_calls_of_a_step_that_is_not_sampled_have_no_spans(spans):
+    async def person(me, inbox):
+        await me.remember(str, me.id)
+
+    await play(Tracing(0.0), person, Calls())
+    await play(None, person, Calls())
+    assert spans.all() == []

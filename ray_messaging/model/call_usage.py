@@ -1,0 +1,162 @@
+"""What remembered calls use, in tokens and money. Money is counted in whole parts of a currency, never in floats."""
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError
+
+# Prices per million tokens have up to 6 decimal places, so the price of one token is a whole number of these parts.
+_PARTS_DIGITS: Final = 12
+
+
+class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The tokens of a call, those of failed tries too, and their cost in parts of 10^-12 (None: there is no price).
+
+    `cached` tokens are among the `input` tokens. `model` names the models that have answered.
+    """
+
+    model: str | None
+    input: int
+    cached: int
+    output: int
+    cost: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of all tokens."""
+        return self.input + self.output
+
+    def __add__(self, more: "CallUsage") -> "CallUsage":
+        names = dict.fromkeys(name for each in (self, more) if each.model for name in each.model.split(" + "))
+        cost = None if self.cost is None and more.cost is None else (self.cost or 0) + (more.cost or 0)
+        return CallUsage(
+            " + ".join(names) or None,
+            self.input + more.input,
+            self.cached + more.cached,
+            self.output + more.output,
+            cost,
+        )
+
+
+def parts_of(money: Decimal) -> int:
+    """Return an amount of money in parts of 10^-12 of its unit."""
+    return int(money.scaleb(_PARTS_DIGITS))
+
+
+def money_of(parts: int) -> Decimal:
+    """Return the amount of money of which `parts_of` has made parts, without zeros at its end."""
+    found = Decimal(parts).scaleb(-_PARTS_DIGITS).normalize()
+    return found.quantize(Decimal(1)) if found == found.to_integral() else found
+
+
+class CallMeter:
+    """What one remembered call has used, over all its tries.
+
+    Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices).
+    """
+
+    __slots__ = ("_price", "used")
+
+    def __init__(self, price: Callable[[str | None, int, int, int], int] | None) -> None:
+        self.used: CallUsage | None = None
+        self._price = price
+
+    def add(self, model: str | None, given: int, cached: int, output: int) -> None:
+        """Count the tokens of one answer. Raises ConfigError if the model has no price."""
+        cost = None if self._price is None else self._price(model, given, cached, output)
+        more = CallUsage(model, given, cached, output, cost)
+        self.used = added(self.used, more)
+
+
+def added(used: CallUsage | None, more: CallUsage | None) -> CallUsage | None:
+    """Return the sum of two usages, of which None is nothing."""
+    return used if more is None else more if used is None else used + more
+
+
+# The meter of the remembered call that runs in this context.
+metering: ContextVar[CallMeter | None] = ContextVar("metering", default=None)
+
+
+def report_usage(
+    answer: Any = None,  # noqa: ANN401 - an answer of any client
+    /,
+    *,
+    model: str | None = None,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    cached_tokens: int = 0,
+) -> None:
+    """Report the tokens that an answer has used, from inside of a function that `me.remember` calls.
+
+    A function that returns OpenAI's answer, as a dict, need not report it. One that asks several times reports each
+    answer. Outside of a remembered call nothing is counted.
+
+    Args:
+        answer: An answer with the `usage` of OpenAI's API: an object or a dict. Other clients pass numbers.
+        model: The model, whose price counts; None: the one that the answer names.
+        input_tokens: The tokens of the prompt, with those from a cache.
+        output_tokens: The tokens of the answer.
+        cached_tokens: Those of the input tokens that came from a cache of the server.
+
+    Raises: ConfigError if the answer reports no usage, a number is none, or the model has no price.
+    """
+    meter = metering.get()
+    if answer is not None:
+        found = _reported(answer)
+        if found is None:
+            raise ConfigError(
+                f"{short_repr(answer)} reports no usage, as OpenAI's answers do: write "
+                "report_usage(input_tokens=..., output_tokens=...)"
+            )
+        named, *tokens = found
+    elif input_tokens is None or output_tokens is None:
+        raise ConfigError("report_usage needs an answer with a usage, or input_tokens= and output_tokens=")
+    else:
+        named, tokens = None, [input_tokens, cached_tokens, output_tokens]
+    given, cached, output = tokens
+    if not all(type(each) is int and each >= 0 for each in tokens) or cached > given:
+        raise ConfigError(
+            f"input_tokens={given!r}, cached_tokens={cached!r}, output_tokens={output!r}: tokens must be whole numbers "
+            "from 0 on, and no more may come from the cache than there were"
+        )
+    if meter is not None:
+        meter.add(named if model is None else model, given, cached, output)
+
+
+def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
+    """Count the usage that a result itself reports, unless its function has reported any.
+
+    Args: `needed_of` is the name of a function that must report its usage (None: it need not).
+    Raises: ConfigError if the function has reported nothing, and must.
+    """
+    if meter.used is None and isinstance(answer, dict) and (found := _reported(answer)) is not None:
+        meter.add(*found)
+    if meter.used is None and needed_of is not None:
+        raise ConfigError(
+            f"{needed_of} has not said how many tokens it used, and Calls has a limit of tokens or of money: call "
+            "ray_messaging.report_usage in it, with the answer of the server, or with the numbers of tokens"
+        )
+
+
+def _reported(answer: object) -> tuple[str | None, int, int, int] | None:
+    """Return the model, and the input, cached and output tokens, that an answer in OpenAI's form reports."""
+    usage = _part(answer, "usage")
+    given, output = _first(usage, "prompt_tokens", "input_tokens"), _first(usage, "completion_tokens", "output_tokens")
+    if given is None or output is None:
+        return None
+    details = _part(usage, "prompt_tokens_details") or _part(usage, "input_tokens_details")
+    model = _part(answer, "model")
+    return model if isinstance(model, str) else None, given, _part(details, "cached_tokens") or 0, output
+
+
+def _first(of: object, *names: str) -> Any:  # noqa: ANN401 - what a server has sent
+    return next((found for name in names if (found := _part(of, name)) is not None), None)
+
+
+def _part(of: object, name: str) -> Any:  # noqa: ANN401 - what a server has sent
+    return of.get(name) if isinstance(of, Mapping) else getattr(of, name, None)

@@ -1,0 +1,385 @@
+"""Clients of language models, for `me.remember`. They need `pip install 'ray-messaging[llm]'`."""
+
+import asyncio
+import os
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import pydantic
+
+from ray_messaging.common.awaitables import Life, at_loop_end
+from ray_messaging.common.backoff import CALL_RETRY, Backoff
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout
+from ray_messaging.model.call_usage import report_usage
+
+_OPENAI: Final = "https://api.openai.com/v1"
+_KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
+_TEXT: Final = 500  # so many characters of a server's error, or of an answer, are in our errors
+_TOO_MANY: Final = 429
+_FIRST: Final = 8.0  # requests under way at the beginning
+_UNFIT = "This answer does not fit the schema: {}. Answer again, with JSON that fits it, and nothing else."
+
+
+class Chat:
+    """A language model behind an endpoint like OpenAI's: `await me.remember(Chat(model="gpt-4o-mini"), prompt)`.
+
+    A call returns the text of the answer, or with `form` a dict that fits the form: `Plan(**answer)`. It reports its
+    tokens. A request that the server refuses by 429 or an error of its own, or that it does not answer in time, is sent
+    again, with the same Idempotency-Key. How many requests are under way follows the server: one more after each
+    answer until the first refusal or timeout, then half as many, and one more after each round of answers.
+
+    Args:
+        model: The model's name.
+        base_url: The address of the endpoint; None: OPENAI_BASE_URL, or OpenAI's.
+        api_key: The key, which no text shows; None: OPENAI_API_KEY where the call is made. Some servers need none.
+        form: A pydantic class for structured answers.
+        system: The first turn of each chat.
+        seed: The seed of each request, where the server has seeds.
+        timeout: Seconds for one request.
+        patience: Seconds, from its first failure, for which a request is sent again. Then the call is an error.
+        corrections: How often an answer that does not fit the form is asked for again.
+        concurrency: The most requests under way in one process.
+        options: Further parts of each request, such as {"temperature": 0.7}.
+
+    Raises: ConfigError if an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        base_url: str | None = None,
+        api_key: str | pydantic.SecretStr | None = None,
+        form: type[pydantic.BaseModel] | None = None,
+        system: str | None = None,
+        seed: int | None = None,
+        timeout: float = 60.0,
+        patience: float = 300.0,
+        corrections: int = 2,
+        concurrency: int = 1000,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(model, str) or not model.strip():
+            raise ConfigError(f"model={model!r} must be the name of a model")
+        if form is not None and not (isinstance(form, type) and issubclass(form, pydantic.BaseModel)):
+            raise ConfigError(f"form={form!r} must be a class that derives from pydantic.BaseModel")
+        if form is not None and form.__pydantic_complete__:
+            # Before version 2.10 pydantic keeps all names beside the class here, and not all of them can be pickled.
+            form.__pydantic_parent_namespace__ = None
+        if not timeout > 0 <= patience:
+            raise ConfigError(f"timeout={timeout!r} must be above 0, and patience={patience!r} at least 0, in seconds")
+        if corrections < 0 or concurrency < 1:
+            raise ConfigError(
+                f"corrections={corrections!r} must be at least 0, and concurrency={concurrency!r} at least 1"
+            )
+        self.base_url = _checked_url(base_url or os.environ.get(_URL) or _OPENAI)
+        self.model, self.form, self.system, self.seed = model, form, system, seed
+        self._key = _checked_key(api_key)
+        self._timeout, self._patience = timeout, patience
+        self._corrections, self._concurrency = corrections, concurrency
+        self._options = dict(options or {})
+        self._request = self._whole_request()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self.__qualname__ = f"Chat({model})"  # the name of the function in the log
+
+    def __repr__(self) -> str:
+        return f"Chat(model={self.model!r}, base_url={self._address!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lines"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lines = WeakKeyDictionary()
+
+    def call_content(self) -> object:
+        """Return all on which an answer depends besides the prompt: the server and the request, but not the key."""
+        return ["Chat", self._address, self.system, self._request]
+
+    async def __call__(self, prompt: str | Sequence[Mapping[str, Any]], /) -> Any:  # noqa: ANN401 - text, or a dict
+        """Ask the model; return its answer.
+
+        Args: `prompt` is the user's turn, or several turns as OpenAI has them: [{"role": "user", "content": "..."}].
+        Raises: ModelTimeout if no request was answered in time; AnswerUnfit if no answer fits the form; ModelFailed if
+        the server refuses the request, or is not reached, as long as `patience` lasts; ConfigError if it refuses the
+        key, or the openai package is not installed.
+        """
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
+        if self.system is not None:
+            turns.insert(0, {"role": "system", "content": self.system})
+        identity, tries, text, why = uuid4().hex, 0, None, ""
+        for correction in range(self._corrections + 1):
+            reply, sent = await self._reply(turns, f"{identity}-{correction}")
+            tries += sent
+            if getattr(reply, "usage", None) is not None:
+                report_usage(reply, model=self.model)
+            text, why = _text_of(reply)
+            if text is not None and self.form is None:
+                return text
+            if text is not None and self.form is not None:
+                try:
+                    return self.form.model_validate_json(text).model_dump(mode="json")
+                except pydantic.ValidationError as error:
+                    why = _first_problem(error)
+                turns = [
+                    *turns,
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": _UNFIT.format(why)},
+                ]
+        raise AnswerUnfit(
+            f"{self.model} at {self._address} gave no answer that can be used in {self._corrections + 1} tries: {why}; "
+            f"the last one was {short_repr(text)}",
+            model=self.model, tries=tries, status=200, answer=(text or "")[:_TEXT],
+        )  # fmt: skip
+
+    def _whole_request(self) -> dict[str, Any]:
+        request: dict[str, Any] = {"model": self.model}
+        if self.seed is not None:
+            request["seed"] = self.seed
+        if self.form is not None:
+            schema = {"name": self.form.__name__, "schema": _strict(self.form.model_json_schema()), "strict": True}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return request | self._options
+
+    async def _reply(self, turns: list[dict[str, Any]], identity: str) -> tuple[Any, int]:
+        """Send a request until it is answered; return the answer, and how often it was sent."""
+        line = await self._line()
+        tries, backoff = 0, Backoff(CALL_RETRY)
+        while True:
+            tries += 1
+            place = await line.window.enter()
+            answered: bool | None = None
+            try:
+                async with asyncio.timeout(self._timeout):
+                    headers = {"Idempotency-Key": identity}
+                    create = line.client.chat.completions.create
+                    reply = await create(**self._request, messages=turns, extra_headers=headers)
+                answered = True
+            except Exception as error:  # noqa: BLE001 - every error is translated, or means that it is sent again
+                failure = self._failure(error)
+                answered = False if failure.is_limit else None
+            finally:
+                line.window.leave(place, answered=answered)
+            if answered:
+                return reply, tries
+            if backoff.deadline is None:
+                backoff.deadline = monotonic() + self._patience
+            pause_s = backoff.next_pause() if failure.pause_s is None else failure.pause_s
+            if not failure.may_pass or monotonic() + pause_s > backoff.deadline:
+                raise self._error(failure, tries)
+            if failure.pause_s:
+                line.window.pause(failure.pause_s)
+            await asyncio.sleep(pause_s)
+
+    # -- failures -------------------------------------------------------------------------------------------------
+
+    def _failure(self, error: Exception) -> "_Failure":
+        status = getattr(error, "status_code", None)
+        text = self._without_key(str(error.__cause__ or error) if status is None else str(error))[:_TEXT]
+        if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+            return _Failure(f"did not answer within timeout={self._timeout:g} s", None, may_pass=True, is_limit=True)
+        if status == _TOO_MANY:
+            pause_s = _retry_after(error)
+            return _Failure(f"answered {status}: {text}", status, may_pass=True, is_limit=True, pause_s=pause_s)
+        if status is not None:
+            return _Failure(f"answered {status}: {text}", status, may_pass=status >= 500, pause_s=_retry_after(error))
+        unreached = type(error).__name__ == "APIConnectionError"
+        what = "cannot be reached" if unreached else f"gave {type(error).__name__}"
+        return _Failure(f"{what}: {text}", None, may_pass=unreached)
+
+    def _error(self, failure: "_Failure", tries: int) -> Exception:
+        text = f"{self._address} {failure.text}"
+        if failure.status in {401, 403}:
+            return ConfigError(f"{text}: pass a valid api_key, or set {_KEY} where the calls are made")
+        kind = ModelTimeout if failure.status is None and failure.is_limit else ModelFailed
+        text += f" (model {self.model!r}, tries: {tries})"
+        return kind(text, model=self.model, tries=tries, status=failure.status)
+
+    def _without_key(self, text: str) -> str:
+        key = self._secret()
+        return text.replace(key, "***") if key else text
+
+    @property
+    def _address(self) -> str:
+        """Return the endpoint's address, without user and password."""
+        parts = urlsplit(self.base_url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    # -- the client -----------------------------------------------------------------------------------------------
+
+    def _secret(self) -> str | None:
+        return os.environ.get(_KEY) if self._key is None else self._key.get_secret_value()
+
+    async def _line(self) -> "_Line":
+        """Return the client of the running event loop, to which its connections are bound."""
+        loop = asyncio.get_running_loop()
+        if (found := self._lines.get(loop)) is None:
+            # In a thread: the import takes a second, and must not block other agents.
+            client = await asyncio.to_thread(self._client)
+            if (found := self._lines.get(loop)) is None:  # another call may have made it meanwhile
+                life = await at_loop_end(partial(self._end_line, loop, client))
+                found = self._lines[loop] = _Line(client, _Window(self._concurrency), life)
+        return found
+
+    async def _end_line(self, loop: asyncio.AbstractEventLoop, client: Any) -> None:  # noqa: ANN401 - openai is optional
+        self._lines.pop(loop, None)
+        await client.close()
+
+    def _client(self) -> Any:  # noqa: ANN401 - openai is optional
+        try:
+            import anyio.lowlevel  # noqa: PLC0415 - openai needs it
+            import openai  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigError("models.Chat needs the openai package: pip install 'ray-messaging[llm]'") from None
+        key = self._secret()
+        if key is None and self.base_url == _OPENAI:
+            raise ConfigError(f"there is no API key: pass api_key, or set {_KEY} where the calls are made")
+        client: Any = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, max_retries=0, timeout=None)
+        _ = client.chat.completions  # imports the other half of openai now, in this thread
+        asyncio.run(anyio.lowlevel.checkpoint())  # and that of anyio, which the first request would import
+        return client
+
+
+class _Line(NamedTuple):
+    """The client of one event loop, and how much it may send at once. `life` closes the client with the loop."""
+
+    client: Any
+    window: "_Window"
+    life: Life
+
+
+class _Failure(NamedTuple):
+    """Why a request was not answered. `is_limit`: there were too many at once; `pause_s`: as the server has told."""
+
+    text: str
+    status: int | None
+    may_pass: bool = False
+    is_limit: bool = False
+    pause_s: float | None = None
+
+
+class _Window:
+    """How many requests may be under way: it doubles until the first cut, is halved by a cut, and then grows by one.
+
+    A round of requests cuts the window once. Only a full window grows.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.size = min(_FIRST, most)
+        self.under_way = 0
+        self._most = most
+        self._cuts = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._paused_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def enter(self) -> int:
+        """Wait until a request may be sent; return a value for `leave`."""
+        if self._waiting or self.under_way >= int(self.size) or monotonic() < self._paused_until:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            self._let_in()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.under_way -= 1
+                    self._let_in()
+                raise
+        else:
+            self.under_way += 1
+        return self._cuts
+
+    def leave(self, cuts: int, *, answered: bool | None) -> None:
+        """Record that a request has ended: it was answered, or there were too many (False), or neither (None)."""
+        if answered and self.under_way >= int(self.size):
+            self.size = min(float(self._most), self.size + (1 / self.size if self._cuts else 1))
+        elif answered is False and cuts == self._cuts:
+            self._cuts += 1
+            self.size = max(1.0, self.size / 2)
+        self.under_way -= 1
+        self._let_in()
+
+    def pause(self, seconds: float) -> None:
+        """Let no request begin for some seconds."""
+        self._paused_until = max(self._paused_until, monotonic() + seconds)
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._let_in()
+
+    def _let_in(self) -> None:
+        if (left_s := self._paused_until - monotonic()) > 0:
+            if self._timer is None and self._waiting:
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._resume)
+            return
+        while self._waiting and self.under_way < int(self.size):
+            if not (turn := self._waiting.popleft()).done():
+                self.under_way += 1
+                turn.set_result(None)
+
+
+def _strict(schema: Any) -> Any:  # noqa: ANN401 - a JSON schema, or a part of one
+    """Return a schema as OpenAI's strict mode wants it: objects have all their properties, and no others."""
+    if isinstance(schema, list):
+        return [_strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _strict(part) for name, part in schema.items() if name != "default"}
+    if isinstance(properties := found.get("properties"), dict) and found.get("type") == "object":
+        found |= {"required": [*properties], "additionalProperties": False}
+    return found
+
+
+def _text_of(reply: Any) -> tuple[str | None, str]:  # noqa: ANN401 - any answer of an endpoint
+    """Return the text of an answer, or None and why there is none."""
+    try:
+        choice = reply.choices[0]
+        content = choice.message.content
+    except (AttributeError, IndexError, TypeError):
+        return None, "the answer is no chat completion: look at base_url"
+    if isinstance(content, str) and content.strip():
+        return content, ""
+    refusal = getattr(choice.message, "refusal", None)
+    return None, f"the model said nothing: {refusal or f'finish_reason {choice.finish_reason!r}'}"
+
+
+def _first_problem(error: pydantic.ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def _retry_after(error: Any) -> float | None:  # noqa: ANN401 - an error of the openai package
+    """Return the seconds of an answer's Retry-After, or None if it has none; a date is left to our own pauses."""
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    text = headers.get("retry-after", "")
+    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else None
+
+
+def _checked_url(url: object) -> str:
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        fine = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        fine = False
+    if not fine:  # the error does not quote the URL, which may hold a password
+        raise ConfigError("base_url is no address of an endpoint: write http(s)://host:port/v1")
+    return str(url)
+
+
+def _checked_key(key: str | pydantic.SecretStr | None) -> pydantic.SecretStr | None:
+    if key is None:
+        return None
+    secret = key if isinstance(key, pydantic.SecretStr) else pydantic.SecretStr(key if isinstance(key, str) else "")
+    if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
+        raise ConfigError(f"api_key must be a text without blanks; leave it out to use {_KEY}")
+    return secret

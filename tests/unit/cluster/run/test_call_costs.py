@@ -1,0 +1,163 @@
+"""Tokens and money of remembered calls in whole runs: what is counted, the budget, and what is paid once."""
+
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+
+from ray_messaging import Calls, ConfigError, Price, StepFailed, by_content, report_usage, run
+
+AGENTS, STEPS = 6, 2
+PRICE = Price(input="0.15", output="0.6", cached="0.075")
+
+
+def go(model, calls, **options):
+    return run(model, calls=calls, **{"agents": AGENTS, "until": STEPS, "progress": False} | options)
+
+
+async def ask(prompt):
+    """Answer as a client of OpenAI does, and report what it has used."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
+    report_usage({"model": "small-2026", "usage": usage})
+    return prompt.upper()
+
+
+async def person(me, inbox):
+    me.state["said"] = await me.remember(ask, f"{me.id} in {me.step}")
+
+
+def test_the_end_of_a_run_says_what_it_has_used_and_what_it_has_cost():
+    result = go(person, Calls(cost=PRICE))
+    calls = AGENTS * STEPS
+    found = result.calls
+    assert (found.input_tokens, found.cached_tokens, found.output_tokens) == (100 * calls, 40 * calls, 10 * calls)
+    each = (60 * Decimal("0.15") + 40 * Decimal("0.075") + 10 * Decimal("0.6")) / 1_000_000
+    assert found.cost == each * calls
+    assert str(found) == f"12 calls, 1,320 tokens, {each * calls} USD"
+    assert str(found) in repr(result)
+
+
+def test_with_progress_the_end_of_a_run_says_so_on_stderr(capsys):
+    go(person, Calls(cost=PRICE), progress=True)
+    assert capsys.readouterr().err.splitlines()[-1] == "12 calls, 1,320 tokens, 0.000216 USD"
+    go(person, Calls(), progress=True)
+    assert "tokens" not in capsys.readouterr().err
+
+
+def test_a_sum_of_many_small_costs_is_exact():
+    async def tiny(me, inbox):
+        for number in range(100):
+            await me.remember(used, number)
+
+    async def used(number):
+        report_usage(input_tokens=1, output_tokens=0)
+        return number
+
+    found = go(tiny, Calls(cost=Price(input="0.1", output="0")), agents=10, until=1)
+    assert found.calls.cost == Decimal("0.0001")
+
+
+def test_an_answer_that_is_openais_dict_is_counted_unless_its_function_reports():
+    async def answer(twice):
+        if twice:
+            report_usage(model="large", input_tokens=1, output_tokens=2)
+            report_usage(model="small", input_tokens=3, output_tokens=4)
+        return {"model": "small", "usage": {"prompt_tokens": 5, "completion_tokens": 6}}
+
+    async def asks(me, inbox):
+        me.state["is"] = await me.remember(answer, me.id == 1)
+
+    found = go(asks, Calls(), agents=2, until=1).calls
+    assert (found.input_tokens, found.output_tokens, found.cost, str(found)) == (9, 12, 0, "2 calls, 21 tokens")
+    prices = {"large": Price(input=1, output=1), "s": Price(input=0, output=0), "small": Price(input=0, output=2)}
+    assert go(asks, Calls(cost=prices), agents=2, until=1).calls.cost == Decimal("0.000023")
+    with pytest.raises(StepFailed, match="no price for model 'small': it has those of large"):
+        go(asks, Calls(cost={"large": Price(input=1, output=1)}), agents=2, until=1)
+
+
+def test_a_call_that_says_nothing_is_an_error_where_tokens_or_money_are_limited():
+    async def silent(prompt):
+        return prompt
+
+    async def asks(me, inbox):
+        await me.remember(silent, "?")
+
+    assert go(asks, Calls(cost=PRICE)).calls.cost == 0
+    for limit in ({"budget": "5 USD", "cost": PRICE}, {"tokens_per_minute": 100}):
+        with pytest.raises(StepFailed, match="has not said how many tokens it used"):
+            go(asks, Calls(**limit))
+
+
+def test_a_budget_of_money_ends_the_run_and_what_was_paid_is_not_paid_again(tmp_path):
+    made = Counter()
+
+    async def counted(prompt):
+        made[prompt] += 1
+        report_usage(input_tokens=0, output_tokens=1)
+        return prompt
+
+    async def asks(me, inbox):
+        await me.remember(by_content(counted, uses="counted"), f"{me.id} in {me.step}")
+
+    price = Price(input=0, output=1_000_000)  # a call is a dollar
+
+    def with_budget(budget):
+        return go(asks, Calls(cost=price, budget=budget, store=tmp_path / "store"), groups=2)
+
+    first = with_budget("9 USD")
+    assert (first.stopped, first.calls.spent, first.steps, first.calls.cost) == (True, True, 1, 9)
+    again = with_budget("9 USD")  # a run has a budget of its own, and this one finds nine answers
+    assert (again.stopped, again.steps, again.calls.cost, again.calls.store) == (False, STEPS, 3, 9)
+    assert made == {f"{agent} in {step}": 1 for agent in range(AGENTS) for step in range(STEPS)}
+
+
+def test_tries_that_fail_are_paid_too():
+    class Busy(Exception):
+        status_code = 429
+
+    tried = Counter()
+
+    async def busy(prompt):
+        tried[prompt] += 1
+        report_usage(input_tokens=10, output_tokens=1)
+        if tried[prompt] == 1:
+            raise Busy
+        return prompt
+
+    async def asks(me, inbox):
+        await me.remember(busy, me.id)
+
+    found = go(asks, Calls(retries=1, cost=PRICE), agents=2, until=1).calls
+    assert (found.model, found.retries, found.input_tokens, found.output_tokens) == (2, 2, 40, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"budget": "5 USD"}, "needs cost=Price"),
+        ({"budget": "5"}, "money with its currency"),
+        ({"budget": "0 USD", "cost": PRICE}, "more than nothing"),
+        ({"budget": 0}, "at least one call"),
+        ({"budget": "5 EUR", "cost": PRICE}, "one currency, and not EUR and USD"),
+        ({"cost": {}}, "has no price"),
+    ],
+)
+def test_limits_that_cannot_work_are_named(given, text):
+    with pytest.raises(ValueError, match=text):
+        Calls(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "needs an answer with a usage"),
+        ({"input_tokens": 1}, "or input_tokens= and output_tokens="),
+        ({"input_tokens": 1.5, "output_tokens": 1}, "must be whole numbers"),
+        ({"input_tokens": 1, "output_tokens": 1, "cached_tokens": 2}, "no more may come from the cache"),
+    ],
+)
+def test_a_report_of_nothing_is_refused(given, text):
+    with pytest.raises(ConfigError, match=text):
+        report_usage(**given)
+    with pytest.raises(ConfigError, match="reports no usage"):
+        report_usage({"text": "yes"})
