@@ -97,7 +97,7 @@ if TYPE_CHECKING:
 
 # The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` is
 # imported without Ray, and a group without pyarrow (80 MB). Type checkers read the imports above.
-_MODULES = {"rules": "ray_messaging.interception.rules"}
+_MODULES = {"models": "ray_messaging.models", "rules": "ray_messaging.interception.rules"}
 _HOMES = {
     "Agent": "ray_messaging.cluster.run.agent",
     "Answers": "ray_messaging.conversations.answer_stream",
