@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.model.aggregates import Count, Gini, Max, Mean, Min, Quantile, Share, Sum
     from ray_messaging.model.call_content import by_content
+    from ray_messaging.model.collect import Of
     from ray_messaging.model.lattice import grid
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
@@ -120,6 +121,7 @@ _HOMES = {
     "MessagingConfig": "ray_messaging.config",
     "Min": "ray_messaging.model.aggregates",
     "Msg": "ray_messaging.compat.msg",
+    "Of": "ray_messaging.model.collect",
     "Outgoing": "ray_messaging.outgoing",
     "Quantile": "ray_messaging.model.aggregates",
     "Receipt": "ray_messaging.receipt",
@@ -198,6 +200,7 @@ __all__ = [
     "NotListening",
     "NotRepeatable",
     "NotReplicated",
+    "Of",
     "OutcomeUnknown",
     "Outgoing",
     "PayloadMismatch",
@@ -239,7 +242,7 @@ __all__ = [
     "run",
 ]
 
-if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
+if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any name
 
     def __getattr__(name: str) -> object:
         if name == "__version__":

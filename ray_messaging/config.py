@@ -75,7 +75,8 @@ class _OurSettings(ModelMetaclass):
 class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It appends a list of a class's fields to the docstring of the class."""
 
-    model_config = ConfigDict(defer_build=True)  # a process that receives checked settings need not check them again
+    # A process that receives checked settings then never builds a validator.
+    model_config = ConfigDict(defer_build=True)
 
     _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name
 
@@ -136,13 +137,16 @@ class Steps(_Settings):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    _unnamed: ClassVar[str] = ". How many steps run is until= of messaging.run"
+    _unnamed: ClassVar[str] = ". The number of steps is set by messaging.run(until=...)"
 
-    seed: int = _setting(0, "of the random numbers of agents", ge=-(2**63), lt=2**63)
+    seed: int = _setting(0, "the seed of the agents' random numbers", ge=-(2**63), lt=2**63)
     wait_for: Literal["all", "senders"] = _setting(
-        "all", "the groups that each waits for: all, or those that may send to it (messaging.steps.declare)"
+        "all",
+        "the groups for which each group waits: all, or only those that may send to it (messaging.steps.declare)",
     )
-    groups: int | None = _setting(None, "step 0 waits until so many groups are there; None: at least one", ge=1)
+    groups: int | None = _setting(
+        None, "step 0 waits until this many groups have joined; None: one group is enough", ge=1
+    )
     stall_s: PositiveFloat = _setting(
         30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
     )
@@ -162,17 +166,21 @@ class Calls(_Settings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rate_per_minute: PositiveFloat | None = _setting(None, "calls that begin per minute, at an even pace; None: any")
-    concurrency: int | None = _setting(None, "calls at once; None: any number", ge=1)
+    rate_per_minute: PositiveFloat | None = _setting(
+        None, "calls that begin per minute, at an even pace; None: no limit"
+    )
+    concurrency: int | None = _setting(None, "calls at once; None: no limit", ge=1)
     retries: int = _setting(0, "most further tries of a call that has failed", ge=0)
     budget: int | None = _setting(
-        None, "calls from this start on; then the run ends with the steps that are committed; None: any number", ge=1
+        None,
+        "calls from this start on; once they are spent, the run ends with the committed steps; None: no limit",
+        ge=1,
     )
     keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder, and in the store")
     store: str | Path | None = _setting(
         None,
         "a folder on this machine with the answers of calls by content: an equal call is made once, whichever agent, "
-        "step, run or process asks; None: none",
+        "step, run or process asks; None: no store",
     )
 
     @property
@@ -202,7 +210,7 @@ class RedisConfig(ServerConfig):
 
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
-    _unnamed: ClassVar[str] = ". A URL is for RedisConfig.from_url"
+    _unnamed: ClassVar[str] = ". For a URL use RedisConfig.from_url"
 
     server: str = _setting("", "the server's host name or address; a path that begins with / is a unix socket")
     port: int = _setting(6379, "the server's TCP port", ge=0, le=65535)
@@ -214,7 +222,7 @@ class RedisConfig(ServerConfig):
     )
     username: str | None = _setting(None, "the user's name, where the server has an ACL")
     ssl: bool = _setting(False, "connect by TLS")
-    ssl_ca_certs: str | None = _setting(None, "a file of authorities to trust beside the system's")
+    ssl_ca_certs: str | None = _setting(None, "a file of certificate authorities to trust besides the system's")
     ssl_certfile: str | None = _setting(None, "a file with our own certificate, where the server asks for one")
     ssl_keyfile: str | None = _setting(None, "a file with the key of our certificate")
     allow_eviction: bool = _setting(
@@ -230,7 +238,13 @@ class RedisConfig(ServerConfig):
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
     cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
     shards: int = _setting(
-        1, "of a cluster: parts over which the bodies of steps are spread; the same each time", ge=1, le=SHARDS
+        1,
+        (
+            "for a cluster: the number of parts over which large messages of steps are spread; it must never change "
+            "for an experiment"
+        ),
+        ge=1,
+        le=SHARDS,
     )
 
     @model_validator(mode="before")
@@ -253,15 +267,21 @@ class RedisConfig(ServerConfig):
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("ssl_keyfile needs ssl_certfile")
         if self.socket_dir is not None and (self.ssl or self.cluster or self.server.startswith("/")):
-            raise ValueError("socket_dir stands beside a host and a port, without ssl")
+            raise ValueError(
+                "socket_dir cannot be used with ssl=True, with cluster=, or with a server that is a unix socket: "
+                "leave it out"
+            )
         if (bool(self.server), bool(self.sentinels), bool(self.cluster)).count(True) != 1:
-            raise ValueError("give server=, or sentinels= with service=, or cluster=, and not two of them")
+            raise ValueError("RedisConfig needs exactly one of server=, sentinels= (with service=) and cluster=")
         if self.cluster and self.db:
             raise ValueError("a cluster has one database: leave db at 0")
         if self.shards > 1 and not self.cluster:
-            raise ValueError("shards= needs a cluster= over whose primaries they are spread")
+            raise ValueError("shards= needs cluster=, because shards are spread over the primaries of a cluster")
         if bool(self.sentinels) != bool(self.service):
-            raise ValueError("sentinels= and service= go together: the name of their `sentinel monitor` line")
+            raise ValueError(
+                "sentinels= and service= must be given together: service is the name in the Sentinels' `sentinel "
+                "monitor` line"
+            )
         if self.sentinel_password is None and self.sentinel_username is not None:
             raise ValueError("sentinel_username needs sentinel_password")
         self.sentinel_addresses()
@@ -302,7 +322,8 @@ class RedisConfig(ServerConfig):
         if "shards" in query:
             raise ConfigError("invalid server address: shards= needs a cluster, redis+cluster://host:port,host:port")
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
-        more = parts.fragment or query.keys() - {"db", "allow_eviction"}  # a raw # or ? in a password ends the password
+        # An unescaped # or ? in a password ends the password.
+        more = parts.fragment or query.keys() - {"db", "allow_eviction"}
         try:
             return cls(
                 server=unquote(parts.path) if parts.scheme == "unix" else (parts.hostname or "localhost"),
@@ -314,7 +335,7 @@ class RedisConfig(ServerConfig):
                 allow_eviction=TypeAdapter(bool).validate_strings(query.get("allow_eviction", "0")),
             )
         except (ValidationError, ValueError):
-            # The cause would show the password.
+            # The cause is left out, because it would show the password.
             raise ConfigError(
                 "invalid server address: write redis://[user:password@]host[:port][/db][?allow_eviction=1], where "
                 "port (up to 65535) and db are numbers, and / @ : ? # in the password are %2F %40 %3A %3F %23"
@@ -353,7 +374,8 @@ class RedisConfig(ServerConfig):
         except ValidationError:
             raise ConfigError(
                 "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port with some "
-                f"of its nodes, shards=1 to {SHARDS}, and no number of a database but 0: a cluster has one"
+                f"of its nodes, shards=1 to {SHARDS}, and no database number except 0, because a cluster has only one "
+                "database"
             ) from None
 
 
@@ -366,10 +388,17 @@ class ShardsConfig(ServerConfig):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     servers: tuple[RedisConfig, ...] = Field(min_length=2, description="the servers; their order must never change")
-    nodes: tuple[str, ...] = Field((), description="the Ray node of each; empty: all are on one node")
-    home: int | None = Field(None, description="which of them takes the bodies that are sent here; None: all in turn")
+    nodes: tuple[str, ...] = Field((), description="the Ray node of each server; empty: all are on one node")
+    home: int | None = Field(
+        None,
+        description="the index of the server that stores the bodies this process sends; None: all servers in turn",
+    )
 
-    body_bytes: int = Field(BODY_BYTES, ge=64, description="frames of steps from this size on have their bodies there")
+    body_bytes: int = Field(
+        BODY_BYTES,
+        ge=64,
+        description="a step's frame of at least this size has its body on one of the servers",
+    )
 
     @classmethod
     def of_cluster(cls, config: RedisConfig) -> "ShardsConfig":
@@ -436,8 +465,8 @@ class MessagingConfig(_Settings):
     frame_bytes: PositiveInt = _setting(FRAME_BYTES, "most bytes in one entry of a mailbox")
     send_timeout_s: PositiveFloat = _setting(
         30.0,
-        "seconds for which a send is retried, with pauses, whatever the server answers: no server, full mailbox, "
-        "full log, a mailbox whose keys are gone",
+        "seconds for which a send is retried, with pauses, while the server cannot be reached, a mailbox or the log "
+        "is full, or a mailbox's keys are gone",
     )
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,
@@ -467,9 +496,9 @@ class MessagingConfig(_Settings):
     strict_senders: bool | None = _setting(
         None, "send only for the messager's own agents, or the user; None: True for groups, False for other messagers"
     )
-    strict_answers: bool = _setting(True, "an answer counts only from the agent that was asked")
+    strict_answers: bool = _setting(True, "an answer counts only if it comes from the agent that was asked")
     wait_replicas: int = _setting(
-        0, "replicas of the server that must have what is acknowledged; 0: the primary alone", ge=0
+        0, "replicas of the server that must confirm a write before it is acknowledged; 0: none", ge=0
     )
     delegate_rules: bool = _setting(True, "let senders apply rules that read ids only; False: ask for each batch")
 

@@ -11,19 +11,20 @@ MAILBOX_BYTES = 256 * MIB
 BOX_ROWS = 10_000_000
 BOX_BYTES = 2_048 * MIB
 
-# The bytes of boxes that wait for the event log above which the log may be only a few steps behind the run.
+# If the boxes that wait for the event log have more bytes than this, the run waits until the log is only a few steps
+# behind.
 LAG_BYTES = 64 * MIB
 
 # The most servers of an experiment. Each process needs a connection to each server.
 SHARDS = 128
 
-# One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
+# The default limits of one entry of a mailbox, which is a frame. A reader refuses any frame above FRAME_LIMIT.
 FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
 
-# A batch in a sender: a few frames, so that verdicts and writes alternate often enough. BATCH_BYTES limits large
-# payloads; small ones are limited by the rows.
+# The limits of a sender's batch. A batch has only a few frames, so that verdicts and writes alternate often enough.
+# BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
@@ -32,48 +33,50 @@ BATCH_BYTES = 32 * MIB
 CALL_BYTES = 2 * MIB
 
 # Rows of typed columns are small and are not Python objects, so a batch may have more of them, and so may a frame for a
-# mailbox that accepts FRAME_ROWS. With two columns of numbers that is 1.5 MiB, and a fifth less work per row.
+# mailbox that accepts FRAME_ROWS. With two columns of numbers such a frame has 1.5 MiB, and takes a fifth less work per
+# row than a frame of FRAME_ROWS.
 COLUMN_ROWS = 65_536
 
 # The most pairs of sender and hearer in one batch of broadcasts, unless one sender has more: some ten MiB of memory.
 BROADCAST_PAIRS = 2**18
 
-# One payload as JSON: the highest `MessagingConfig.payload_bytes`.
+# The most bytes of one payload as JSON, which is the highest `MessagingConfig.payload_bytes`.
 PAYLOAD_LIMIT = 64 * MIB
 
-# A transaction is one call of a script. The server is blocked while it copies this much, and Redis disconnects a client
-# that sends a gigabyte.
+# The most bytes of a transaction, which is one call of a script. The server is blocked while it copies these bytes, and
+# Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A frame of a step that has at least BODY_BYTES is large: its body may be on another server than its box. For 16 KiB
-# this saves the box's server more than it costs the other server. A sender deletes the bodies of dropped steps from a
-# server each time that it has sent BODY_ARREARS bytes to that server.
+# A step's frame of at least BODY_BYTES is large: its body may be on another server than its box. For 16 KiB this saves
+# the box's server more than it costs the other server. A sender deletes the bodies of dropped steps from a server each
+# time that it has sent BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 
 # The most bytes of dead letters of an experiment. Above this the oldest are dropped.
 DEAD_BYTES = 256 * MIB
 
-# Keys in one SCAN of the server.
+# The number of keys in one SCAN of the server.
 SCAN_COUNT = 1_000
 
 # Seconds until an embedded server counts as unreachable. It is long because dozens of processes that start may use all
 # cores.
 EMBEDDED_CONNECT_S = 30.0
 
-# Seconds: to connect to a server; for a rule to judge one batch; for one call that waits for news of the event log.
+# Timeouts in seconds: to connect to a server; for a rule to judge one batch; for one call that waits for news of the
+# event log.
 CONNECT_TIMEOUT_S = 5.0
 RULE_TIMEOUT_S = 10.0
 LOG_NEWS_TIMEOUT_S = 10.0
 
-# Seconds, the defaults of calls: for the answer to a question; for agents to leave their group; for a slow rule, or a
+# Default timeouts in seconds: for the answer to a question; for agents to leave their group; for a slow rule, or a
 # StepRule, to judge one message or step; for a model to moderate one message.
 ANSWER_TIMEOUT_S = 60.0
 MOVE_TIMEOUT_S = 30.0
 SLOW_RULE_TIMEOUT_S = 120.0
 MODERATOR_TIMEOUT_S = 30.0
 
-# Seconds, the default leases: a mailbox whose messager gave no sign of life for LEASE_S may be taken over; messages
+# The default leases in seconds: a mailbox whose messager gave no sign of life for LEASE_S may be taken over; messages
 # that a handle fetched and did not acknowledge within LOAN_S are delivered to other handles.
 LEASE_S = 30.0
 LOAN_S = 60.0

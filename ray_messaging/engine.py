@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_S = 2.0  # the longest wait at the end for a server that does not answer
+_LEAVE_S = 2.0  # the longest wait for the server when `close` deletes the sender's state
 
 
 class Engine:
@@ -82,17 +82,18 @@ class Engine:
         if self.named:
             self.transport.called_by(repr(self.name))
         self.directory = Directory(self.exp_id)
-        # Read once, because pydantic's attributes are slow.
+        # The setting is read once, because pydantic's attributes are slow.
         payload_bytes = self.settings.payload_bytes
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
-        self.closed = self.closing = False  # closing: its owner has begun to close this
+        self.closed = self.closing = False  # closing: the messager has begun to close this
         keep_s = 0 if self.named else KEEP_S
         self.frame_sender = FrameSender(
             transport, self.directory, self.name, keep_s, mirror=self.settings.mirror, observer=observer
         )
         self.accumulator: Accumulator | None = None
-        self.accepting: Accumulator | None = None  # the accumulator, while this is open
+        # None while this takes no sends: before `open`, in steps, after `close`.
+        self.accepting: Accumulator | None = None
         self.subscription: Subscription | None = None
         self.audiences = AudienceCache(audiences)
         self.fetcher = Fetcher(transport, self.name, self.settings, self.observer, self.tracer)
@@ -101,10 +102,11 @@ class Engine:
         self._listened = False
         self.agents_changed: Callable[[], None] = lambda: None  # called after agents have come or left
         self.hostings = 0  # the number of times that agents came
-        self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
+        self.steps: StepSettings | None = None  # None if the experiment has no steps, or if this hosts no agents
         self.step_loops = 0  # the number of step loops that were made
         self._step: int | None = None
-        self._clients: list[VerdictClient] = []  # the last one is in use; a batch may wait for an earlier one
+        # The last client is in use; a batch may still wait for an earlier client.
+        self._clients: list[VerdictClient] = []
         self._opening = asyncio.Lock()
         self._life: Life | None = None
         self._loop_ended = False
@@ -132,10 +134,10 @@ class Engine:
         self._life = await at_loop_end(self._end_with_loop)
 
     async def _end_with_loop(self) -> None:
-        """Close this when its event loop ends and has cancelled our tasks: calls in another loop would never return."""
+        """Close this when its event loop ends and has cancelled its tasks: calls in another loop would never return."""
         if self.closed:
             return
-        self._life = None  # it ends now
+        self._life = None  # its callback is this call
         await asyncio.sleep(0)  # a user's generator that also ends now may close this messager itself
         if self.closed or self.closing:
             return
@@ -191,7 +193,8 @@ class Engine:
             return
         try:
             async with asyncio.timeout(_LEAVE_S):
-                # The next sender of this name needs a higher epoch. No sender without a name has a successor.
+                # The epoch of a named sender is kept for a while, because the next sender of this name needs a higher
+                # one.
                 await self.transport.leave(self.name, self.frame_sender.epoch, keep_s=KEEP_S if self.named else 0)
         except (TransitError, TimeoutError, Closed) as error:
             logger.info("the server keeps the state of sender %s: %r", self.name, error)
@@ -225,14 +228,14 @@ class Engine:
         )
 
     async def _ended(self) -> Closed | None:
-        """Return the error for calls if the experiment has ended, or None if the interceptor knows of no end."""
+        """Return the error that calls raise if the experiment has ended; None if the interceptor knows of no end."""
         started = self.accumulator
         verdict_client = self._client_of(self._interceptor) if started is None else started.send_loop.verdict_client
         return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
 
     @property
     def verdict_client(self) -> VerdictClient:
-        """Return the client that gets the verdicts now; raise Closed if this is not open."""
+        """Return the client that asks for verdicts now; raise Closed if this is not open."""
         if self.accumulator is None or self.closed:
             raise self.not_open(Closed)
         return self.accumulator.send_loop.verdict_client
@@ -320,7 +323,8 @@ class Engine:
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
         """Move agents with their waiting messages to mailbox `target`, or (None) stop hosting the agents.
 
-        Raises: the same errors as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced.
+        Raises: the same errors as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced if
+        a newer process has taken over the mailbox.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()
@@ -329,12 +333,13 @@ class Engine:
             return
         if (
             not self.receiving.stepped and self.receiving.epoch is None
-        ):  # the record is of an earlier messager of this name
+        ):  # an earlier messager of this name wrote the record
             raise ConfigError(f"{self.name!r} does not receive yet: `await messager.host_agents(...)` first")
         try:
             if self.steps is None:
                 self.checks.refuse(leaving)
-                # Their accepted messages are sent first, because they may send from their new group at once.
+                # The accepted messages of these agents are sent first, because the agents may send from their new group
+                # at once.
                 accumulator, question = self.sending, TransactionBatch(None)
                 await accumulator.transact(question)
                 await asyncio.shield(question.future)

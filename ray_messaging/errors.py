@@ -185,7 +185,7 @@ class StepAborted(MessagingError, RuntimeError):
 
 
 class BudgetSpent(MessagingError):
-    """The budget of calls of `Calls(budget=)` is spent: the open step cannot run before a later start."""
+    """The budget of calls of `Calls(budget=)` is spent: the open step can run only after another start."""
 
 
 class StepFailed(MessagingError, RuntimeError):

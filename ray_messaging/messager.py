@@ -48,7 +48,7 @@ class Messager(names.ChannelNames):
     Use it as an async context manager, or call `init` and `close`.
     """
 
-    _user_is_explicit = False  # a from_id of None means the user, or, as in AgentSociety's code, that it was left out
+    _user_is_explicit = False  # False: as in AgentSociety's code, a from_id of None may mean that it was left out
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Messager(names.ChannelNames):
         return self.engine.interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Use another interceptor from the next batch on. None is for an experiment that has no interceptor."""
+        """Use another interceptor from the next batch on. Pass None if the experiment has no interceptor."""
         self.engine.interceptor = message_interceptor
 
     @property
@@ -410,8 +410,8 @@ class Messager(names.ChannelNames):
 
         Many inboxes can be open at once. Requesting the next message commits the previous one, whatever the other
         agents do. A message whose handling ends by `break` or an exception is not committed: the agent's next inbox
-        gets it, or the next messager of this name. From then on nothing else may fetch from this messager. An agent
-        whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
+        gets it, or the next messager of this name. After the first call of `inbox` nothing else may fetch from this
+        messager. An agent whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
 
         Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
         agent has left; Closed after `close`; Fenced if a newer process has taken over the mailbox.

@@ -79,7 +79,7 @@ class Outcome:
     def cut(self, low: int, high: int) -> "Outcome":
         """Return an outcome with only the rows from `low` to before `high`.
 
-        The messages must be plain ones, and their numbers consecutive.
+        The rows must be direct messages that were not sent in a step, and their numbers must be consecutive.
         """
         if low == 0 and high == len(self.codes):
             return self
@@ -235,7 +235,7 @@ class Receipts(Sequence[Receipt]):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(f"there is no receipt {index}: these are {len(self)} receipts")
+            raise IndexError(f"there is no receipt {index}: there are {len(self)} receipts")
         part = int(np.searchsorted(self._ends, row, side="right"))
         outcome, _, high = self.parts[part]
         return outcome.receipt(row - int(self._ends[part]) + high)

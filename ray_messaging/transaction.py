@@ -160,7 +160,9 @@ class Transaction:
     def receipts(self) -> Receipts:
         """Return the receipts of the messages, in order; raise TransactionError before the block has committed."""
         if self._receipts is None:
-            raise TransactionError("a transaction has receipts after the end of its block, if it was committed")
+            raise TransactionError(
+                "this transaction has no receipts: it has them after the end of its block, if it was committed"
+            )
         return self._receipts
 
     def _running(self) -> TransactionBatch:

@@ -31,6 +31,7 @@ from ray_messaging import (
     Messages,
     Messaging,
     Msg,
+    Of,
     Outgoing,
     Receipt,
     Receipts,
@@ -264,7 +265,8 @@ def in_steps(messaging: Messaging, given: Iterator[UUID]) -> None:
     messaging.run(person, agents=[uuid4()], until=5, graph=[(uuid4(), uuid4())], groups={"a": [np.int64(3)]})
     messaging.run(person, agents=[np.int64(3)], until=5, graph=[np.array([1, 2]), np.array([2, 1])])
     messaging.run(person, agents=given, until=5, graph=[[np.int64(3), "ann"]])
-    standing = messaging.start_run(person, agents=10, collect=Mean("mood"))
+    messaging.run(crowd, agents=range(10), until=5, by="group", collect=[Mean("mood"), Of([7], Count("side"))])
+    standing = messaging.start_run(person, agents=10, collect=Of([7, "ann"], mood))
     assert_type(standing, Run)
     assert_type(standing.states(), dict[int | str, dict[str, Any]])
     assert_type(messaging.start_run(crowd, agents=10, by="group"), Run)

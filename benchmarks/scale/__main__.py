@@ -5,6 +5,7 @@
     python -m benchmarks.scale --part groups --groups 1 8 32
     python -m benchmarks.scale --part frames                 # one sender to more and more mailboxes
     python -m benchmarks.scale --part steps                  # large and small steps on one server and on three
+    python -m benchmarks.scale --part simulated              # 20 machines with 100,000,000 agents, without Ray
 
 The interceptor has a black list. A value is the median of the rounds, with the lowest and the highest. A ratio is that
 of two sides in the same round. Millions a second are counted in bulk, until the last message has come.
@@ -13,12 +14,13 @@ of two sides in the same round. Millions a second are counted in bulk, until the
 import argparse
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, show
-from benchmarks.scale import frames, groups, replicas, step_bodies
+from benchmarks.scale import frames, groups, replicas, simulated, step_bodies
 
-PARTS = ("replicas", "groups", "frames", "steps")
+PARTS = ("replicas", "groups", "frames", "steps", "simulated")
 
 
 def main() -> None:
@@ -35,11 +37,12 @@ def main() -> None:
         "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
         "frames": lambda: frames.measure(plan.seconds, plan.rounds),
         "steps": lambda: step_bodies.measure(plan.rounds),
+        "simulated": simulated.simulate,
     }
     logging.getLogger("ray_messaging").setLevel(logging.ERROR)  # the servers' data may be lost
     lines: list[Line] = []
     for name in plan.part or parts:
-        with cluster():
+        with nullcontext() if name == "simulated" else cluster():
             lines += parts[name]()
     if plan.json:
         print(as_json(lines))

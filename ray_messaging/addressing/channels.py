@@ -182,7 +182,8 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        if channel.startswith(_OURS):  # a foreign client could fake our own Pub/Sub marks
+        # By such a channel a foreign client could fake the marks of our own Pub/Sub messages.
+        if channel.startswith(_OURS):
             raise InvalidAddress(
                 f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
                 f"with {_OURS}",
@@ -284,5 +285,5 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 def mark_of_db(db: int) -> str:
-    """Return the text that follows an experiment's name in Pub/Sub channels of a db; no name has an @."""
+    """Return the text that follows an experiment's name in Pub/Sub channels of a db. No name has an @."""
     return f"@{db}" if db else ""

@@ -23,10 +23,10 @@ ALWAYS = -1  # for a change that applies to all coming steps; without steps all 
 
 
 class HostDates:
-    """The first step to which each move of agents applies, by the directory's version that the move made.
+    """The first step to which each move of agents applies. A move is identified by the directory version that it made.
 
-    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. Moves from a
-    pair's version on, up to the version of the next pair, apply from the pair's step on.
+    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. A pair says that moves with
+    this version or a later one, up to the next pair's version, apply from this step on.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -71,8 +71,8 @@ class Claim(msgspec.Struct, array_like=True):
 class Change(msgspec.Struct, array_like=True):
     """Agents that came to a mailbox, and agents that left it, at one time, in claims with their subtopics.
 
-    With steps, `version` is the directory's version with the change, from which `HostDates` knows the first step to
-    which the change applies. `origin` is the mailbox from which the agents came ("": from no mailbox).
+    With steps, `version` is the directory's version with the change, by which `HostDates` finds the first step to which
+    the change applies. `origin` is the mailbox from which the agents came ("": from no mailbox).
     """
 
     came: list[Claim]
@@ -87,7 +87,7 @@ class Change(msgspec.Struct, array_like=True):
 class FormerMailbox(msgspec.Struct, array_like=True):
     """With steps, a mailbox from which agents came: its boxes have the agents' messages from before the move.
 
-    `version` is the directory's version with the move, from which `HostDates` knows the move's step.
+    `version` is the directory's version with the move, by which `HostDates` finds the move's step.
     """
 
     mailbox: str
@@ -221,7 +221,7 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the mailboxes from which a record's agents came, and from which agents of the record `came_from` came."""
+    """Return the former mailboxes of a record's agents, including those of agents that now come from `came_from`."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}
@@ -232,7 +232,7 @@ def _origins(
     return [*found.values(), FormerMailbox(came_from.mailbox, version)]
 
 
-encode_record = msgspec.msgpack.Encoder().encode  # for the store
+encode_record = msgspec.msgpack.Encoder().encode  # the form in which the server stores a record
 _decode = msgspec.msgpack.Decoder(MailboxRecord).decode
 
 
@@ -258,7 +258,7 @@ class IdTable(Generic[T]):
     """Map of int64 ids to values, such as routes: a dense array for ids that are close together, or a binary search."""
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[T]) -> None:
-        self.ids = ids  # they ascend
+        self.ids = ids  # ascending
         self.routes: NDArray[T] = routes
         self.before = int(self.ids[0]) - 1
         span = int(self.ids[-1]) - self.before
@@ -268,7 +268,7 @@ class IdTable(Generic[T]):
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
-        """Return the value of each id, NOBODY (or False) for an unknown one."""
+        """Return the value of each id; for an unknown id NOBODY, or False in a table of bools."""
         if self.dense is not None:
             # A difference that overflows 64 bits also wraps to an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
@@ -278,7 +278,7 @@ class IdTable(Generic[T]):
 
 
 class Routes:
-    """The mailboxes of each message, by the records of one version of the directory. It is never changed.
+    """The mailboxes of each message, by the records of one version of the directory. A `Routes` is never changed.
 
     A route is an index into `routes`, a list of tuples of mailboxes. Route 0 has no mailbox. `logged` says whether an
     event log is registered in this version.
@@ -325,7 +325,7 @@ class Routes:
     def in_version(self, version: int, *, logged: bool) -> "Routes":
         """Return the same routes for a later version, in which the records have not changed.
 
-        They share the tables: for a million agents, building them takes a tenth of a second.
+        Both share their tables, because for a million agents building the tables takes a tenth of a second.
         """
         found = copy(self)
         found.version, found.logged = version, logged
@@ -437,7 +437,8 @@ class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
     `routing` routes messages to mailboxes, `read_in` to the boxes of a step. A sender keeps the routes that it took
-    from here until it takes others, so no send changes its way because another one is of a step.
+    from here until it takes new ones. So the routes of a send do not change when another send needs the routes of a
+    step.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -446,8 +447,8 @@ class Directory:
         self.audiences = Audiences()
         self.dates = NO_DATES  # with steps, the steps from which moves of agents apply
         self.routing = Routes(exp_id, {})
-        self._in_step = Routes(exp_id, {})  # the routes that `read_in` returned last,
-        self._steps = range(0)  # and the steps for which they are right
+        self._in_step = Routes(exp_id, {})  # the routes that `read_in` returned last
+        self._steps = range(0)  # the steps for which `_in_step` is right
 
     @property
     def version(self) -> int:

@@ -1,4 +1,4 @@
-"""The keys of an experiment on the server: their names are built here only, and say what a checkpoint has."""
+"""The keys of an experiment on the server: their names are built here only, and say which keys a checkpoint has."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,8 @@ class Keys:
         self.ended = start + "ended"  # streams of removed mailboxes that the event log still reads
         self.hearers = start + "hearers"  # sets of agents that broadcasts name, until the event log has them
         self.news = start + "news"  # a stream, whose entries wake those who wait for a step
-        self.holds = start + "holds"  # how far the readers are for which the boxes of steps are kept
+        # The readers for which the boxes of steps are kept, each with the last step that it needs no more.
+        self.holds = start + "holds"
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # Pub/Sub: the beginning of this experiment's channels
@@ -57,9 +58,11 @@ class Keys:
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: subscribed while its messager is connected
 
     table = _key("rule")  # a rule's counts, by the rule's name
-    staged = _key(START + "staged")  # a rule's counts that are to replace the former ones
-    stream = _mailbox_key("mailbox")  # a stream, by `mailbox:born`: each of the mailboxes that had one name has its own
-    open_stream = _key(START + "open")  # that stream during a transaction, by the mailbox (see script `large_frames`)
+    staged = _key(START + "staged")  # a rule's counts that are to replace its former counts
+    # A mailbox's stream, by `mailbox:born`: a later mailbox with the same name has another stream.
+    stream = _mailbox_key("mailbox")
+    # A mailbox's stream during a transaction, by the mailbox (see script `large_frames`).
+    open_stream = _key(START + "open")
     ended_stream = _key(START + "ended")  # a removed mailbox's stream, by `mailbox:born`
     state = _mailbox_key("state")  # a mailbox's state: reader epoch, cursor, counts, limits
     lease = _key(START + "lease")  # a mailbox's lease, which its messager renews

@@ -33,7 +33,7 @@ class AudienceFacts(msgspec.Struct, frozen=True):
 
 
 class AudienceVersion(msgspec.Struct, frozen=True):
-    """One version of an audience. In steps, it counts for messages that are sent in step `since` or later."""
+    """One version of an audience. In steps, it applies to messages that are sent in step `since` or later."""
 
     name: str
     version: int
@@ -89,14 +89,14 @@ class Audiences:
         return any(f'"kind":"{AudienceKind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
-        """Return whether the version that the moves of step `step - 1` make exists already."""
+        """Return whether the version exists already that the moves of agents in step `step - 1` make."""
         found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 
     def of(self, name: str, step: int | None = None) -> AudienceVersion:
-        """Return the version that counts for messages of a step (None: the newest one).
+        """Return the version that applies to messages of a step (None: the newest one).
 
-        Raises: UnknownName if no version counts, ConfigError if a later release of this library made the version.
+        Raises: UnknownName if no version applies, ConfigError if a later release of this library made the version.
         """
         versions = self._texts.get(name, ())
         found = [each for each in versions if step is None or each.since <= step]

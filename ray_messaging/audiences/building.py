@@ -21,10 +21,10 @@ _LOW = np.int64(2**32 - 1)
 _SMALL = 2**31  # ids below this fit into half a key
 _DENSE = 2**26  # smaller ids are looked up in a table with a place for each id
 _SPARE = 16  # a table of cells may have this many places for each agent
-_PARTS = 4  # cells along the first axis for one radius; with more cells, few points less would be compared
+_PARTS = 4  # the number of cells along the first axis for one radius; more cells would save only a few comparisons
 _LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; squares of radii far above its inverse are infinite
 _BLOCK = 4096  # points that a thread handles in one piece of work
-_COUNTED = 2**26  # most distances that are compared to count the pairs of positions that have too many
+_COUNTED = 2**26  # the most distances that are compared to count the pairs, if there are more pairs than the limit
 _THREADS = 4  # more threads would wait for each other: parts of numpy run in one thread at a time
 
 
@@ -112,7 +112,7 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
         for end in ends:
             if not isinstance(check_id(end), int):
                 raise InvalidColumns(
-                    f"edge {first + row} is {tuple(ends)!r}: both ends must be int ids; agents whose ids are texts "
+                    f"edge {first + row} is {tuple(ends)!r}: both ends must be int ids; agents whose ids are strs "
                     "need an audience that is made with members=",
                     row=first + row,
                 )
@@ -287,9 +287,11 @@ class _Grid:
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
         self._around = np.searchsorted(distinct, wanted)  # for each row, the rows near it, and itself
-        self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)  # an empty row behind all
+        # The number of an empty row after all others.
+        self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)
         self._own = len(around) // 2
-        self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as are searched to each side of a point
+        # Each row of cells ends with as many empty cells as are searched to each side of a point.
+        self._width = int(first.max()) + 1 + _PARTS
         keys = rows * self._width + first + _PARTS
         self._order = np.argsort(keys)
         self._keys, self._rows = keys[self._order], rows[self._order]
@@ -322,7 +324,8 @@ class _Grid:
             others += firsts
             others.sort()
             others -= firsts
-            self._found += len(others)  # it may miss what another thread adds now: then the search ends later
+            # Another thread may change the count at the same time, so that some are missed: then the search ends later.
+            self._found += len(others)
             found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
 
@@ -364,7 +367,8 @@ class _Grid:
         ranges = len(counts) // len(block)
         ends = ends[ranges - 1 :: ranges]
         near = self._squares(places, block, np.diff(ends, prepend=0)) <= self._square
-        near[np.arange(block.start, block.stop, block.step) - begins[self._own :: ranges]] = False  # itself
+        # A point is no neighbour of itself.
+        near[np.arange(block.start, block.stop, block.step) - begins[self._own :: ranges]] = False
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -381,7 +385,7 @@ class _Grid:
 
 def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
     """Return the cell of each value, from 0. Cells of values within `side` of each other differ by at most `parts`."""
-    halves, scale = values / 2, parts / (side / 2)  # halves, because their differences are finite
+    halves, scale = values / 2, parts / (side / 2)  # halves are used, because the difference of two halves is finite
     low = halves.min()
     cells: NDArray[np.int64]
     if halves.max() - low < side / 2 * len(values):

@@ -19,7 +19,7 @@ from ray_messaging.model.extension import AudiencePairs
 
 UNRESOLVED = 0  # in place of a version that is looked up later
 EVERYBODY = AudiencePairs("*", 0)  # all agents of the experiment that are in the directory
-_KEPT = 32  # most versions, and restrictions of versions, that are kept in memory or mapped
+_KEPT = 32  # the most versions, and parts of versions for some agents, that are kept in memory or mapped
 
 
 class AudienceCache:
@@ -54,7 +54,7 @@ class AudienceCache:
             return self._keep(audience, b"", found)
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version of an audience that counts from a step on, after agents have moved to new positions.
+        """Make the version of an audience that applies from a step on, after agents have moved to new positions.
 
         Raises: AudienceTooLarge if there are too many pairs, ConfigError if this messager cannot move agents.
         """
@@ -99,9 +99,9 @@ def name_of(audience: object) -> str:
 
 
 def current_audience(audiences: Audiences, given: object, step: int | None = None) -> AudiencePairs:
-    """Return an audience that a user passed, in the version that counts in a step (None: the newest).
+    """Return an audience that a user passed, in the version that applies in a step (None: the newest).
 
-    Raises: UnknownName if there is no such audience, or it does not count in that step.
+    Raises: UnknownName if there is no such audience, or it does not exist in that step.
     """
     name = name_of(given)
     return EVERYBODY if name == EVERYBODY.name else AudiencePairs(name, audiences.of(name, step).version)

@@ -23,14 +23,14 @@ try:
 except ImportError:  # isal does not exist for all machines: the standard library does the same.
     from zlib import crc32
 
-_FACTS = "audience.json"
+FACTS = "audience.json"  # the file that is written last
 _HEADERS = Lock()  # numpy parses a file's header by `ast`, which some Pythons cannot do in two threads at once
 _GRAPH = ("senders", "out_lengths", "heard", "hearers", "into_lengths", "said")
 
 
 def version_folder(folder: Path, name: str, version: int) -> Path:
     """Return the folder of a version of an audience."""
-    return folder / f"{name}@{version}"  # With its version, even the name ".." is safe.
+    return folder / f"{name}@{version}"  # The version makes the folder's name safe even if the audience is named "..".
 
 
 def write_edges(folder: Path, edges: Edges) -> None:
@@ -57,7 +57,7 @@ def write_edges(folder: Path, edges: Edges) -> None:
         }
         for name, array in arrays.items():
             _write(made / f"{name}.npy", array)
-        with (made / _FACTS).open("w") as file:
+        with (made / FACTS).open("w") as file:
             json.dump(facts, file)
             file.flush()
             os.fsync(file.fileno())
@@ -78,7 +78,7 @@ def _write(path: Path, array: NDArray[np.generic]) -> None:
 def read_edges(folder: Path, name: str, version: int) -> Edges:
     """Memory-map the files of a version; raise UnknownName if there are none, FrameError if they are damaged."""
     try:
-        facts = json.loads((folder / _FACTS).read_text())
+        facts = json.loads((folder / FACTS).read_text())
         arrays = {each: _read(folder / f"{each}.npy", checksum) for each, checksum in facts["checksums"].items()}
         digest = bytes.fromhex(facts["digest"])
         if "members" in arrays:

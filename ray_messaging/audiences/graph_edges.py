@@ -219,9 +219,9 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 class GraphEdges:
     """Pairs of int ids, from both sides: `out` has the hearers of each sender, `into` the senders of each hearer.
 
-    Restrictions share these arrays. `senders` are the places of the senders that count, and `wanted` (bool, by place)
-    says which hearers count; None: all count. `positions` are the positions from which the pairs were made (None: they
-    were made from a graph).
+    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders that count,
+    and `wanted` (bool, by place) says which hearers count; None: all count. `positions` are the positions from which
+    the pairs were made (None: they were made from a graph).
     """
 
     def __init__(

@@ -45,7 +45,10 @@ class Heard:
         payloads: Sequence[Payloads | None],
         removed: Pairs | None = None,
     ) -> None:
-        """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules have taken out."""
+        """Prepare the values.
+
+        Args: rows of `from_ids` and `payloads` are broadcasts; rules have taken out the pairs `removed`.
+        """
         self.agents = agents
         self._order = _by_sender(from_ids)
         if self._order is not None:
@@ -145,7 +148,10 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum of each hearer of a chunk. As in a hearing's `sums`, each sender is summed first."""
+        """Return the sum of each hearer of a chunk.
+
+        As in a hearing's `sums`, the values of each sender are summed first.
+        """
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
         senders = (self._from_ids.values * 3 + kinds)[chunk.rows]  # a number for each sender

@@ -26,4 +26,8 @@ class LocalFolder:
 
     async def load(self, name: str, version: int) -> Edges:
         """Return the pairs of a version; raise UnknownName if it does not exist, FrameError if it is damaged."""
-        return await asyncio.to_thread(read_edges, version_folder(self.folder, name, version), name, version)
+        return await asyncio.to_thread(self.read, name, version)
+
+    def read(self, name: str, version: int) -> Edges:
+        """Return what `load` returns."""
+        return read_edges(version_folder(self.folder, name, version), name, version)

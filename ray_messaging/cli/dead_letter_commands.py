@@ -46,10 +46,10 @@ app = typer.Typer(
 )
 
 
-_WIDE = 120  # columns of a terminal in which reasons are beside the letters
-_TABLE_WIDTH = 80  # A table needs a terminal of so many columns.
-_SHOWN = 50  # A table shows at most so many messages of a letter.
-_BYTES = 64  # bytes that are shown of a frame that cannot be decoded
+_WIDE = 120  # the least width of a terminal, in columns, that has room for the reasons beside the letters
+_TABLE_WIDTH = 80  # the least width of a terminal, in columns, for a table
+_SHOWN = 50  # the most messages of a letter that a table shows
+_BYTES = 64  # the bytes that are shown of a frame that cannot be decoded
 
 
 def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:

@@ -23,7 +23,7 @@ from ray_messaging.observability.health.findings import Finding, Health
 from ray_messaging.transports.backend import backend_of
 
 CRITICAL = 1
-_TABLE_WIDTH = 80  # A table needs a terminal of so many columns.
+_TABLE_WIDTH = 80  # the least width of a terminal, in columns, for a table
 _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red"}
 
 ExpId = Annotated[str | None, typer.Argument(metavar="EXP_ID", help="A running experiment.")]
@@ -34,7 +34,10 @@ Redis = Annotated[
 
 
 def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
-    """Return an experiment's health, by `config` if its interceptor is away. Raises ConfigError, UnknownName."""
+    """Return an experiment's health. If its interceptor does not answer, `config` says where its server is.
+
+    Raises: ConfigError if no Ray cluster is found; UnknownName if the experiment does not run.
+    """
     if not join_ray(exp_id):
         raise ConfigError(
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to the host:port of "
@@ -47,7 +50,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
 
 
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
-    """Return whether a server is suitable for an experiment, None: for one of any name."""
+    """Return the health of a server: whether it suits experiment `exp_id` (None: an experiment of any name)."""
     facts = backend_of(config).probe(exp_id or f"doctor-{secrets.token_hex(8)}")
     return Health(f"the server at {facts.where}", check_servers(facts, allow_eviction=config.allow_eviction))
 

@@ -30,7 +30,7 @@ from ray_messaging.eventlog.reading.causes import DEPTH
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
-SHOWN = 50  # Without --limit, a table shows so many rows.
+SHOWN = 50  # the rows that a table shows without --limit
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
@@ -118,7 +118,7 @@ def sql(
     try:
         table = open_log(target).sql(query)
     except ImportError as error:
-        # Ray wraps the error in one of its own: show the cause.
+        # Ray wraps the error in an error of its own, so the cause is shown.
         raise ConfigError(str(getattr(error, "cause", error))) from error
     if as_json:
         print_json(*map(json_line, table.to_pylist()))
@@ -181,7 +181,7 @@ def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Js
 
 @app.command(short_help="Print which agents a message could have influenced, step by step.")
 def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json: Json = False) -> None:
-    """Print how many agents a message of a step could have moved, step by step: with --json the agents, a line each."""
+    """Print how many agents a message could have influenced, step by step: with --json the agents, a line each."""
     found = open_log(target).effects(message_id, depth)
     if as_json:
         print_json(*map(json_line, found.agents.to_pylist()))
@@ -238,7 +238,7 @@ def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = F
     console = output()
     columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())
     bars = Progress(*columns, console=console)
-    # Not by disable=: rich before 14.3 would print an empty line at the end.
+    # The bars are not turned off by disable=, because rich before 14.3 would then print an empty line at the end.
     with bars if console.is_terminal and not as_json else nullcontext():
         task = bars.add_task("rows", total=None)
         rows = log.export(file, on_progress=lambda done: bars.update(task, completed=done), **fields)

@@ -20,8 +20,8 @@ from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, STORED, facts_o
 BAR = 24  # the length of a bar, in columns of the terminal
 _LINE = 60  # the most columns of the terminal that the traffic takes
 _BESIDE_LINE = 30  # columns of the terminal to the left of the traffic
-_WIDE = 100  # A terminal with so many columns has room for explanations.
-_ROOMY = 130  # columns of a terminal in which a row of the log fits one line
+_WIDE = 100  # the least width of a terminal, in columns, that has room for explanations
+_ROOMY = 130  # the least width of a terminal, in columns, in which a row of the log fits one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
 

@@ -20,7 +20,7 @@ from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.fates import BLOCKED, FATES
 
-# No script, nothing from a network: a text of an agent could use neither.
+# The page may run no script and load nothing from a network, so that a text that an agent wrote can do no harm.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1600px; padding: 0 1em; color: #222 }

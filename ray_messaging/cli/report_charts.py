@@ -11,8 +11,9 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.model.fates import FATES, STORED, facts_of
 
-_PAIRS = 2_000  # most pairs of agents, those with the most messages: more would make the picture black
-_NAMED = 20  # agents with a name in the picture, those with the most messages
+# The most pairs of agents that are drawn, those with the most messages: more would make the picture black.
+_PAIRS = 2_000
+_NAMED = 20  # the number of agents with a name in the picture, those with the most messages
 _SEED = 7
 _CHANGED = "#CC79A7"  # the colour of messages that a rule has rewritten
 
@@ -84,5 +85,5 @@ def svg(figure: Any) -> str:  # noqa: ANN401 - matplotlib's Figure
     """Return a figure as an HTML image."""
     out = BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    # As an image: the ids of several SVGs in one document would clash.
+    # The figure is embedded as an image, because the ids of several SVGs in one document would clash.
     return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(out.getvalue()).decode()}">'

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -21,6 +22,12 @@ from ray_messaging.inspector.sources.log_rows import RunFacts
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
+]
+Beside = Annotated[
+    str | None,
+    typer.Option(
+        "--beside", metavar="LOG_DIR", help="The log_dir of another run, such as a fork, to compare with LOG_DIR."
+    ),
 ]
 Host = Annotated[
     str,
@@ -51,6 +58,7 @@ OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
 def ui(
     target: Target,
+    beside: Beside = None,
     host: Host = "127.0.0.1",
     port: Port = 8266,
     allow_host: AllowHost = None,
@@ -66,7 +74,13 @@ def ui(
     check_extra()
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     with bound.socket:
-        found = join_experiment(target, "start it first") if of_process else open_run(target, FolderFacts)
+        found = (
+            join_experiment(target, "start it first")
+            if of_process
+            else open_run(target, partial(FolderFacts, beside=beside))
+        )
+        if beside is not None and isinstance(found, Messaging):
+            raise ConfigError(f"--beside compares two folders of logs, and {target!r} is a running experiment")
         if control and not isinstance(found, Messaging):
             raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
         source = LiveSource(found) if isinstance(found, Messaging) else found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, Audiences, encode_facts
 from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.files import read_edges, version_folder, write_edges
+from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.source import LocalFolder
@@ -29,6 +29,9 @@ from ray_messaging.errors import AlreadyExists, ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 
+if TYPE_CHECKING:
+    from ray_messaging.eventlog.stored_audiences import StoredAudiences
+
 _ATTEMPTS: Final = 5  # each attempt starts the actor again if it is gone
 
 
@@ -38,12 +41,12 @@ Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs with further members; raise ConfigError if the audience is not one of members."""
+    """Return the pairs with further members; raise ConfigError if the audience was not made from members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs without these members; raise ConfigError if the audience is not one of members."""
+    """Return the pairs without these members; raise ConfigError if the audience was not made from members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
@@ -56,13 +59,15 @@ def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
 
 
 def remove(_edges: Edges) -> None:
-    """Return None: the audience has no pairs any more."""
+    """Remove an audience: return None in place of its pairs."""
 
 
 def positions_of(name: str, edges: Edges) -> Positions:
     """Return the positions from which the pairs were made; raise ConfigError if the audience has no positions."""
     if not isinstance(edges, GraphEdges) or edges.positions is None:
-        raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
+        raise ConfigError(
+            f"audience {name!r} has no positions: make one that has by create_audience(..., positions=..., radius=...)"
+        )
     return edges.positions
 
 
@@ -80,15 +85,27 @@ class AudienceMaker:
 
     A lock in the folder makes the changes of several processes follow one another. A Ray actor of this class, on the
     node with the files, serves processes on other nodes. It keeps no state.
+
+    Args: `log_dir` is the folder of the event log. If it is a URI, it gets copies of the files.
     """
 
-    def __init__(self, folder: str, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+    def __init__(self, folder: str, interceptor: Any, log_dir: str | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._folder = Path(folder)
         self._interceptor = interceptor
+        self._log_dir = log_dir
 
     def load(self, name: str, version: int) -> Edges:
         """Return the pairs of a version of an audience."""
-        return asyncio.run(LocalFolder(self._folder).load(name, version))
+        return (self._store() or LocalFolder(self._folder)).read(name, version)
+
+    def _store(self) -> "StoredAudiences | None":
+        """Return the audiences in the log's folder if these are copies; None if there are no copies."""
+        if self._log_dir is None or "://" not in self._log_dir:
+            return None
+        from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - brings pyarrow
+        from ray_messaging.eventlog.stored_audiences import StoredAudiences  # noqa: PLC0415 - as above
+
+        return StoredAudiences(Folder(self._log_dir), self._folder)
 
     @contextmanager
     def _alone(self) -> Iterator[Audiences]:
@@ -118,7 +135,7 @@ class AudienceMaker:
             if step is not None and audiences.moved_with(name, step):
                 return
             last = audiences.of(name, step)
-            edges = change(read_edges(version_folder(self._folder, name, last.version), name, last.version))
+            edges = change(self.load(name, last.version))
             if step is not None or edges is None or edges.digest.hex() != last.facts.digest:
                 self._publish(name, audiences.last_version(name) + 1, last.facts.kind, edges, step)
 
@@ -128,6 +145,8 @@ class AudienceMaker:
         facts = ""
         if edges is not None:
             write_edges(version_folder(self._folder, name, version), edges)
+            if (store := self._store()) is not None:
+                store.keep(name, version)
             moved = -1 if since is None else since - 1
             facts = encode_facts(AudienceFacts(kind, edges.pairs, edges.digest.hex(), moved))
         if self._ask(self._interceptor.set_audience.remote(name, version, facts, since)) is None:
@@ -172,7 +191,9 @@ class AudienceFiles:
             options |= {"get_if_exists": True, "max_restarts": -1, "max_task_retries": -1}
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(home.node, soft=False)
             exp_id = self._experiment.exp_id
-            self._kept = start_actor(exp_id, AudienceMaker, options, home.folder, self._interceptor)
+            self._kept = start_actor(
+                exp_id, AudienceMaker, options, home.folder, self._interceptor, self._experiment.log_dir
+            )
         return self._kept
 
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
@@ -192,7 +213,7 @@ class AudienceFiles:
     async def load(self, name: str, version: int) -> Edges:
         """Return the pairs of exactly this version. Raises the same errors as `LocalFolder.load`."""
         if self._here():
-            return await LocalFolder(Path(self._home.folder)).load(name, version)
+            return await asyncio.to_thread(self._maker().load, name, version)
         found: Edges = await self._through_actor("load", name, version)
         return found
 
@@ -219,4 +240,4 @@ class AudienceFiles:
             run_in_own_loop(lambda: self._through_actor(call, *arguments))
 
     def _maker(self) -> AudienceMaker:
-        return AudienceMaker(self._home.folder, self._interceptor)
+        return AudienceMaker(self._home.folder, self._interceptor, self._experiment.log_dir)

@@ -24,7 +24,7 @@ from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
-LARGE_BYTES = 10**7  # About data smaller than this, no line is printed.
+LARGE_BYTES = 10**7  # the least size of data about which a line is printed
 _told = Event()  # set once this process has named a folder of large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
@@ -136,11 +136,12 @@ def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None 
 
 
 def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
-    """Return the text of the error; `facts` are Ray's of the node, or empty if Ray has forgotten the node."""
+    """Return the text of the error; `facts` are what Ray knows of the node, or empty if Ray has forgotten the node."""
     where = f" ({facts['NodeManagerHostname']}, {facts['NodeManagerAddress']})" if facts else ""
     return (
-        f"experiment {exp_id!r} has lost {which} with Ray node {node}{where}: what waited there is gone. Shut it down, "
-        "and start it anew; a server of yours with Sentinels, or a cluster, survives that: redis="
+        f"experiment {exp_id!r} has lost {which} with Ray node {node}{where}: the messages there are gone. Shut the "
+        "experiment down, and start it anew; with redis=, a server of yours that has Sentinels, or a cluster, survives "
+        "such a loss"
     )
 
 

@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ from ray_messaging.cluster.ray_internals import on_ray_client
 from ray_messaging.cluster.run.agent import StateChange
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.config import Steps
-from ray_messaging.errors import AlreadyExists, ConfigError, NotRepeatable
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, NotRepeatable
 from ray_messaging.interception.rules import Rule
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.sending.bulk_input import ColumnChunk
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
+    from ray_messaging.eventlog.folder import Folder
     from ray_messaging.eventlog.folder_records import RunRecord
     from ray_messaging.eventlog.reading.event_rows import LogRow
 
@@ -106,7 +108,7 @@ class Fork:
             rows = _left(rows, step, messaging.log)
         messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
-        self._resumed = False  # later steps have not begun
+        self._resumed = False  # no later step has begun, so that none of its messages was sent
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
         """Send messages from outside as they were sent in the parent, to the byte.
@@ -188,7 +190,7 @@ def start_fork(
     **options: Any,  # noqa: ANN401 - as for start_experiment
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are as for `Messaging.fork`."""
-    # These bring pyarrow, which takes a second.
+    # These modules bring pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
@@ -207,7 +209,7 @@ def start_fork(
     parent, target = Folder(str(absolute(parent_dir))), str(absolute(log_dir))
     record = record_of(parent)
     if record.steps is None:
-        raise ConfigError(f"{parent.where} is of a run without steps: only a run with steps=Steps() can be forked")
+        raise ConfigError(f"the run in {parent.where} had no steps: only a run with steps=Steps() can be forked")
     _check_rules(record, parent.where, rules)
     check_name("exp_id", exp_id)
     there = read_run(Folder(target)) if on_existing == "resume" else None
@@ -228,9 +230,18 @@ def start_fork(
         started = start_experiment(exp_id, steps=steps, log_dir=target, rules=rules or (), **begin, **options)
     except BaseException:
         if not resumed:
-            shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
+            _remove(Folder(target))
         raise
     return started, fork
+
+
+def _remove(folder: "Folder") -> None:
+    """Remove the folder of a fork that could not start. On a store, other files may be beside those of the fork."""
+    if folder.local:
+        shutil.rmtree(folder.path, ignore_errors=True)
+    else:
+        with suppress(LogError):  # the error of the start says more
+            folder.erase(records=True)
 
 
 def _bring(folder: str) -> None:
@@ -275,11 +286,11 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
     """Raise ConfigError if the parent had rules and none are given: without rules the fork would be another run."""
-    # The checkpoint may be from an earlier start of the parent than its last start.
+    # The checkpoint may come from an earlier start of the parent, so the rules of all its starts count.
     former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))
         raise ConfigError(
-            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], the "
-            "same for a twin, or rules=[] for none"
+            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], "
+            "with the same rules for a run that equals its parent, or rules=[] for none"
         )

@@ -139,7 +139,7 @@ def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noq
 
 
 def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
-    """Return the groups that hold up a step and whose drivers the server has not heard for long, in seconds."""
+    """Return, for each group that holds up a step and whose driver is cut off from the server, for how many seconds."""
     if progress is None or not wait([progress], timeout=0)[0]:
         return {}
     try:
@@ -182,7 +182,8 @@ def check_servers(
 
 def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentReport | None:
     """Run `ask_experiment` in a Ray task, because a driver on Ray Client may not reach the server; None: it failed."""
-    known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
+    # The password is left out, because Ray keeps the arguments of tasks.
+    known = None if experiment is None else experiment.without_password()
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
         found: ExperimentReport | None = get(asking, timeout=DEADLINE_S + _TASK_S)

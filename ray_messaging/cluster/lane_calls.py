@@ -30,7 +30,7 @@ Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A send of a handle's frames; `oldest` is the lowest number for which the handle still waits."""
+    """A send of a handle's frames; `oldest` is the lowest number of a send whose answer the handle still awaits."""
 
     caller: str
     number: int
@@ -279,7 +279,7 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
     lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
-        batch = decode(frame, checked=True)  # the actor has checked it when it read the mailbox
+        batch = decode(frame, checked=True)  # the actor has checked the frame when it read the mailbox
         batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
         if batch.trace is not None:
             batch.trace = batch.trace._replace(fetched=part.fetched)

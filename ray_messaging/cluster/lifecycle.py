@@ -79,10 +79,11 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
+        of_start = spec.log_dir is None or "://" in spec.log_dir  # a log in a URI has copies of the audiences' files
+        if config is None and kept is None and of_start and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # All calls of this actor may be repeated, so Ray repeats them.
+        # All calls to this actor may be repeated, so Ray repeats them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
         # The interceptor runs on the node of this process, as the embedded primary and the log do, and ends with it.
         # Ray does not keep a soft affinity of an actor that asks for no resources.
@@ -173,7 +174,7 @@ class StartedExperiment:
             leave([self.interceptor], erase=erase or over or self._untouched)
         erase = erase or self._until_logged  # once the log has all rows, nobody needs the server's files
         if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
-            kill(audiences)  # other processes may still have handles of it
+            kill(audiences)  # other processes may still have handles of this actor, which keep it alive
         attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
         _kill(self._servers)
         if erase and self._kept is not None:
@@ -256,7 +257,10 @@ def _checked_servers(
     if isinstance(config, RedisConfig) and shards is not None:
         config = config.model_copy(update={"shards": shards})
     if config is not None and data_dir is not None:
-        raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
+        raise ConfigError(
+            f"data_dir={str(data_dir)!r} is for the embedded server, and redis= is a server of yours: leave out one "
+            "of them"
+        )
     return config, shards
 
 
@@ -268,7 +272,7 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
-        raise ConfigError("calls= limits what agents call by me.remember, in runs with steps: add steps=Steps()")
+        raise ConfigError("calls= limits what agents call by me.remember, but there are no steps: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")
@@ -300,7 +304,8 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         running = connect(exp_id)
     except UnknownName:
         return
-    except Fenced:  # another start holds the experiment on the server, so the running one can do nothing any more
+    # Another start has taken the experiment on the server, so the experiment that runs here can do nothing any more.
+    except Fenced:
         for actor in named_actors(f"{exp_id}/").values():
             kill(actor)
         return
@@ -328,7 +333,8 @@ def leave(
 ) -> None:
     """Close actors cleanly, then kill them. `calls` are calls of these actors whose results nobody needs any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
-    # Without this, Ray prints the errors of these calls, and says that it repeats the calls, although it does not.
+    # If the results were not read, Ray would print the errors of these calls, and say that it repeats the calls,
+    # although it does not.
     for ref in wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             get(ref)

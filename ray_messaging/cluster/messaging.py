@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.placement import ActorOptions, GroupPlacement
-    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
+    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run, RunActors
     from ray_messaging.compat.msg import Payload
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Messaging(AbstractContextManager["Messaging"]):
-    """Messaging of one experiment on a Ray cluster; it can be passed to Ray tasks and actors.
+    """One experiment on a Ray cluster, as an object that can be passed to Ray tasks and actors.
 
     The experiment lives as long as the process that started it, or until `shutdown`.
     """
@@ -72,7 +72,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # the work of a fork between its steps
+        self._fork: Fork | None = None  # if this is a fork: the work that it does between its steps
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -100,8 +100,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         shards: "Shards" = None,
         calls: "Calls | None" = None,
     ) -> "Messaging":
-        """Start an experiment, and Ray if it does not run yet. That Ray ends with the last experiment of this process.
+        """Start an experiment, and Ray if it does not run yet.
 
+        A Ray that was started here ends with the last experiment of this process.
         Args:
             exp_id: The experiment's name.
             redis: The address of your own server. None: an embedded server, which ends with the experiment (see
@@ -150,7 +151,7 @@ class Messaging(AbstractContextManager["Messaging"]):
                 calls=calls,
             )
         except AlreadyExists as error:
-            # Frames of ours and Ray's say nothing to a user.
+            # The stack frames inside this library and Ray do not help a user.
             raise error.with_traceback(None) from None
         return cls(started.experiment, started.interceptor, started)
 
@@ -172,20 +173,20 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Messaging":
         """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
 
-        The fork begins with the newest checkpoint before `at_step`: with all states, messages in flight, audiences, and
-        what rules remember. A call of `run` with the same agents and groups goes on from there; in the steps before
-        `at_step` the groups must send the parent's messages again. The parent is never changed, and may still run. A
-        fork may be forked.
+        The fork begins with the newest checkpoint before `at_step`, which holds all states, messages in flight,
+        audiences, and what rules remember. A call of `run` with the same agents and groups goes on from there. In the
+        steps before `at_step` the groups must send the same messages as in the parent. The parent is never changed, and
+        may still run. A fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
             exp_id: The name of the new experiment.
             log_dir: The folder of the fork's event log, which gets the parent's rows up to the checkpoint.
-            at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
+            at_step: The first step that may differ from the parent's step; None: the step after the last checkpoint.
             rules: The fork's rules. A rule that has the name of a rule of the parent begins with what that rule
                 remembered.
-            states: Values to set in agents' states before step `at_step`, as `{3: {"mood": 0.5}}`; with by="group" in
-                the agents' rows of the arrays.
+            states: Values to set in agents' states before step `at_step`, such as `{3: {"mood": 0.5}}`. With
+                by="group" the values are set in these agents' rows of the state's arrays.
             redis: As for `start`.
             settings: As for `start`.
             data_dir: As for `start`.
@@ -231,13 +232,14 @@ class Messaging(AbstractContextManager["Messaging"]):
             in_cluster = ray.is_initialized()
             if not join_ray(check_name("exp_id", exp_id), as_driver=True):
                 raise ConfigError(
-                    f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call ray.init("
-                    f"address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"
+                    f"no Ray cluster runs on this machine, so it has no experiment {exp_id!r}: call ray.init("
+                    f"address=...) to join another machine's cluster, or begin by Messaging.start({exp_id!r})"
                 )
             try:
                 connection = connect(exp_id)
             except UnknownName:
-                if not in_cluster:  # the next experiment may be in another cluster, and must not be started in this one
+                # Leave this cluster: the next experiment may run in another one, and must not be started here.
+                if not in_cluster:
                     ray.shutdown()
                 raise
         return cls(connection.experiment, connection.interceptor)
@@ -249,8 +251,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
-                Without `erase` these data stay, and `on_existing` decides at the next start. Data of an embedded server
-                without a `data_dir` are always deleted.
+                Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
+                stay only if they are in a folder, as `data_dir` of `start` says.
         """
         kept = ("_surveys", "_audience_files", "_user", "_run_actors")
         *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
@@ -371,12 +373,13 @@ class Messaging(AbstractContextManager["Messaging"]):
         Args:
             groups: The agents of each group, by its name.
             subtopics: The subtopics on which the agents listen.
-            placement: On which nodes of the cluster the groups start: "spread" over all, "pack" on this process's node
-                as long as it has room, or by group: a node's id or name, or the resources that its node must have,
-                as `{"east": "host-b", "west": {"GPU": 1}}`; groups that are not named are spread. If a node is lost,
-                its groups start again elsewhere, except groups that were given this node. After 10 s a warning names
-                resources that no node has.
-            actor_options: Options of Ray's for the actors, such as num_cpus or runtime_env, for all or by group.
+            placement: On which nodes of the cluster the groups start: "spread" over all nodes, "pack" on this process's
+                node as long as it has room, or a dict with, for each group, a node's id or name, or the resources that
+                the group's node must have, such as `{"east": "host-b", "west": {"GPU": 1}}`; groups that are not in
+                the dict are spread. If a node is lost, its groups start again elsewhere, except groups that were given
+                this node. After 10 s a warning names resources that no node has.
+            actor_options: Ray's options for the actors, such as num_cpus or runtime_env: one dict for all groups, or
+                a dict of such dicts by group.
 
         Raises: ConfigError for a node, a group or an option that does not exist; otherwise the same errors as
         `create_group`.
@@ -527,8 +530,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "GroupMessager":
         """Open a group inside your own actor: a messager that hosts agents, so calls need no hop to another actor.
 
-        You must close the messager. It makes the garbage collector of your process run less often, unless you have set
-        the collector's thresholds.
+        You must close the messager. An open messager makes the garbage collector of your process run less often, unless
+        you have set the collector's thresholds.
 
         Raises: AlreadyExists if a living actor has the name, or an agent is taken.
         """
@@ -552,7 +555,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         An open messager raises NotListening from then on. Raises ConfigError for a living group.
         """
         if find_actor(self._connection.experiment.group_name(check_name("name", name))) is not None:
-            raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
+            raise ConfigError(f"{name!r} is a group that is running: remove it by messaging.remove_group({name!r})")
         self._connection.ask(self.interceptor.remove.remote(name))
 
     @property
@@ -582,7 +585,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         self,
         model: "AgentModel | Mapping[str, AgentModel]",
         *,
-        until: int,
+        until: "Until",
+        max_steps: int | None = None,
         by: Literal["agent"] = "agent",
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
@@ -594,7 +598,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         self,
         model: "GroupModel | Mapping[str, GroupModel]",
         *,
-        until: int,
+        until: "Until",
+        max_steps: int | None = None,
         by: Literal["group"],
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
@@ -607,7 +612,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         *,
         agents: object,
         groups: object = None,
-        until: int,
+        until: "Until",
+        max_steps: int | None = None,
         start: "Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None" = None,
         graph: object = None,
         shared: object = None,
@@ -635,7 +641,10 @@ class Messaging(AbstractContextManager["Messaging"]):
             groups: The number of groups, or {name: ids}, or None: one per two CPUs. With n groups, the agents, sorted
                 (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
                 With by="group" and several kinds, each group has one kind, and each kind has at least one group.
-            until: The first step that is not run.
+            until: The first step that is not run. Or a condition: a function of what was collected in a step, a dict by
+                column, such as `lambda now: now["mood"] > 1`. The run ends after the first collected step for which it
+                returns True.
+            max_steps: If `until` is a condition, the first step that is not run in any case.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
                 a dict of arrays. For several kinds it may be a dict of such functions; kinds without one begin with {}.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
@@ -647,13 +656,13 @@ class Messaging(AbstractContextManager["Messaging"]):
             collect: What is measured at the end of a step, for the result's `series`. For one row per agent: a function
                 of `me` that returns a dict, or with by="group" a function of `group` that returns a dict of arrays. For
                 one row per step: an aggregate of one key of all agents' states, such as `Mean("mood")` or
-                `Count("health")`, or a list of aggregates.
+                `Count("health")`, or a list of aggregates. `Of(ids, ...)` measures some agents only.
             collect_every: Collect in every n-th step, from step 0 on.
             only_active: After its first step, an agent is called only if it has messages, a rule has blocked one of its
                 messages, a fork has set its state, or the agent used `me.stay_active()` in its last call. Pregel calls
                 this a vote to halt. If no agent is active, steps go on, and cost next to nothing.
             placement: On which nodes the groups start: "spread", "pack", or by group; see `create_groups`.
-            actor_options: Options of Ray's for the groups' actors, for all or by group; see `create_groups`.
+            actor_options: Ray's options for the groups' actors, for all or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step; the result's `stopped` is then True. A second Ctrl-C ends it at once.
@@ -662,19 +671,21 @@ class Messaging(AbstractContextManager["Messaging"]):
         that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can
         read.
         """
+        from ray_messaging.cluster.run.ending import ending_of
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
-        from ray_messaging.steps.step_loop import check_until
+        from ray_messaging.cluster.run.run_plan import check_run
 
-        check_until(until)
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
+        check_run(model, options)
+        ending = ending_of(until, max_steps, options)
         try:
             placed = (placement, actor_options)
-            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, until) as standing:
-                parts = standing._go_on(until, progress=progress, with_states=True)
-            return standing._gathered(parts, until)
+            with Run(self, model, agents, groups, graph, shared, options, self._run_actors, placed, ending) as standing:
+                parts = standing._go_on(ending.most, progress=progress, with_states=True)
+            return standing._gathered(parts, standing.step if standing._fulfilled else ending.most)
         except StepFailed as error:
-            # Our own frames say nothing to a user.
+            # The stack frames inside this library do not help a user.
             raise error.with_traceback(None) from error.__cause__
 
     @overload
@@ -781,8 +792,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             subtopic: The subtopic of the question.
             timeout: Seconds for which `wait` waits; None: no limit.
 
-        Raises: AlreadyExists if the survey_id is taken; ConfigError for a survey of nobody or a type without a JSON
-        schema; otherwise the same errors as `Messager.send_columns`.
+        Raises: AlreadyExists if the survey_id is taken; ConfigError if the survey asks no agents, or the type has no
+        JSON schema; otherwise the same errors as `Messager.send_columns`.
         """
         from ray_messaging.cluster.handles.survey import Survey, asked_agents
 

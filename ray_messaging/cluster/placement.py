@@ -32,8 +32,8 @@ class Placement:
     """The options with which the actors of some groups start.
 
     Args:
-        placement: "spread", "pack", or by group a node's id or name, or the resources that the group's node must have;
-            other groups are spread.
+        placement: "spread", "pack", or a dict with a node's id or name, or the resources that a node must have, by
+            group; groups that are not in the dict are spread.
         actor_options: Options of Ray's for all of these groups, or by group.
         groups: The names of the groups.
 
@@ -75,7 +75,7 @@ class Placement:
 
 
 def _comparable(option: Any) -> Any:  # noqa: ANN401 - an option of Ray's
-    if isinstance(option, Mapping):  # a text, as the user may change a runtime_env until it is compared
+    if isinstance(option, Mapping):  # a str, because the user may change a runtime_env before it is compared
         return repr(dict(option))
     return getattr(option, "__dict__", option)
 
@@ -98,7 +98,9 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
 def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the options of each group; raise ConfigError for options that Ray does not have."""
     if not isinstance(given, Mapping | None):
-        raise ConfigError(f"actor_options={given!r} must be options of Ray's, as {{'num_cpus': 1}}, or these by group")
+        raise ConfigError(
+            f"actor_options={given!r} must be options of Ray's, such as {{'num_cpus': 1}}, or such options by group"
+        )
     apart = bool(given) and all(name in groups and isinstance(each, Mapping) for name, each in (given or {}).items())
     if apart and given is not None and "resources" not in given and "runtime_env" not in given:
         found = {name: dict(given.get(name, {})) for name in groups}
@@ -110,7 +112,7 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
 
 
 def _check_options(options: dict[str, Any], text: str) -> None:
-    """Raise ConfigError, with a text, for options that Ray would refuse at the start of an actor."""
+    """Raise ConfigError, which begins with `text`, for options that Ray would refuse at the start of an actor."""
     if not options:
         return
     try:
@@ -119,7 +121,7 @@ def _check_options(options: dict[str, Any], text: str) -> None:
         raise ConfigError(f"{text}: {error}") from error
     gpus = options.get("num_gpus") or 0
     if gpus > 1 and gpus % 1:
-        raise ConfigError(f"{text}: {gpus:g} GPUs, and more than one must be a whole number")
+        raise ConfigError(f"{text}: num_gpus={gpus:g} is above 1, so it must be a whole number")
 
 
 class _Probe:
@@ -179,4 +181,4 @@ def _node(group: str, where: str, nodes: Collection[Mapping[str, Any]]) -> str:
         return str(found[0])
     there = ", ".join(f"{node['NodeManagerHostname']} ({node['NodeID']})" for node in nodes)
     several = "several nodes" if found else "no node"
-    raise ConfigError(f"placement= has {where!r} for group {group!r}, and {several} of the cluster is that: {there}")
+    raise ConfigError(f"placement= has {where!r} for group {group!r}, which names {several} of the cluster: {there}")

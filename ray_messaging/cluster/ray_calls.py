@@ -12,7 +12,7 @@ from ray_messaging.errors import Closed, ended
 
 _NO_RAY = "no Ray runs in this process, after ray.shutdown() or the end of the last experiment that it had started"
 _OTHER_RAY = "the Ray in which it ran was shut down in this process, which uses another one now"
-_STALE = "different cluster"  # in the text of Ray's error, a bare Exception
+_STALE = "different cluster"  # a part of the text of an error that Ray raises as a bare Exception
 
 
 def check_ray(exp_id: str) -> None:
@@ -114,7 +114,8 @@ def cancel(ref: Any) -> None:  # noqa: ANN401 - an ObjectRef
 def kill(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     """Kill an actor as `ray.kill` does; do nothing if Ray has ended, because the actor has ended with it."""
     if ray.is_initialized():
-        ray.kill(actor._handle if type(actor) is OurActor else actor)  # Ray Client reads more of a handle than its type
+        # Ray Client needs Ray's own handle, as it reads more of a handle than its type.
+        ray.kill(actor._handle if type(actor) is OurActor else actor)
 
 
 def context() -> Any:  # noqa: ANN401 - Ray's context of this process

@@ -74,7 +74,7 @@ def release_ray(session: object) -> None:
 
 
 def _in_lasting_thread(call: Callable[[], None]) -> None:
-    """Make a call in the main thread if this is it, otherwise in a thread that lasts as long as Ray does.
+    """Make a call in this thread if it is the main thread, otherwise in a new thread that lasts as long as Ray does.
 
     The kernel kills the processes that Ray starts as soon as the thread that started them ends.
     """
@@ -216,7 +216,7 @@ def check_ray_address() -> None:
 
 
 def _answers(address: str, timeout_s: float) -> bool:
-    """Return whether a cluster's server answers in time, because Ray would wait for minutes for a stopped one."""
+    """Return whether a cluster's server answers in time, because Ray would wait for a stopped server for minutes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         connection.sendall(_HTTP2)
@@ -263,7 +263,7 @@ def _named() -> str:
 
 
 def _runs_here(address: str, clusters: Sequence[str]) -> bool:
-    """Return whether an address, in any form, is that of a cluster in `clusters`, to which this machine belongs."""
+    """Return whether an address, in any form, leads to one of `clusters`, which are clusters of this machine."""
     host, _, port = address.rpartition(":")
     if address in clusters:
         return True
@@ -271,7 +271,7 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
         return port in {cluster.rpartition(":")[2] for cluster in clusters}
     try:
         return f"{socket.gethostbyname(host)}:{port}" in clusters
-    except (OSError, UnicodeError):  # no such host
+    except (OSError, UnicodeError):  # there is no host with this name
         return False
 
 

@@ -176,6 +176,7 @@ def use_token() -> None:
     try:
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
     except ImportError:
-        return  # this Ray needs no such call
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its log messages do not help here
+        return  # this version of Ray needs no such call
+    # Ray's log messages about tokens do not help here.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

@@ -75,7 +75,10 @@ class RayMetrics:
         return [] if self._task is None else [TaskHealth("metrics", not self._task.done(), busy=False, age_s=0.0)]
 
     async def stop(self, *, tell: bool = True) -> None:
-        """Stop. With `tell`, report a last time. Pass False if reading the metrics waits for another process."""
+        """Stop; with `tell`, report a last time first.
+
+        Pass tell=False if reading the metrics waits for another process.
+        """
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -21,7 +21,7 @@ Address = tuple[str, int]
 
 
 async def measure(addresses: Sequence[Address]) -> list[float | None]:
-    """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+    """Return the milliseconds that a connection to each address took, or None if none came about in time."""
     return await asyncio.gather(*map(_connect, addresses))
 
 
@@ -30,7 +30,7 @@ async def _connect(address: Address) -> float | None:
     try:
         async with asyncio.timeout(_CONNECT_S):
             _, writer = await asyncio.open_connection(*address)
-    except OSError:  # TimeoutError is one
+    except OSError:  # a TimeoutError is an OSError, too
         return None
     took = 1000 * (time.perf_counter() - began)
     writer.transport.abort()
@@ -58,7 +58,8 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
         try:
             _note(found, asked[ref], get(ref))
         except (RayError, MessagingError) as error:
-            logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)  # another finding names it
+            # Another finding names this actor.
+            logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)
     return [*found.values()]
 
 

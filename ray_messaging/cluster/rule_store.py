@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuleStore:
-    """Durable store of the rules of one run of an experiment, and of their state."""
+    """Durable store of the rules of one start of an experiment, and of their state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.scheduled: list[Any] = []  # `RuleRequest`s that wait for their step, ascending
@@ -45,7 +45,7 @@ class RuleStore:
         # By the id() of each rule in force: the rule, so that no other object gets its id, and the pickle from which
         # the rule was made.
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
-        self._in_force: list[str] | None = None  # the list that is on the server
+        self._in_force: list[str] | None = None  # the entry's name and the rules' names, as they are on the server now
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
@@ -81,7 +81,7 @@ class RuleStore:
         if await self._server.delegate(epoch, number) is StateWrite.FENCED:
             raise _fenced(epoch)
 
-    async def look(self, epoch: int) -> bool:
+    async def beat(self, epoch: int) -> bool:
         """Write a heartbeat; return whether the server still has all data that it confirmed. Raises Fenced."""
         beat = await self._server.beat(epoch)
         if beat is StateWrite.FENCED:
@@ -130,9 +130,12 @@ class RuleStore:
         code = await asyncio.to_thread(kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        if code is None:  # an error: the rules that the start gave could pass messages that are forbidden by now
+        # This is an error, because the rules that were given at the start could let messages pass that are forbidden by
+        # now.
+        if code is None:
             raise RuleError(
-                f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
+                f"Ray's cluster state has lost the rules of experiment {self._exp_id!r}: start the experiment again",
+                rule="all",
             )
         self._kept = name.decode()
         kept, self.scheduled = ray.cloudpickle.loads(code)
@@ -155,14 +158,14 @@ class RuleStore:
         return names[0] if names else b"", code
 
     async def began(self) -> bool:
-        """Return whether this run has stored rules, which means that it has begun."""
+        """Return whether this start of the experiment has stored rules, which means that it has begun."""
         return bool(await self._saved())
 
     async def _saved(self) -> list[bytes]:
         return await asyncio.to_thread(kv_names, self._code, namespace=NAMESPACE)
 
     async def forget_rules(self) -> None:
-        """Delete the rules of this experiment from Ray, at its end, or after an earlier run that died."""
+        """Delete the rules of this experiment from Ray, at its end, or after an earlier start that died."""
         for name in await asyncio.to_thread(kv_names, self._runs, namespace=NAMESPACE):
             await asyncio.to_thread(kv_delete, name, namespace=NAMESPACE)
 
@@ -205,7 +208,7 @@ def unpickled(rule: PickledRule) -> Rule:
     """Unpickle a rule in the interceptor's process; raise RuleError if that fails."""
     try:
         found: Rule = ray.cloudpickle.loads(rule.data)
-    except Exception as error:  # as above
+    except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
             f"rule {rule.name!r} cannot be made in the interceptor's process ({type(error).__name__}: {error}): its "
             "module must be importable on every node (runtime_env), or be the script that runs",

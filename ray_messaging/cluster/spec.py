@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
+from ray_messaging.eventlog.folder_records import checked_uri
 
-if TYPE_CHECKING:  # not loaded with `Messaging`, because the settings import pydantic
+if TYPE_CHECKING:  # these modules are not loaded with `Messaging`, because the settings import pydantic
     from ray_messaging.config import Calls, MessagingConfig, ServerConfig, Steps
     from ray_messaging.observability.tracing.settings import Tracing
 
 logger = logging.getLogger(__name__)
 
-_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray, which Ray will delete
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray's, which Ray will delete
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
@@ -71,7 +72,7 @@ class Experiment(ExperimentFacts):
     """The facts of an experiment, and the address of its server."""
 
     redis: "ServerConfig"
-    withheld: bool = False  # this is a copy without the passwords
+    withheld: bool = False  # True: this is a copy without the passwords
 
     def without_password(self) -> "Experiment":
         """Return a copy without passwords, for pickling: Ray stores arguments of tasks, and users store pickles."""
@@ -94,7 +95,7 @@ class InterceptorSpec(ExperimentFacts):
     on_existing: str
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
     fork: int | None = None  # begin with the checkpoint after this step in log_dir; None: begin anew
-    per_node: bool = False  # the bodies that a group sends are on its own node's server
+    per_node: bool = False  # True: the bodies that a group sends are kept on the server of the group's own node
 
     def experiment(self, redis: "ServerConfig") -> Experiment:
         """Return the facts of the experiment, with this address of its server."""
@@ -107,8 +108,11 @@ def no_log(exp_id: str) -> str:
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return an absolute path, but a URI or None unchanged; log a warning about a path that Ray will delete."""
-    if log_dir is None or "://" in str(log_dir):
+    """Return an absolute path, but a URI or None unchanged; log a warning about a path that Ray will delete.
+
+    Raises: ConfigError for a URI that cannot be used.
+    """
+    if log_dir is None or "://" in checked_uri(str(log_dir)):
         return None if log_dir is None else str(log_dir)
     given = Path(log_dir).expanduser()
     found = given.absolute()

@@ -56,7 +56,7 @@ def _failure(value: object) -> Exception | None:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that are pickled with an object, each with the text that is appended to its name, as `.field`."""
+    """Yield the parts that are pickled with an object, each with the text that its name ends in, such as `.field`."""
     match value:
         case MethodType():
             yield "", value.__self__

@@ -13,11 +13,13 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-    """Call a function in a thread. A StopIteration becomes a RuntimeError, because no future can hold it."""
+    """Call a function for `to_thread`. A StopIteration becomes a RuntimeError, because no future can hold it."""
     try:
         return function(*args)
     except StopIteration as error:
-        raise RuntimeError(f"it raised StopIteration ({error}): give next(...) a default, or catch it") from error
+        raise RuntimeError(
+            f"the function raised StopIteration ({error}): give next(...) a default, or catch it"
+        ) from error
 
 
 def is_async(function: object) -> bool:
@@ -29,7 +31,7 @@ def is_async(function: object) -> bool:
 
 
 def call_problem(function: Callable[..., object], arguments: int) -> str | None:
-    """Return why a function cannot be called with so many arguments, or None if no reason is known."""
+    """Return why a function cannot be called with this number of arguments, or None if no reason is known."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # Python does not know the arguments of some builtins.

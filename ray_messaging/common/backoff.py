@@ -83,9 +83,9 @@ SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; me
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
-CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that failed, as by its provider's limit
+CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that failed, such as at its provider's limit
 
-STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a look whether another process has the answer of a call
+STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process has the answer of a call
 
 AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether messages are still on their way
 

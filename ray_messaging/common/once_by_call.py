@@ -11,16 +11,17 @@ from typing import Any, Generic, TypeVar, cast
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MOST_RENEWED = 8  # held outcomes that one new outcome passes over, so that no call has to look at all of them
+# The most held outcomes that are passed over for one new outcome, so that no call has to look at all of them.
+_MOST_RENEWED = 8
 
 
 class OnceByCall(Generic[K, V]):
-    """The outcomes of calls, by the key of a call: a call that comes again gets the outcome of the first one.
+    """The outcomes of calls, by the key of a call: a call with the same key gets the outcome of the first call.
 
     A running call is never forgotten. An outcome is forgotten after `keep_s` seconds. If there are more than `most`
     outcomes, or they have more than `most_bytes` in total, the oldest are forgotten, but never the newest. Before a
     value is forgotten, `held(key, value, full)` may return True: then the value is kept, as the newest. `full` is False
-    if only the time of the value is over.
+    if there is room, and the value has only expired.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class OnceByCall(Generic[K, V]):
         error, now = task.exception(), time.monotonic()
         self._enter(key, task.result() if error is None else cast("V", None), error, 0, now)
         self._forget(now, key)
-        if self._keep_s < math.inf:  # no other call may follow
+        if self._keep_s < math.inf:  # a timer is needed, because no other call may follow
             task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic(), key))
 
     async def outcome(self, key: K) -> V:

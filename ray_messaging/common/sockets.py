@@ -1,4 +1,4 @@
-"""Options of TCP connections, by which one end finds that the other is gone, as after a cut of the network."""
+"""Options of TCP connections, by which one end finds that the other is gone, such as after a cut of the network."""
 
 import socket
 from contextlib import suppress
@@ -25,7 +25,7 @@ def keepalive_options() -> dict[int, int]:
 
 
 def notice_cuts(found: Any) -> None:  # noqa: ANN401 - a socket, or what asyncio or uvloop has in place of one
-    """Let a TCP connection end by itself when the other end is gone. Do nothing for other sockets, or without one."""
+    """Let a TCP connection end by itself when the other end is gone. Do nothing if there is no TCP socket."""
     if found is None:
         return
     with suppress(OSError):  # The socket has just been closed, or does not use TCP.

@@ -14,8 +14,8 @@ _FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the beginnings of the ye
 def data_frame(columns: dict[str, Any], ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
     """Build a pandas.DataFrame; without pandas raise an ImportError that says how to install it.
 
-    Whole numbers stay exact: if values are missing, the column is pandas' Int64 instead of float64. Args: `ids` names
-    the columns that are Int64 in any case, unless some ids are strs.
+    Whole numbers stay exact: if values are missing, the column is pandas' Int64 instead of float64. A column that `ids`
+    names is Int64 even if no value is missing, unless some of its values are strs.
     """
     try:
         import pandas as pd  # noqa: PLC0415 - an optional dependency
@@ -64,7 +64,8 @@ def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
             "name": field.name,
             "field_name": field.name,
             "pandas_type": str(field.type),
-            "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),  # pandas' types with gaps
+            # The names of pandas' types that allow missing values.
+            "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),
             "metadata": None,
         }
         for field in fields

@@ -11,7 +11,7 @@ STUCK_S = 15.0  # the longest iteration of a healthy busy loop; a read of a mail
 class TaskHealth(NamedTuple):
     """State of a background loop: alive, busy, and the seconds since its last iteration.
 
-    A loop that waits for work is healthy, however long it waits. A busy one must finish an iteration within `limit_s`.
+    A loop that waits for work is healthy, however long it waits. A busy loop must finish an iteration within `limit_s`.
     """
 
     name: str

@@ -54,11 +54,12 @@ TESTED: Final = "2.0.11"
 logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
-_LOCK_GLANCE_S = 0.5  # between two looks at a lock whose owner may have died; a release is told at once
-_WRITES = 1000  # entries that are written in one call of the server
-_FRAMES = 32  # frames that are read from the mailbox at once
+_LOCK_GLANCE_S = 0.5  # the time between two looks at a lock whose owner may have died; a release is announced at once
+_WRITES = 1000  # the most entries that one call to the server writes
+_FRAMES = 32  # the most frames that are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}
-_PUSH = re.compile(r"push(?:,(\d+),(\d+))?")  # subtopic of a bus's items: ms to live, and most entries
+# The subtopic of a bus's items; it may have the ms to live, and the most entries of a log.
+_PUSH = re.compile(r"push(?:,(\d+),(\d+))?")
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
 # The future for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
@@ -87,9 +88,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
         warn_unless_tested("agentscope", TESTED, "bus")
         self.name = check_name("name", name)
-        # The bus keeps a reference, because the server ends with its last one.
+        # The bus keeps a reference, because the server ends with the last reference to it.
         self._server = LocalServer() if server is None else server
-        # With `isinstance`, programs without an experiment would import Ray.
+        # `isinstance` is not used, because programs without an experiment would import Ray for it.
         self._messaging = cast("Any", server) if hasattr(server, "interceptor") else None
         self._exp_id, part = name, ""
         if self._messaging is not None:
@@ -98,7 +99,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        self._keys.own = f"{self._prefix}own{mark_of_db(db)}"  # an experiment's own messages are not to be dropped
+        # The ingress drops messages between the experiment's brackets, so the bus listens with brackets of its own.
+        self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
 
@@ -117,10 +119,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._writer: asyncio.Task[None] | None = None
         # Queue -> the batches that were drained from it, and when.
         self._held: dict[str, tuple[list[bytes], float]] = {}
-        self._locks: dict[str, tuple[str, int]] = {}  # by token: key and ms to live, of those that are renewed
+        self._locks: dict[str, tuple[str, int]] = {}  # the locks that are renewed: token -> key, ms to live
         self._claims: dict[str, str] = {}  # key -> the token of its lock
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
-        self._unlocked = asyncio.Event()  # replaced by the next one when a lock is released
+        self._unlocked = asyncio.Event()  # set when a lock is released, and then replaced by a new event
         self._ingress = RedisIngress(link, self._keys, self._hear, [self._ears + self._owner])
         self._beating = asyncio.create_task(self._keep_beating(), name="ray_messaging agentscope bus")
         try:
@@ -193,7 +195,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def _write(
         self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
     ) -> asyncio.Future[list[str]]:
-        """Append entries. While a call of the server is under way, further entries wait, and share the next call."""
+        """Append entries. While a call to the server is under way, further entries wait, and share the next call."""
         self._open()
         items = [*payloads] if self._messager is not None else [_json(payload).encode() for payload in payloads]
         written: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -239,7 +241,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             try:
                 await self._beat()
                 if self._messager is not None:
-                    await self._take()  # items of buses that have died
+                    await self._take()  # the mailbox may have items of buses that have died
                 await self._settle(time.monotonic() - self._hold_s)
             except MessagingError as error:
                 logger.warning("bus %s could not renew its lease: %s", self.name, error)
@@ -266,7 +268,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 agent, how = f"{self.name}/{_KINDS[kind]}/{key}", f"push,{ttl},{most}" if ttl or most else "push"
                 outgoing += [Outgoing.to_agent(agent, item, self._sender, how) for item in items]
             receipts = await messager.send_messages(outgoing)
-        except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:  # one of them is wrong, and none was sent
+        # One of the messages is wrong, and none was sent.
+        except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:
             if len(batch) == 1:
                 return [error] * len(batch[0][-1])
             return [each for write in batch for each in await self._send([write])]
@@ -286,7 +289,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 (each or b"0-0").decode() for each in await self._open().command("HMGET", state, "born", "entry")
             ]
             frames = await self._open().command("XRANGE", f"{stream}:{born}", f"({at}", "+", "COUNT", _FRAMES)
-            if not frames:  # or there is no mailbox any more
+            if not frames:  # there are no more messages, or there is no mailbox any more
                 return
             items = [part for entry, (_, frame) in frames for part in await self._items(entry.decode(), frame)]
             last, nbytes = frames[-1][0].decode(), sum(len(frame) for _, (_, frame) in frames)

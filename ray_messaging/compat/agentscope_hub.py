@@ -72,11 +72,11 @@ class MsgHub:
         self._here: dict[AgentId, Any] = {}  # the agents that live here
         # Each agent's lock makes it observe messages in the order of arrival.
         self._turns: dict[AgentId, asyncio.Lock] = {}
-        self.participants: list[AgentId] = []  # their ids
+        self.participants: list[AgentId] = []  # the ids of all participants
         self._join(participants)
         self._desk = f"{name}/{messager.name}"  # the id that gets confirmations of what agents have observed
         self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
-        self._change: asyncio.Task[None] | None = None  # tells the others who takes part
+        self._change: asyncio.Task[None] | None = None  # the task that tells the other processes who takes part
 
     async def __aenter__(self) -> Self:
         """Host the agents that live here, and send the announcement."""
@@ -163,7 +163,8 @@ class MsgHub:
         news = {"hub": self.name, "participants": self.participants}
         await asyncio.gather(*(self._ask(None, each, news) for each in self.participants if each not in self._here))
         for each in {*before} - {*self.participants} - {*self._here}:
-            await self._messager.send(None, each, news | {"desk": self._desk, "ticket": ""})  # it may be gone
+            # The agent's process may be gone, so nobody waits for a confirmation.
+            await self._messager.send(None, each, news | {"desk": self._desk, "ticket": ""})
 
     async def _say(self, from_id: AgentId | None, msg: Any) -> None:  # noqa: ANN401 - a Msg, or a list of them
         await self._settled()

@@ -58,7 +58,7 @@ _REQUEST = "envrouter_trace_ctx_"
 class _Turn(BaseModel):
     """What an agent has done since the last step."""
 
-    sent: list[tuple[list[int], Message]] = []  # with the recipients of each message
+    sent: list[tuple[list[int], Message]] = []  # each message with its recipients
     created: list[Group] = []
     joined: dict[int, bool] = {}  # by group: whether the agent has joined or left it
 
@@ -191,7 +191,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             raise ValueError(f"agent {creator_id} cannot create a group: it is not in agent_id_name_pairs")
         async with self._lock:
             created = self._turn(creator_id).created
-            # Each agent has numbers of its own, so that nobody's depend on who was first.
+            # Each agent has numbers of its own, so that these do not depend on which agent creates a group first.
             group_id = self._next_group_id + agents.index(creator_id) + len(created) * len(agents)
             members = [*dict.fromkeys([creator_id, *init_members])]
             created.append(Group(group_id=group_id, name=name, members=members))
@@ -277,13 +277,15 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             if tx.state == step:
                 logger.warning("the step at %s was sent before its process died: those messages count, not new ones", t)
             else:
-                await tx.fetch_messages(complete=True)  # the state that was restored has them, or another run's has
+                # These messages are in the restored state, or belong to another run.
+                await tx.fetch_messages(complete=True)
                 try:
                     tx.send_messages(outgoing)
-                except (TransactionError, PayloadTooLarge):  # too many: if it dies here, they are sent twice
+                # Too many for a transaction: if this process dies here, they are sent twice.
+                except (TransactionError, PayloadTooLarge):
                     await self._messager.send_messages(outgoing)
                 tx.state = step
-        # They are committed when the state that has them is saved.
+        # These messages are committed when the state that has them is saved.
         found = await self._messager.fetch_messages(complete=True, commit="acked")
         passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
         # A message that a slow rule has judged later comes behind other agents' messages.
@@ -320,13 +322,13 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         if self._messager is not None:
             await self._messager.ack()
             async with self._messager.transaction() as tx:
-                tx.state = None  # who restores an earlier state sends its steps again
+                tx.state = None  # a process that restores an earlier state sends the steps after it again
 
     async def restore(self, workspace_path: Path) -> bool:
         """Read a state, of this class or SimpleSocialSpace; return whether there was one."""
         self._in_step = False
         if not await super().restore(workspace_path):
-            await self.to_workspace()  # so that a successor in the first step knows that it goes on with this run
+            await self.to_workspace()  # this lets a successor in the first step know that it goes on with this run
             return False
         state = json.loads((self._workspace_root / _STATE).read_text(encoding="utf-8"))
         turns, self._run = state.get("turns", {}), state.get("run", self._run)

@@ -65,7 +65,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         if actors and messaging is None:
             raise ValueError("actors=True needs an experiment on Ray: pass messaging=Messaging.start(...)")
         if actors and self._intervention_handlers:
-            raise ValueError("intervention_handlers are of one process: with actors=True give the experiment rules=")
+            raise ValueError("intervention_handlers work in one process: with actors=True give the experiment rules=")
         self._on_ray = actors
         self._planned: dict[str, tuple[Any, Any]] = {}  # by type: the factory of agents that live in Ray actors
         self._actors: dict[str, Any] = {}
@@ -79,7 +79,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._resumed.set()
         self._held: dict[str, Message] = {}  # messages that wait until the runtime starts, or a state has been saved
         self._unbegun = self._running = 0
-        self._asked: dict[str, Any] = {}  # questions of this process: the token, replaced by the handler's error
+        # By a question's id: its cancellation token, or the error, once its handler has failed in this process.
+        self._asked: dict[str, Any] = {}
         self._decoded = lru_cache(16)(self._decode)  # All hearers of an event get the same decoded object.
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
         helper: Any = self._tracer_helper  # a span that nobody collects would cost as much as the message
@@ -100,7 +101,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._messager
 
     async def _place(self, kinds: set[str]) -> None:
-        """Start the Ray actors of some types, tell all actors the types of messages, and read the others' messages."""
+        """Start the Ray actors of some types, tell all actors the message types, and read what is for other types."""
         serializers = [*self._serialization_registry._serializers.values()]
         common = self._messager.exp_id, self._ignore_unhandled_handler_exceptions, serializers
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 1000}
@@ -112,7 +113,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         await self._messager.subscribe_and_start_listening([each.replace("/:", "/*:") for each in channels])
         if self._service is None:
             self._service = asyncio.create_task(self._messager.serve(self._handle, concurrency=1_000_000))
-        await self._on_actors("add_message_serializer", serializers)  # it returns when they listen
+        await self._on_actors("add_message_serializer", serializers)  # this call returns when the actors listen
         self._placed |= kinds
 
     async def _on_actors(self, call: str, *given: Any) -> list[Any]:
@@ -359,7 +360,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError) and token.is_cancelled()
             if isinstance(error, (SystemExit, KeyboardInterrupt, asyncio.CancelledError)) and not cancelled:
-                raise  # this process or this runtime ends: the message will be handled by the next one
+                raise  # this process or this runtime ends: the next one will handle the message
             if asks:
                 if told["id"] in self._asked:
                     self._asked[told["id"]] = error
@@ -389,7 +390,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self.add_message_serializer(_serializers_of(expected_class))
         if self._on_ray and _travels(agent_factory):
             self._planned[found.type] = agent_factory, expected_class
-        if self._service is not None:  # agents elsewhere may send to it from now on
+        if self._service is not None:  # agents of other processes may send to this type from now on
             await self._opened()
         return found
 
@@ -501,6 +502,6 @@ def _error_of(told: Mapping[str, Any]) -> BaseException:
     known = vars(builtins) | vars(core.exceptions) | {"CancelledError": asyncio.CancelledError}
     found = known.get(told["error"])
     if isinstance(found, type) and issubclass(found, (Exception, asyncio.CancelledError)):
-        with suppress(TypeError):  # it takes other arguments
+        with suppress(TypeError):  # the class takes other arguments
             return found(told["text"])
     return RuntimeError(f"{told['error']}: {told['text']}")

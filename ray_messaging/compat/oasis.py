@@ -163,7 +163,7 @@ class Channel:
                 timeout=self._timeout,
             )
         except MessagingError as error:
-            if len(actions) > 1 and isinstance(error, _REFUSED):  # one of them is wrong, and none was sent
+            if len(actions) > 1 and isinstance(error, _REFUSED):  # one of the actions is wrong, and none was sent
                 for each in actions:
                     await self._ask([each])
                 return
@@ -211,7 +211,7 @@ class Channel:
             await self._take()
         message = self._taken.popleft()
         action, payload = message.payload["action"], message.payload["message"]
-        if action == EXIT:  # OASIS' platform gives it no result
+        if action == EXIT:  # OASIS' platform gives no result for this action
             self._results.put((message, {"result": None}))
             await self._leave("the platform was told to exit")
         else:
@@ -228,7 +228,8 @@ class Channel:
         if asked is None:
             raise UnknownName(f"no action with the message_id {message_id!r} waits for its result here")
         self._results.put((asked, {"result": result}))
-        if time.monotonic() > self._yielded + YIELD_S:  # a platform that waits for nothing holds up its results
+        # A platform that never waits would hold up the sending of its results.
+        if time.monotonic() > self._yielded + YIELD_S:
             await asyncio.sleep(0)
             self._yielded = time.monotonic()
 
@@ -269,7 +270,7 @@ class Channel:
         try:
             receipts = await self._server.reply_columns([one for one, _ in results], [result for _, result in results])
         except MessagingError as error:
-            if len(results) > 1 and isinstance(error, _REFUSED):  # one of them is wrong, and none was sent
+            if len(results) > 1 and isinstance(error, _REFUSED):  # one of the results is wrong, and none was sent
                 for each in results:
                     await self._reply([each])
             elif isinstance(error, _REFUSED) and "error" not in results[0][1]:
@@ -285,7 +286,8 @@ class Channel:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """Leave when the platform has ended by an error or was cancelled. After EXIT it has left already."""
         self._platform = None
-        if task.cancelled():  # not at once: an event loop that closes cancels all tasks, and cannot begin another
+        # This waits, because an event loop that closes cancels all tasks, and cannot begin another.
+        if task.cancelled():
             asyncio.get_running_loop().call_later(CANCEL_S, self._begin_to_leave, "it was cancelled")
         elif error := task.exception():
             self._begin_to_leave(repr(error))

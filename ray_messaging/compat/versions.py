@@ -22,7 +22,8 @@ def warn_unless_tested(package: str, tested: str, adapter: str) -> None:
     """Warn the caller's caller if a package is installed in another than the tested version ("2.9" or "2.9.3")."""
     try:
         installed = metadata.version(package)
-    except metadata.PackageNotFoundError:  # a program may have its own objects of that shape
+    # A program may use the adapter with objects of its own that have the same methods.
+    except metadata.PackageNotFoundError:
         return
     if installed != tested and not installed.startswith(f"{tested}."):
         warnings.warn(f"{package} {installed} is installed, and this {adapter} was tested with {tested}", stacklevel=3)

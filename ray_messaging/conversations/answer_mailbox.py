@@ -21,7 +21,7 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; others are committed once they are in the inbox
+_MOST_KEPT = MOST_RANGES // 2  # the most late answers that wait for a commit; further ones are committed at once
 
 
 class AnswerMailbox:
@@ -98,7 +98,8 @@ class AnswerMailbox:
             keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
             self._handled += _slices(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
             self._uncommitted += len(late) if keep else 0
-            if self._fetcher.listens:  # otherwise nothing could fetch the late answers; the event log has them
+            # If the messager does not listen, nothing could fetch the late answers; the event log has them.
+            if self._fetcher.listens:
                 for part in _slices(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))

@@ -20,7 +20,8 @@ from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
-_WAITS, _UNSENT, _FAILED = -1, -2, -3  # for a question without an answer: in place of the number of a part
+# These stand for a question without an answer, in place of the number of the part that has the answer.
+_WAITS, _UNSENT, _FAILED = -1, -2, -3
 
 
 class AnswerPart(NamedTuple):
@@ -46,11 +47,12 @@ class AnswerTable:
         self.late = 0  # answers that came too late, or were not the first to their question
         self.receipts: Receipts | None = None
         self._due = None if timeout is None else time.monotonic() + timeout
-        self._part = np.full(rows, _WAITS, np.int32)  # by question: the part that has its answer, and its row there
+        # For each question: the part that has its answer, and the row in that part.
+        self._part = np.full(rows, _WAITS, np.int32)
         self._row = np.zeros(rows, np.int32)
         self._left = rows
-        self.errors: dict[int, NoAnswer] = {}  # question -> why it will have no answer
-        self._asked_last = False  # another process was asked after the time was up
+        self.errors: dict[int, NoAnswer] = {}  # question -> the error that says why it will have no answer
+        self._asked_last = False  # True: another process was asked after the time was up
         self._more = more
         self._news = asyncio.Event()
 
@@ -219,7 +221,8 @@ class AnswerTable:
         return html_table(repr(self), columns, len(self.answered))
 
 
-MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]  # waits for answers of another process, and adds them
+# A function that waits for answers of another process, and adds them.
+MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 
 
 class Answers(AnswerTable):

@@ -57,7 +57,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        self.name = engine.name  # also the name of its service: a messager has one service at a time
+        self.name = engine.name  # this is also the name of the messager's service, of which there is one at a time
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
@@ -65,7 +65,7 @@ class Conversation:
         self.waits = Waits(engine)
         self.left: list[Message] = []  # messages that a service has fetched, but not handled
         self._mailbox: AnswerMailbox | None = None
-        self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
+        self.opened = False  # True: there is a mailbox for answers; this is an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
         self.handed_out: list[Slice] = []  # late answers that the last fetch returned
         self.keeps_late = True  # False: a late answer is committed as soon as it is in the inbox
@@ -176,7 +176,8 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            await asyncio.sleep(0)  # sends the question first, because setting the timer takes as long as all checks
+            # The question is sent first, because to set the timer takes as long as all checks of the question.
+            await asyncio.sleep(0)
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:

@@ -18,9 +18,9 @@ from ray_messaging.wire.notes import Ask, ServiceNote, Slot, encode_service_note
 
 logger = logging.getLogger(__name__)
 
-_MOST_TEXT = 1000  # characters of an error's text, which may quote all the data that could not be read
-_LONGEST = 100  # most links of a chain that are sent; of a longer chain, only the last links are sent
-_STUCK_S = 0.2  # most answers come sooner: a note is written only if handlers wait for longer
+_MOST_TEXT = 1000  # the most characters of an error's text, which may quote all the data that could not be read
+_LONGEST = 100  # the most links of a chain that are sent, which are the last ones
+_STUCK_S = 0.2  # a note is written only if handlers wait for longer than this: most answers come sooner
 
 
 class HandlerFailure(NamedTuple):
@@ -181,7 +181,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless the same note was written last. With `anew`, write it in any case."""
+        """Write the present note, unless the same note was written last; with `anew`, write it even then."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

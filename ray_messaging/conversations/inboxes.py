@@ -19,7 +19,7 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-_MOST = MOST_RANGES // 2  # most messages in hand: each may need an ack range, and late answers need some, too
+_MOST = MOST_RANGES // 2  # the most messages in hand: each may need an ack range, and late answers need some, too
 
 
 class Fetch(Protocol):
@@ -98,7 +98,8 @@ class HandOut:
         handled = self._handled[:]
         if handled:
             await self._ack(handled)
-            del self._handled[: len(handled)]  # after the await: if `_ack` is cancelled, a later call commits them
+            # Only after the await, so that a later call commits the messages if `_ack` is cancelled.
+            del self._handled[: len(handled)]
             self.release(len(handled))
 
     async def _wait_for_room(self) -> None:

@@ -121,7 +121,8 @@ class OpenQuestions:
         if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.batch.first for asked in self._asked]
-            self._most = 2 * len(self._asked)  # so that each batch is looked at only a few times, however many wait
+            # The limit doubles, so that each batch is looked at only a few times, however many questions wait.
+            self._most = 2 * len(self._asked)
         bare = copy(batch)
         bare.lines = bare.extension = None
         self._texts.add(f"{batch.sender}-{batch.epoch}-")

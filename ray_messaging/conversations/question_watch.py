@@ -16,9 +16,10 @@ from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5  # pause between two looks: both must see a reason, because notes are written with some delay
+# The pause between two looks at the questions; both must see a reason, because notes are written with some delay.
+_LOOK_S = 0.5
 _SHARE = 20  # the pause is at least this many times as long as the last look
-_MOST_NOTES = 1000  # One look reads the notes of at most so many mailboxes.
+_MOST_NOTES = 1000  # the most mailboxes whose notes one look reads
 
 
 class WaitGraph(NamedTuple):

@@ -164,7 +164,7 @@ class MessageServer:
         try:
             with self._tracer.handling(message):
                 await self._try(message)
-        except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and so this service
+        except (SystemExit, KeyboardInterrupt) as error:  # these errors would stop the event loop, and so this service
             await self._tell(message, HandlerFailure.of(error))
             raise _Fatal(error) from error
         finally:

@@ -19,7 +19,8 @@ TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
 SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # exists while a successor of the owner waits for the guard's lock
-AWAITED_NAME: Final = ".ray_messaging.heir"  # exists if a successor may come; mtime: when owner and guard were gone
+# Exists if a successor may come; its mtime says since when owner and guard are gone.
+AWAITED_NAME: Final = ".ray_messaging.heir"
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
@@ -51,7 +52,8 @@ def take_lock(path: Path, *, create: bool) -> int:
 
 def mark(lock: int, holder: bytes) -> None:
     """Write a description of the lock's holder into the lock file."""
-    os.pwrite(lock, holder, 0)  # before truncating: on a full disk only a write without a new block succeeds
+    # The write comes before truncating, because on a full disk only a write without a new block succeeds.
+    os.pwrite(lock, holder, 0)
     os.ftruncate(lock, len(holder))
 
 
@@ -138,7 +140,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:
-    """Remove this user's temporary directories that have neither a living guard nor a living owner."""
+    """Remove this user's temporary directories of servers that have neither a living guard nor a living owner."""
     for path in root.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):  # The directory is in use, or has just been removed.
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or has_owner(path):
@@ -155,7 +157,10 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a locked directory, its lock file last: if this is cut off, a later sweep can continue."""
+    """Remove a locked directory.
+
+    The lock file is removed last, so that a later sweep can continue after an interruption.
+    """
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)

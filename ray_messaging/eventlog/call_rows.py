@@ -47,7 +47,10 @@ _FORMAT = ds.ParquetFileFormat(
 
 
 class Called(NamedTuple):
-    """A remembered call. `arguments` (None if they are not kept) and `result` are JSON; `source` is as in the table."""
+    """A remembered call. `arguments` (None if they are not kept) and `result` are JSON.
+
+    `source` is as in `EventLog.calls`.
+    """
 
     function: str
     arguments: str | None
@@ -64,7 +67,10 @@ class Called(NamedTuple):
 
 
 def calls_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return all groups' calls in some steps as a table in its stored form, by step and agent, ints before strs."""
+    """Return all groups' calls in some steps as a table to be stored.
+
+    It is sorted by step and agent; int ids come before str ids.
+    """
     rows = [(entry.step, call) for entry in entries for call in decode_calls(entry.data)]
     rows.sort(key=lambda row: (row[0], isinstance(row[1].agent, str), row[1].agent))
     return pa.Table.from_pylist([_row(step, call) for step, call in rows], _SCHEMA)
@@ -78,7 +84,7 @@ def calls_file(table: pa.Table) -> pa.Buffer:
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls as tables with the columns of the files; raise LogError if a file cannot be read."""
+    """Return all calls as one table with the columns of the files; raise LogError if a file cannot be read."""
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
@@ -129,7 +135,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return the calls of some agents, each in a step, as {(agent, step): calls}.
+    """Return the remembered calls of some agents, for each agent in a given step, as {(agent, step): calls}.
 
     Raises: the same errors as `stored_calls`.
     """

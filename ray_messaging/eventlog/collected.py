@@ -23,7 +23,7 @@ class Unwritten(NamedTuple):
     entries: Sequence[Collected] = ()
 
     def beside_files(self, folder: Folder, kind: CollectedKind) -> tuple[list[str], list[Collected]]:
-        """Return the files of a kind, and those entries that are in no file yet.
+        """Return the files of one kind of collected data, and the entries of this kind that are in no file yet.
 
         Raises: LogError if the folder cannot be read.
         """

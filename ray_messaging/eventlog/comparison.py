@@ -14,7 +14,7 @@ from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.eventlog.reading.step_digests import Difference, Rows, beside, unequal
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, facts_of
 
-_SHOWN = 20  # steps in the text
+_SHOWN = 20  # the most steps that the text of a comparison shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Comparison:
     """Two runs beside each other, step by step.
 
     `first` is the first message that differs, or None if no message differs. `table` has a row per step: `messages` and
-    `blocked` count messages of the one run, `other_messages` and `other_blocked` those of the other run. `differ` is
-    how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how many agents
-    have sent such a message. A broadcast counts once.
+    `blocked` count messages of the first run, `other_messages` and `other_blocked` count messages of the second run.
+    `differ` is how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how
+    many agents have sent such a message. A broadcast counts once.
     """
 
     first: Difference | None
@@ -45,10 +45,11 @@ class Comparison:
             axes.bar(steps, self.table[name].to_pylist(), color=facts_of(FATES[fate]).colour)
             axes.set_ylabel({"differ": "messages that differ", "agents": "agents that sent them"}[name])
         below.set_xlabel("step")
-        figure.suptitle(self._headline(), fontsize=10)
+        figure.suptitle(self.headline(), fontsize=10)
         return figure
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """Return a sentence that names the first message in which the runs differ."""
         if self.first is None:
             return "The runs sent the same messages."
         at = self.first
@@ -60,11 +61,11 @@ class Comparison:
         rows = [names, *([f"{row[name]:,}" for name in names] for row in found)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        return "\n".join([self._headline(), *(lines if found else ())])
+        return "\n".join([self.headline(), *(lines if found else ())])
 
     def _repr_html_(self) -> str:
         columns = {name: self.table[name].to_pylist() for name in self.table.column_names}
-        return html_table(self._headline(), columns, len(self.table))
+        return html_table(self.headline(), columns, len(self.table))
 
 
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:

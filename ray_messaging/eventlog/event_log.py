@@ -1,4 +1,4 @@
-"""The event log for readers: the same queries for the folder of a finished run and for a running experiment."""
+"""Queries of the event log. They are the same for the folder of a finished run and for a running experiment."""
 
 import logging
 from collections.abc import Collection, Iterator
@@ -34,7 +34,7 @@ class FolderSource:
     """A log source that answers queries from the closed segments of a folder."""
 
     live = False
-    unended: str | None = None  # What to do if the run has no end. None means that the run has ended.
+    unended: str | None = None  # advice for a run that has no recorded end; None: the run has ended
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
@@ -44,19 +44,19 @@ class FolderSource:
         missing = "; ".join(read_account(self._folder).missing)
         if missing or not has_ended(self._folder):
             advice = unended(self._folder) or (
-                "pass the log_dir of a run (for a run without a complete file yet pass its exp_id, or use "
+                "pass the log_dir of a run (if the run has no complete file yet, pass its exp_id, or use "
                 "Messaging.connect(exp_id).log)"
             )
             raise LogError(f"{str(log_dir)!r} holds no event log: {missing or advice}", path=str(log_dir))
 
     def follower(self) -> "FolderSource":
-        """Return this source itself: a finished log needs no state per reader."""
+        """Return this source itself: a finished log needs no state for each reader."""
         return self
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
         """Answer a query.
 
-        Raises: the errors of `answer`, and Unbalanced if `question` is "balance" and the run has no end.
+        Raises: the errors of `answer`, and Unbalanced if `question` is "balance" and no end of the run is recorded.
         """
         segments = self._folder.segments()
         try:
@@ -92,8 +92,8 @@ class EventLog:
     def open(cls, log_dir: str | Path) -> "EventLog":
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
-        It logs a warning if the run has no end: the run may still be going on, or it was killed and rows may be
-        missing.
+        It logs a warning if no end of the run is recorded: the run may still be going on, or it was killed and rows may
+        be missing.
 
         Raises: LogError if the folder holds no event log, or cannot be read.
         """
@@ -104,7 +104,7 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return advice for a run that has no end, whose log may lack rows; return None if the run has ended."""
+        """Return advice if no end of the run is recorded, as the log may lack rows; else return None."""
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
@@ -133,14 +133,14 @@ class EventLog:
         """Return the matching rows in log order: one per send and recipient.
 
         A broadcast has one row per mailbox with hearers, without a recipient: `pairs` is the number of hearers there.
-        from_id and to_id are int64, or both are texts if any id in the result is a str. `position` is a row's number in
+        from_id and to_id are int64, or both are strs if any id in the result is a str. `position` is a row's number in
         the log; pass the last one as `after` to get the next page. A row whose payload is in typed columns has null as
-        `payload`, and its values are in the columns `payload.x`. If the values of such a column have several types in
-        the result, it is a number or text. `to_pandas()` returns pandas' Int64 for ids and steps, and for other whole
-        numbers that some rows lack.
+        `payload`, and its values are in the columns `payload.x`. If such values have several types in the result, their
+        column has one type for all: a number type that holds all of them exactly, or text. `to_pandas()` returns
+        pandas' Int64 for ids and steps, and for other whole numbers that some rows lack.
 
         Args:
-            internal: Add the internal columns; entry and row are the source of a row in its stream.
+            internal: Add the internal columns. Of these, entry and row say where in its stream a row was read.
             text: Return all payloads as JSON text in `payload`, and no other columns of payloads.
             expand: Return one row for each hearer of a broadcast, all with the broadcast's position. The other fields
                 and `limit` then apply to these rows.
@@ -168,8 +168,8 @@ class EventLog:
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source ("model": the
         function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has), bytes
-        (of the result), by_content (False: the arguments could not be encoded, so that the call counts by its place),
-        and key. `agent` is int64, or texts if any id is a str.
+        (of the result), by_content (False: the arguments could not be encoded, so that the call is known only by its
+        function and its place among the agent's calls), and key. `agent` is int64, or str if any id is a str.
         """
         return with_exact_integers(self._source.ask("calls"))
 
@@ -316,7 +316,9 @@ class EventLog:
         """
         in_steps = {log.run["steps"] is not None for log in (self, other) if log.run is not None}
         if len(in_steps) > 1:
-            raise ConfigError("one of the logs is of a run without steps: only runs with steps=Steps() can be compared")
+            raise ConfigError(
+                "one of the logs belongs to a run without steps: only runs with steps=Steps() can be compared"
+            )
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:

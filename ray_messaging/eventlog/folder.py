@@ -3,10 +3,15 @@
 The footer of a segment also has the log's stream cursors, which say how far the log has read each stream.
 
 A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. It is written under
-a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
-appears, complete, when it is closed.
+a name that readers ignore, made durable, and renamed.
 
-In version 5 of the schema, a segment had a file for each set of typed columns. Segments with one such file are read.
+File systems that are not local (object stores) can neither rename nor lock. There a file is written in one piece, and
+appears when it is complete. A writer that has lost the log to a successor may still be writing a file. So that this
+file cannot replace one of the successor, the name of a segment ends with the writer's epoch there:
+`events-{number:08d}-e{epoch}.parquet`. Of several segments with one number, only that of the highest epoch counts.
+
+In version 5 of the schema, a segment had a file for each set of typed columns. Of these segments, those with only one
+file can be read.
 """
 
 import errno
@@ -26,6 +31,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.folder_records import checked_uri
 from ray_messaging.eventlog.log_schema import (
     READABLE,
     ROW_GROUP_ROWS,
@@ -41,14 +47,17 @@ from ray_messaging.transports.step_values import CollectedKind
 
 KEY = b"ray_messaging"  # This library's facts are under this key in the metadata of a segment's footer.
 
-SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
+SEGMENT = re.compile(r"events-(\d{8,})(?:-e(\d+))?\.parquet")
 # Version 5 of the schema could split a segment into several files with such names.
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
+_RECORDS = re.compile(r"_(run|rule_changes|account)\.json")
 _LOCK = "_lock"
+_ANY = re.compile(r".+")
 _COLLECTED_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
 CHECKPOINTS = "_checkpoints"  # the name of the folder with checkpoints
+AUDIENCES = "audiences"  # the name of the folder with the files of audiences
 _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 
 
@@ -85,21 +94,24 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Staged(NamedTuple):
-    """A durable segment whose file still has a temporary name."""
+    """A segment that readers do not see yet.
+
+    `content` is the name of a durable temporary file, or, if the folder is not local, the bytes of the file.
+    """
 
     segment: Segment
-    temporary: str
+    content: str | pa.Buffer
 
 
 class Folder:
     """Folder of an event log: a path, or a URI of pyarrow's file systems.
 
     Its methods raise LogError if the folder or a file in it cannot be used, and ConfigError if a segment has the schema
-    of another version.
+    of another version, or if a URI has a password.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
-        self.where = str(log_dir)
+        self.where = checked_uri(str(log_dir))
         try:
             self.filesystem, self.path = _resolve(self.where)
         except (OSError, ValueError) as error:
@@ -124,7 +136,7 @@ class Folder:
             for info in self._files(_LEFTOVER):
                 self.filesystem.delete_file(info.path)
         except OSError as error:
-            raise self._error(f"it cannot be written: {error}; {_advice(error)}") from error
+            raise self._error(f"it cannot be written: {error}; {self._advice(error)}") from error
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
@@ -148,54 +160,60 @@ class Folder:
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
-        """Make a segment's bytes durable, but (on local file systems) not visible yet.
+        """Encode a segment, and on a local file system make its bytes durable. Readers do not see it yet.
 
         Args: meta must have exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
 
         Raises: OSError if the file cannot be written.
         """
-        name = f"events-{number:08d}.parquet"
-        temporary = self._temporary(f"_{name}") if self.local else self._file(name)
+        name = f"events-{number:08d}.parquet" if self.local else f"events-{number:08d}-e{meta['epoch']}.parquet"
         meta = {"version": VERSION, "number": number, "rows": len(table), **meta}
-        try:
-            size = self._write_table(temporary, with_positions(without_empty(table), meta["first_row"]), meta)
-        except BaseException:
-            # On other file systems an unclosed file does not exist, and the path still has the previous file.
-            if self.local:
-                with suppress(OSError):
-                    self.filesystem.delete_file(temporary)
-            raise
-        return Staged(_segment(self._file(name), size, meta), temporary)
+        data = _encoded(with_positions(without_empty(table), meta["first_row"]), meta)
+        segment = _segment(self._file(name), data.size, meta)
+        return Staged(segment, self._durable(f"_{name}", data) if self.local else data)
 
     def publish(self, staged: Staged) -> Segment:
-        """Rename the file of a staged segment to its final name, durably. Raises OSError if that fails."""
-        segment, temporary = staged
-        if self.local:
-            Path(temporary).replace(segment.path)
+        """Let a staged segment appear under its name, durably. Raises OSError if that fails."""
+        segment, content = staged
+        if isinstance(content, str):
+            Path(content).replace(segment.path)
             _fsync(self.path)
+        else:
+            self._put(segment.path, content)
         return segment
 
-    def erase(self) -> None:
-        """Remove the segments, the files beside them, and leftovers of a crash. Raises LogError if that fails."""
+    def erase(self, *, records: bool = False) -> None:
+        """Remove the segments, the files beside them, and leftovers of a crash. Raises LogError if that fails.
+
+        Args: with `records`, also remove the records of the run, and the files of audiences.
+        """
+        beside = {CHECKPOINTS, *(f"_{kind}" for kind in CollectedKind)} | ({AUDIENCES} if records else set())
+        segments = sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
         try:
             # The newest segments go first, so that an interruption leaves a log that ends early, not one with a gap.
             for info in reversed(
-                [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
+                [
+                    *(self._files(_RECORDS) if records else ()),
+                    *self._files(_OTHER),
+                    *segments,
+                    *self._files(_LEFTOVER),
+                    *self._files(_AGENTS),
+                ]
             ):
                 self.filesystem.delete_file(info.path)
-            for name in {CHECKPOINTS, *(f"_{kind}" for kind in CollectedKind)}.intersection(self._subfolders("")):
+            for name in beside.intersection(self.subfolders("")):
                 self.filesystem.delete_dir(self._file(name))
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
-            raise self._error(f"its segments cannot be removed: {error}; {_advice(error)}") from error
+            raise self._error(f"its segments cannot be removed: {error}; {self._advice(error)}") from error
 
     def exists(self) -> bool:
         """Return whether there is a folder at this path; raise LogError if the path cannot be read."""
         try:
             return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
         except OSError as error:
-            raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
+            raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
 
     def read_file(self, name: str) -> bytes:
         """Return the content of a file beside the segments, b"" if it does not exist. Raises LogError if that fails."""
@@ -205,23 +223,36 @@ class Folder:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise self._error(f"its {name} cannot be read: {error}; {_advice(error)}") from error
+            raise self._error(f"its {name} cannot be read: {error}; {self._advice(error)}") from error
+
+    def names(self, path: str) -> list[str]:
+        """Return the names of the files in one of the folders beside the segments, sorted; [] if it does not exist."""
+        return sorted(info.base_name for info in self._files(_ANY, self._file(path)))
+
+    def subfolders(self, name: str) -> list[str]:
+        """Return the names of the folders in one of the folders beside the segments ("": in this folder)."""
+        selector = pafs.FileSelector(self._file(name), allow_not_found=True)
+        return [info.base_name for info in self._infos(selector) if info.type == pafs.FileType.Directory]
 
     def agent_sets(self) -> list[str]:
         """Return the digests under which the folder stores sets of agents."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
-        """Return the files of a kind, in the order of their steps; raise LogError if the folder cannot be read.
+        """Return the files of one kind of collected data, by their steps; raise LogError if the folder cannot be read.
 
-        Args: born names the server's count of steps to which the files belong; None: the newest count.
+        Args: `born` is the time at which the server began to count the steps of these files; None: the newest such
+        time.
         """
-        found = self._subfolders(f"_{kind}") if born is None else [born]
+        found = self.subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
         return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
 
     def write_collected(self, kind: CollectedKind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
-        """Write a kind's file for the steps `first` to `last`, atomically and durably. Raises OSError if that fails."""
+        """Write collected data of one kind and of the steps `first` to `last`, atomically and durably.
+
+        Raises: OSError if that fails.
+        """
         self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
 
     def checkpoints(self) -> list[int]:
@@ -237,19 +268,17 @@ class Folder:
         path, (top, *below) = self._file(name), name.split("/")
         if below:
             self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-        temporary = self._temporary(top) if self.local else path
+        if not self.local:
+            self._put(path, data)
+            return
+        temporary = self._durable(top, data)
         try:
-            with self.filesystem.open_output_stream(temporary) as stream:
-                stream.write(data)
-            if self.local:
-                _fsync(temporary)
-                Path(temporary).replace(path)
+            Path(temporary).replace(path)
         except BaseException:
-            if self.local:
-                with suppress(OSError):
-                    self.filesystem.delete_file(temporary)
+            with suppress(OSError):
+                self.filesystem.delete_file(temporary)
             raise
-        for folder in Path(path).parents[: len(below) + 1] if self.local else ():
+        for folder in Path(path).parents[: len(below) + 1]:
             _fsync(str(folder))
 
     @contextmanager
@@ -269,24 +298,34 @@ class Folder:
         finally:
             os.close(handle)
 
-    def _write_table(self, path: str, table: pa.Table, meta: dict[str, Any]) -> int:
-        stored = as_stored(table)
-        of_schema = type_record(table.schema) | channel_head(table.schema)
-        with self.filesystem.open_output_stream(path) as stream:
-            with pq.ParquetWriter(stream, stored.schema, **parquet_options(stored)) as writer:
-                writer.write_table(stored, row_group_size=ROW_GROUP_ROWS)
-                writer.add_key_value_metadata({KEY.decode(): json.dumps(meta)} | of_schema)
-            size = stream.tell()
-        if self.local:
-            _fsync(path)
-        return int(size)
+    def _durable(self, name: str, data: bytes | pa.Buffer) -> str:
+        """Write a temporary file of a local folder durably, and return its path. Raises OSError if that fails."""
+        temporary = self._temporary(name)
+        try:
+            self._put(temporary, data)
+            _fsync(temporary)
+        except BaseException:
+            with suppress(OSError):
+                self.filesystem.delete_file(temporary)
+            raise
+        return temporary
 
-    def _subfolders(self, name: str) -> list[str]:
-        selector = pafs.FileSelector(self._file(name), allow_not_found=True)
-        return [info.base_name for info in self._infos(selector) if info.type == pafs.FileType.Directory]
+    def _put(self, path: str, data: bytes | pa.Buffer) -> None:
+        """Write a file in one piece.
+
+        An object store shows what was written when the stream is closed, and pyarrow closes it also after an error in
+        Python. So all bytes must be there before the stream is opened.
+        """
+        with self.filesystem.open_output_stream(path) as stream:
+            stream.write(data)
 
     def _listed(self) -> list[pafs.FileInfo]:
-        return sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
+        newest: dict[int, tuple[int, pafs.FileInfo]] = {}
+        for info in self._files(SEGMENT):
+            number, epoch = _number(info.base_name), _epoch(info.base_name)
+            if number not in newest or epoch > newest[number][0]:
+                newest[number] = epoch, info
+        return [newest[number][1] for number in sorted(newest)]
 
     def _files(self, names: re.Pattern[str], path: str | None = None) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(path or self.path, allow_not_found=True)
@@ -300,7 +339,7 @@ class Folder:
         try:
             found: list[pafs.FileInfo] = self.filesystem.get_file_info(selector)
         except OSError as error:
-            raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
+            raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
         return found
 
     def _read(self, info: pafs.FileInfo, *, any_schema: bool) -> Segment:
@@ -310,13 +349,13 @@ class Folder:
             split = bool(meta.get("others"))  # in version 5, a segment could be split into several files
             if not any_schema and (split or meta["version"] not in READABLE):
                 raise ConfigError(  # noqa: TRY301 - one way out
-                    f"segment {info.path} of the event log has schema {meta['version']}"
-                    f"{', with a file for each set of typed columns' if split else ''}, which this ray_messaging does "
-                    f"not read (it writes schema {VERSION}): read the folder with the version of ray_messaging that "
-                    "wrote it, which its _run.json names, and give this one another log_dir"
+                    f"segment {info.path} of the event log has schema "
+                    f"{meta['version']}{', with a file for each set of typed columns' if split else ''}, which this "
+                    f"ray_messaging does not read (it writes schema {VERSION}): read the folder with the version of "
+                    "ray_messaging that wrote it, which its _run.json names, and give this version another log_dir"
                 )
             if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
-                raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
+                raise ValueError("its footer belongs to another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except ConfigError:  # A ConfigError is also a ValueError, which the next clause would catch.
             raise
@@ -342,6 +381,23 @@ class Folder:
     def _file(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"
 
+    def _advice(self, error: OSError) -> str:
+        if not self.local:
+            return (
+                "a bucket must exist, and the processes of Ray that read and write it need its credentials and its "
+                "address in their environment, for s3:// as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and "
+                "AWS_ENDPOINT_URL if the store is not Amazon's"
+            )
+        advice = {
+            errno.ENOSPC: "make room on the disk",
+            errno.EDQUOT: "make room, or have the quota raised",
+            errno.EACCES: "pass a log_dir that this process may write",
+            errno.EROFS: "pass a log_dir on a file system that can be written",
+            errno.ENOTDIR: "a file is in the way, pass another log_dir",
+            errno.EEXIST: "a file is in the way, pass another log_dir",
+        }
+        return advice.get(error.errno or 0, "pass a log_dir that exists or can be created, and is writable")
+
     def _error(self, reason: str, path: str | None = None) -> LogError:
         of = f"segment {path} of the event log" if path else f"the event log's folder {self.where}"
         return LogError(f"{of} cannot be used: {reason}", path=path or self.where)
@@ -360,21 +416,25 @@ def _number(name: str) -> int:
     return int(found[1])
 
 
+def _epoch(name: str) -> int:
+    """Return the epoch in the name of a segment; -1 if the name has none."""
+    found = SEGMENT.fullmatch(name)
+    assert found is not None
+    return int(found[2] or -1)
+
+
+def _encoded(table: pa.Table, meta: dict[str, Any]) -> pa.Buffer:
+    stored, sink = as_stored(table), pa.BufferOutputStream()
+    of_schema = type_record(table.schema) | channel_head(table.schema)
+    with pq.ParquetWriter(sink, stored.schema, **parquet_options(stored)) as writer:
+        writer.write_table(stored, row_group_size=ROW_GROUP_ROWS)
+        writer.add_key_value_metadata({KEY.decode(): json.dumps(meta)} | of_schema)
+    return sink.getvalue()
+
+
 def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
     """Build a segment from the metadata in its footer; raise msgspec.ValidationError if they are not valid."""
     return msgspec.convert(meta | {"path": path, "size": size}, Segment)
-
-
-def _advice(error: OSError) -> str:
-    advice = {
-        errno.ENOSPC: "make room on the disk",
-        errno.EDQUOT: "make room, or have the quota raised",
-        errno.EACCES: "pass a log_dir that this process may write",
-        errno.EROFS: "pass a log_dir on a file system that can be written",
-        errno.ENOTDIR: "a file is in the way, pass another log_dir",
-        errno.EEXIST: "a file is in the way, pass another log_dir",
-    }
-    return advice.get(error.errno or 0, "pass a log_dir that exists or can be created, and is writable")
 
 
 def _fsync(path: str) -> None:

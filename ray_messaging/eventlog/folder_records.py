@@ -29,12 +29,33 @@ if TYPE_CHECKING:  # the import would load pyarrow, which an interceptor does no
 T = TypeVar("T")
 
 FORMAT = 1
-_RUN = "_run.json"  # programs that read folders of Parquet files skip names with an underscore
+_RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
 _LONGEST = 200  # the most characters of an argument that are kept
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
 _IN_URL = re.compile(r"://[^/@\s]*@")
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+# pathlib makes one slash of two.
+_URI_AS_PATH = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)")
+
+
+def checked_uri(log_dir: str) -> str:
+    """Return a log_dir unchanged; raise ConfigError for a URI with a password, or one that was made a path.
+
+    The URI of a log is in records, error texts and health reports, so it must have no secret.
+    """
+    if _PASSWORD.search(log_dir):
+        raise ConfigError(
+            f"log_dir={_IN_URL.sub('://***@', log_dir)!r} has a password, and records and error texts would show it: "
+            "leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store has in their place, "
+            "in the environment of this program and of Ray's processes"
+        )
+    if found := _URI_AS_PATH.fullmatch(log_dir):
+        raise ConfigError(
+            f"log_dir={log_dir!r} is a URI that pathlib has changed: pass it as text, '{found[1]}://{found[2]}'"
+        )
+    return log_dir
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -43,8 +64,9 @@ _IN_URL = re.compile(r"://[^/@\s]*@")
 class RunStart(msgspec.Struct, frozen=True):
     """One start of an experiment that logs into the folder.
 
-    `ended` is None while the run goes on. It stays None after a kill, until the log is finished. `data` is the folder
-    in which the run's embedded server keeps its data; it is None if the run has no embedded server, or several.
+    `ended` is None while the run goes on. If the run was killed, `ended` stays None until `ray-messaging log finish`
+    has completed the log. `data` is the folder in which the run's embedded server keeps its data; it is None if the run
+    has no embedded server, or several.
     """
 
     run: str
@@ -84,7 +106,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def read_run(folder: "Folder") -> RunRecord | None:
-    """Return the run's record, or None if it has none.
+    """Return the run's record, or None if the folder has none.
 
     Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
@@ -93,7 +115,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
         if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
             raise ConfigError(
                 f"{folder.where}/{_RUN} has format {known}, and this ray_messaging reads format {FORMAT} only: read "
-                "the folder with the version of ray_messaging that wrote it, and give this one another log_dir"
+                "the folder with the version of ray_messaging that wrote it, and give this version another log_dir"
             )
         return msgspec.json.decode(data, type=RunRecord)
 
@@ -115,7 +137,7 @@ def write_run(folder: "Folder", record: RunRecord) -> None:
 
 
 def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:
-    """Add a start to the record, unless it is there already. A start with on_existing="reset" begins a new record.
+    """Add a start to the record, unless the record has it. A start with on_existing="reset" begins a new record.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -162,7 +184,7 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return advice for a run that has no end; return None if the run has ended or has no record.
+    """Return advice if the run's record has no end; return None if the run has ended, or has no record.
 
     Raises: the same errors as `read_run`.
     """
@@ -179,7 +201,7 @@ def unended(folder: "Folder") -> str | None:
     elif not Path(start.data).exists():
         where = f"{start.data}, the folder of its server, had them, and is gone"
     return (
-        f"the run in {folder.where} that began at {start.began} has no end on record: it is still running, or it was "
+        f"the run in {folder.where} that began at {start.began} has no recorded end: it is still running, or it was "
         f"killed; if it was killed, the rows of its last messages are missing here; {where}"
     )
 
@@ -234,9 +256,9 @@ class RuleChange(msgspec.Struct, frozen=True):
     """One change of an experiment's rules while it ran.
 
     `change` is insert, replace, remove, or the name of the call that changed a list of pairs; `rule` is the rule's
-    description. `step` is the first step to which the change applies (None: the experiment has no steps). `exact` says
-    that it applies to the whole of this step. Other changes take effect in the middle of a step, so that two runs with
-    them may differ.
+    description. `step` is the first step to which the change applies (None: the experiment has no steps). If `exact` is
+    true, the change applies to the whole of this step. Otherwise it takes effect in the middle of a step, so that two
+    runs with the same change may differ.
     """
 
     at: float  # in unix seconds
@@ -348,7 +370,7 @@ def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
 
 
 def all_agents(folder: "Folder") -> AgentSet:
-    """Return the union of all sets of agents in a folder. Raises LogError if a file is damaged."""
+    """Return all agents that are in any of a folder's sets of agents. Raises LogError if a file is damaged."""
     found = NO_AGENTS
     for digest in folder.agent_sets():
         found |= read_agents(folder, digest) or NO_AGENTS

@@ -13,6 +13,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog.call_rows import calls_file, stored_calls
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.folder import AUDIENCES, Folder, StepPosition
 from ray_messaging.eventlog.folder_records import FORMAT, Parent, RunRecord, read_run, unended, write_run
 from ray_messaging.eventlog.log_schema import POSITION, channel_head, head_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
@@ -28,8 +29,6 @@ from ray_messaging.eventlog.series_tables import read_series, series_file
 from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.transports.step_values import CollectedKind
-
-_AUDIENCES = "audiences"
 
 
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
@@ -45,18 +44,18 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     if at_step is not None and at_step > last + 1:
         raise ConfigError(
             f"{parent.where} has the steps up to {last}, so it cannot be forked at step {at_step}: fork at an earlier "
-            "one, or without at_step= after its last checkpoint"
+            "step, or leave out at_step= to fork after the last checkpoint"
         )
     early = [step for step in found if at_step is None or step < at_step]
     if not found:
         raise ConfigError(
-            f"{parent.where} has no checkpoint, so that no run can begin there: run with log_dir= and "
-            "Steps(checkpoint=10), which keeps one after every tenth step"
+            f"{parent.where} has no checkpoint, so it cannot be forked: run with log_dir= and Steps(checkpoint=10), "
+            "which keeps a checkpoint after every tenth step"
         )
     if not early:
         raise ConfigError(
-            f"{parent.where} has no checkpoint before step {at_step}: its first one is after step {found[0]}, so fork "
-            f"at step {found[0] + 1} or later"
+            f"{parent.where} has no checkpoint before step {at_step}: its first checkpoint is after step {found[0]}, "
+            f"so fork at step {found[0] + 1} or later"
         )
     return max(early)
 
@@ -79,7 +78,11 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     if folder.segments() or read_run(folder) is not None:
         raise _taken(folder, "holds the log of a run")
     if not folder.local:
-        _copy(parent, folder, exp_id, step)
+        try:
+            _copy(parent, folder, exp_id, step)
+        except BaseException:
+            folder.erase(records=True)
+            raise
         return
     path = Path(folder.path)
     made = path.with_name(f".{path.name}-{uuid4().hex}")
@@ -106,8 +109,13 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     _copy_collected(parent, folder, step)
     for digest in parent.agent_sets():
         folder.write_file(name := f"_agents-{digest}.bin", parent.read_file(name))
-    if parent.local and folder.local and Path(parent.path, _AUDIENCES).is_dir():
-        shutil.copytree(Path(parent.path, _AUDIENCES), Path(folder.path, _AUDIENCES), dirs_exist_ok=True)
+    if AUDIENCES in parent.subfolders(""):
+        pafs.copy_files(
+            f"{parent.path.rstrip('/')}/{AUDIENCES}",
+            f"{folder.path.rstrip('/')}/{AUDIENCES}",
+            source_filesystem=parent.filesystem,
+            destination_filesystem=folder.filesystem,
+        )
     _copy_rows(parent, folder, record.experiment, exp_id, step)
     of_parent = Parent(parent.where, record.experiment, step)
     write_run(
@@ -162,7 +170,7 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        # All rows are of one broadcast, as no mailbox has two of them.
+        # Then all rows belong to one broadcast, because no mailbox has two of these rows.
         if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):
             found.add(rows[0].position)
         else:
@@ -224,8 +232,8 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
     logged_with = np.where(ordinals >= FIRST_OUTSIDE, read, sent)
     last = np.flatnonzero(logged_with <= step)
-    # Rows are logged in order. So a message outside of the steps came before the checkpoint if a message of the steps
-    # up to it was logged later.
+    # Rows are logged in order. So a message outside of the steps came before the checkpoint if a message of a step up
+    # to the checkpoint was logged after it.
     kept = (logged_with <= step) | (np.isnan(logged_with) & (np.arange(len(table)) <= (last[-1] if len(last) else -1)))
     table = table.filter(pa.array(kept)).drop_columns([POSITION.name])
     at = table.schema.get_field_index("channel")
@@ -238,7 +246,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table in a segment's file.
 
-    It has the given columns as far as the file has them (None: all columns).
+    The table has those of the given columns that the file has (None: all columns).
     """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)

@@ -4,11 +4,12 @@ A file lacks those columns of OPTIONAL that have no value in it; they read as nu
 `position`, the number of the row in the log.
 
 A payload is JSON text in `payload`, or it is in typed columns: column x is `payload.x`. If x has several types in a
-file, `payload.x` has the values of the first type, and `payload[int64].x` and the like have those of the others. A row
-has null in the payload columns that do not belong to its payload. A file whose payloads have several sets of columns
-has `payload_columns` as well, which says for each row the names and types of its typed columns, in their order. A file
-with typed columns lacks all columns without a value. If a row with a typed payload has the usual channel of its
-recipient for its subtopic, its channel may be null, and readers compose the channel (see `channel_head`).
+file, `payload.x` has the values of the first type, and `payload[int64].x` and other columns with such names have the
+values of the other types. A row has null in the payload columns that do not belong to its payload. A file whose
+payloads have several sets of columns has `payload_columns` as well, which says for each row the names and types of its
+typed columns, in their order. A file with typed columns lacks all columns without a value. If a row with a typed
+payload has the usual channel of its recipient for its subtopic, its channel may be null, and readers compose the
+channel (see `channel_head`).
 
 The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
 1,000 agents (in brackets: 1,000,000 agents), in ns and bytes per row:
@@ -23,8 +24,9 @@ The encoding in Parquet is chosen by time to write and size on disk. Measured on
 and together 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 instead of lz4, each dictionary column takes 2 ns more,
 a million channels 34 ns more and half the bytes, payloads the same time and two thirds of the bytes. But a query by
 agent must decompress all these columns: 1.0 s for 10,000,000 rows, not 0.75 s. Writing a row group at a time saves 9%
-compared with 1,024 rows. Row groups of 262,144 rows would save 3%, row groups of 8,192 rows would cost 12% more. With
-smaller row groups, a query by agent reads less. A column of one value takes 10 ns if it may have nulls, else 5 ns.
+compared with 1,024 rows at a time. Row groups of 262,144 rows would save 3%, row groups of 8,192 rows would cost 12%
+more. With smaller row groups, a query by agent reads less. A column of one value takes 10 ns if it may have nulls, else
+5 ns.
 """
 
 import base64
@@ -56,9 +58,10 @@ _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
-# An int id is in from_id/to_id, a str id in from_name/to_name; the user, and the recipient on a plain channel, is in
-# neither. `entry` and `row` are the row's source in its stream. They order the rows of one mailbox, and with
-# `mailbox` they are unique. Rows from the log stream (blocked, published, undeliverable, rewritten) have `noted`.
+# An int id is in from_id/to_id, a str id in from_name/to_name; both are null for the user, and for the recipient of a
+# message on a plain channel. `entry` and `row` are the row's source in its stream. They order the rows of one mailbox,
+# and with `mailbox` they are unique. Rows from the log stream (blocked, published, undeliverable, rewritten) have
+# `noted`.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
@@ -214,7 +217,8 @@ def with_positions(table: pa.Table, first_row: int) -> pa.Table:
 
 ROW_GROUP_ROWS = 32_768
 
-# Each row group repeats the segment's whole dictionary: a dictionary as long as the column would gain nothing.
+# A column with more distinct values is stored without a dictionary: each row group repeats the segment's whole
+# dictionary, so a long one would save nothing.
 DICTIONARY_ENTRIES = ROW_GROUP_ROWS // 4
 
 _NUMBERS = {
@@ -269,7 +273,7 @@ def type_record(schema: pa.Schema) -> dict[str, str]:
 def parquet_options(stored: pa.Table) -> dict[str, Any]:
     """Return the options with which ParquetWriter writes a table of `as_stored`.
 
-    They leave Arrow's types out of the file.
+    With these options the file does not have Arrow's types, which `type_record` adds.
     """
     typed = [stored.schema.field(name) for name in typed_names(stored.column_names)]
     numbers = _NUMBERS.union(field.name for field in typed if pa.types.is_integer(field.type))

@@ -1,10 +1,12 @@
-"""The series of a run: tables of what groups have collected, from files and from the server."""
+"""The series of a run: tables of the values that groups recorded with `collect=`, from files and from the server."""
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ray_messaging.common.tables import with_exact_integers
@@ -18,7 +20,10 @@ _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
 def series_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return the table of all series that groups have collected in some steps, by step and agent, ints before strs."""
+    """Return a table of the series that groups have collected in some steps.
+
+    The rows are sorted by step and agent; int ids come before str ids.
+    """
     ordered = sorted((entry for entry in entries if entry.kind is CollectedKind.SERIES), key=lambda entry: entry.step)
     if not ordered:
         return _EMPTY
@@ -52,6 +57,19 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
         else:
             columns[name] = pa.array(np.concatenate(values)[places])
     return pa.table(columns)
+
+
+def values_in(table: pa.Table, step: int) -> dict[str, Any]:
+    """Return what was collected in a step, by column, as `model.series.values_of` does."""
+    rows = table.filter(pc.equal(table[STEP], step)).drop_columns([STEP])
+    if AGENT not in rows.column_names:
+        return {name: values[0] for name, values in rows.to_pydict().items() if values}
+    ids = rows[AGENT].to_numpy()
+    if AGENT_NAME in rows.column_names:
+        pairs = zip(rows[AGENT].to_pylist(), rows[AGENT_NAME].to_pylist(), strict=True)
+        ids = np.array([agent if name is None else name for agent, name in pairs], object)
+    columns = [name for name in rows.column_names if name not in (AGENT, AGENT_NAME)]
+    return {AGENT: ids} | {name: rows[name].to_numpy() for name in columns}
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:

@@ -53,8 +53,8 @@ class BusiestAgents:
     """The agents that write most, each with its number of messages, and the `edges`: numbers of messages between them.
 
     `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of all agents, each once, with the
-    number of messages from the first agent to the second. `share` is as in TrafficBins. `values` has the last collected
-    value of each agent, and `measure` is the name of these values ("": no values were collected).
+    number of messages from the first agent to the second. `share` is as in TrafficBins. `values` has the value that
+    `collect` recorded last of each agent, and `measure` is the name of these values ("": nothing was recorded).
     """
 
     agents: list[tuple[str, int]]
@@ -68,10 +68,48 @@ class BusiestAgents:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values that a run has collected by step, of all agents or of one. Each line has a value or None per step."""
+    """The values that a run has recorded by `collect`, of all agents or of one.
+
+    Each line has a value or None per step.
+    """
 
     steps: list[int]
     lines: dict[str, list[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class SocietyInStep:
+    """All agents in one step of a run, each with one value that the run collected of it.
+
+    `steps` are the steps in which the run collected values, and `measures` the names of the values. `agents` are at
+    most 10,000 of the `total` agents, spread evenly over their order. `places` has the position of each of them: what
+    the run collected as x and y, or a cell of a lattice (`lattice`). `bounds` are the least and the greatest x, then
+    the least and the greatest y, over the whole run. `edges` are the messages of the step, with agents as indices of
+    `agents`; they are counted only in a small society (`linked`). `scale` is the least and the greatest number over the
+    whole run, or all texts.
+    """
+
+    steps: list[int]
+    measures: list[str]
+    step: int
+    measure: str
+    agents: list[str]
+    values: list[float | str]
+    places: list[tuple[float, float]]
+    bounds: tuple[float, float, float, float]
+    lattice: bool
+    linked: bool
+    edges: list[tuple[int, int, int]]
+    scale: tuple[float, float] | list[str]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The messages in which two runs differ: `first` says which message is the first, `lines` count them by step."""
+
+    first: str
+    lines: Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +203,7 @@ class RowQuery:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """An agent: its group, its messages by fate, its most frequent neighbours, its state or last collected values."""
+    """An agent: its group, messages by fate, most frequent neighbours, and its state or last recorded values."""
 
     name: str
     sent: dict[str, int]
@@ -190,7 +228,7 @@ class RuleFacts:
     settings: str
     failures: int = 0
     last_error: str = ""
-    key: str = ""  # its whole name
+    key: str = ""  # the rule's whole name, not cut
     done: str = ""
 
 
@@ -210,7 +248,7 @@ class LetterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The number of lately passed messages that a rule would have blocked.
+    """What a rule would have done with messages that passed lately: how many it would have blocked or changed.
 
     `seconds` is the time in which the judged messages were sent. `left_out` counts those that were too long to be
     judged. `examples` are the first messages that the rule would have blocked, with its reasons.

@@ -12,7 +12,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-KEPT_ENTRIES = 2**24  # the most pairs and senders, of all audiences and rules together: 128 MiB
+KEPT_ENTRIES = 2**24  # the most pairs and senders in the cache, of all audiences and rules together: 128 MiB
 _KEPT_CHECKS = 16
 _NONE = np.zeros(0, np.int64)
 
@@ -108,7 +108,7 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the barred pairs of new senders to the cache, each sender once; add nothing unless all have room."""
+        """Add the barred pairs of new senders to the cache, each sender once; add none unless all have room."""
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         low, high = np.searchsorted(found, [pairs.starts[new], pairs.ends[new]])
@@ -130,8 +130,8 @@ class Intersections:
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
-        # Both caches hold the rule and its version, so that no other rule gets the same id(). The number of checks is
-        # limited.
+        # Both caches keep the rule itself, because the id() of a rule that no longer exists could be given to another
+        # rule. The version shows whether the rule has changed.
         self._entries: OrderedDict[tuple[AudiencePairs, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 

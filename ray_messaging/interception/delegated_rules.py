@@ -31,7 +31,7 @@ _PAUSE_S = 0.02  # after this time without messages, the number of passed messag
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
 _MANY = 1_000  # from this many entries on, rules are built in a thread
-_REMEMBERED = 256  # so many passed batches are remembered, so that a batch that is judged again is counted once
+_REMEMBERED = 256  # passed batches that are remembered, so that a batch that is judged again is counted only once
 
 
 class DelegatedRules:
@@ -150,7 +150,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Report passed messages if the interval is over, or no more messages have come."""
+        """Report passed messages if the interval has passed, or no more messages have come."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return

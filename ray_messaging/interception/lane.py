@@ -28,8 +28,8 @@ JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
-_LARGE = 2**16  # in bytes
-_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most for a frame that has just begun
+_LARGE = 2**16  # the parts of a frame with at least this many bytes are not joined before they are written
+_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most when a large frame has just begun
 _NOTHING = memoryview(b"")
 
 
@@ -103,7 +103,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
         if buffer is self._buffer and not self.unhandled:
             self._low = self._high = 0
-            if len(buffer) > _SMALL:  # Thousands of callers may each hold a buffer, so a large one is given back.
+            if len(buffer) > _SMALL:  # Thousands of callers may each hold a buffer, so a large buffer is given back.
                 self._buffer = _NOTHING
 
     @property
@@ -116,7 +116,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         assert self.transport is not None
         size = sum(map(len, parts))
         whole = (_LENGTH.pack(size), *parts)
-        if size < _LARGE:  # one copy is cheaper than a second buffer to write
+        if size < _LARGE:  # for a small frame, one copy is cheaper than writing several buffers
             self.transport.write(b"".join(whole))
         else:
             self.transport.writelines(whole)
@@ -127,7 +127,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
         """End the connection, because the peer breaks the protocol."""
-        self._buffer, self._low, self._high = _NOTHING, 0, 0  # the frame in hand still uses the old buffer
+        # The frame that is being handled still uses the old buffer.
+        self._buffer, self._low, self._high = _NOTHING, 0, 0
         if self.transport is not None:
             self.transport.abort()
 

@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_tables import Table
 
-MIN_SNAPSHOT_NUMBER = 2**32  # above all codes that stand in place of epochs
+MIN_SNAPSHOT_NUMBER = 2**32  # snapshot numbers are higher than all codes that stand in place of epochs
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with other attributes was changed by hand: it may decide differently.

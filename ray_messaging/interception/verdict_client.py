@@ -111,7 +111,10 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor. All messages pass, unless the experiment has an interceptor."""
+    """The client of a messager without interceptor.
+
+    All messages pass. If the experiment has an interceptor, the server refuses the messages.
+    """
 
     route = "none"
 
@@ -151,7 +154,7 @@ class LocalVerdictClient(VerdictClient):
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Return the result of an attempt, which is repeated for at most `timeout_s` while it fails.
+    """Call `attempt` until it succeeds, for at most `timeout_s`, and return its result.
 
     Raises: InterceptorUnavailable if no attempt succeeds, or the actor is gone for good; Closed, Fenced or ConfigError
     at once, because further attempts would fail, too.
@@ -225,7 +228,7 @@ class RemoteVerdictClient(VerdictClient):
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
-        if self._delegated_rules is not None and batch.rows:  # an empty batch is a question to the interceptor
+        if self._delegated_rules is not None and batch.rows:  # an empty batch must reach the interceptor itself
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
                 return passed
@@ -257,8 +260,8 @@ class RemoteVerdictClient(VerdictClient):
             if verdicts.judged:
                 return verdicts
         raise InterceptorUnavailable(  # A message without a verdict must not pass, so its send fails.
-            "the interceptor has the payloads, and gave no verdict, so nothing was sent: look at its actor, then send "
-            "again"
+            "the interceptor got the payloads, but gave no verdict, so nothing was sent: look at its actor, then "
+            "send again"
         )
 
     async def ended(self) -> Closed | None:
@@ -304,14 +307,16 @@ class RemoteVerdictClient(VerdictClient):
             return await lane.ask(request, WAIT if patient else JUDGE)
         except OSError:
             self._drop(lane)
-            self._address = None  # a fenced interceptor may be there, which lets its lane be opened and answers nothing
+            # This may be the lane of a fenced interceptor, which accepts connections and answers nothing.
+            self._address = None
             raise
 
     async def _open(self) -> LaneClient | None:
         """Open the actor's current lane; return None if that fails.
 
-        After a cut of the network, Ray makes new connections with long pauses, so that the lane can be reached sooner.
-        So the last lane is tried first. If neither lane nor Ray answers, raise TimeoutError; the caller tries again.
+        The last lane is tried first, because after a cut of the network the lane can be reached sooner than the actor:
+        Ray pauses for long between its attempts to connect. If neither lane nor Ray answers, raise TimeoutError; the
+        caller tries again.
         """
         before = self._address
         if before is not None:
@@ -321,7 +326,8 @@ class RemoteVerdictClient(VerdictClient):
         async with asyncio.timeout(None if before is None else _ADDRESS_S):
             address = LaneAddress(*await self._handle.lane.remote(**self._options))
         try:
-            # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
+            # Opening the lane may take half of the time. The other half is for the Ray call, if the lane cannot be
+            # opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
         except OSError as error:
             self._by_ray_until = asyncio.get_running_loop().time() + LANE_RETRY.first_s
@@ -377,7 +383,7 @@ class ForeignVerdictClient(VerdictClient):
         return BatchVerdict(refused, epoch=FOREIGN)
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
-        """Call `forward` for some messages concurrently, in order, as many senders in AgentSociety would."""
+        """Begin the calls of `forward` in order, and await them together, as if AgentSociety had many senders."""
         calls = [asyncio.ensure_future(_retry(partial(self._forward, batch, row), self._timeout_s)) for row in rows]
         try:
             return await asyncio.gather(*calls)
@@ -387,7 +393,8 @@ class ForeignVerdictClient(VerdictClient):
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused, or b"" if it may pass."""
-        # Exactly the text that AgentSociety's messager makes, because actors search it for parts like '"type": "news"'.
+        # This is exactly the text that AgentSociety's messager makes, because actors search it for parts like '"type":
+        # "news"'.
         text = json.dumps(Message("", batch, row).payload)
         try:
             passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], text)

@@ -12,7 +12,7 @@ from ray_messaging.wire.notes import RuleNote
 
 T = TypeVar("T")
 
-INTERCEPTOR = "interceptor"  # the `name` of a Fenced error by an interceptor that has a successor, which can be asked
+INTERCEPTOR = "interceptor"  # the `name` of the Fenced error of an interceptor: its successor can be asked
 # Codes that stand in place of an interceptor's epoch:
 FOREIGN = -1  # verdicts by a user's own interceptor, which is not the experiment's interceptor
 NOBODY = -2  # no verdicts: accepted only if the experiment has no interceptor
@@ -135,7 +135,9 @@ def _numbers(rows: bytes, count: int) -> list[int]:
         raise FrameError("the interceptor's answer is damaged")
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:
-        raise FrameError(f"the interceptor's answer names row {int(numbers.max())}, and the batch has {count} rows")
+        raise FrameError(
+            f"the interceptor's answer names row {int(numbers.max())}, but the batch has only {count} rows"
+        )
     found: list[int] = numbers.tolist()
     return found
 

@@ -5,7 +5,7 @@ added exactly, and each result is rounded once at most, so the number of groups 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from math import inf, isfinite, nan
 from typing import Any, ClassVar
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.series_columns import TAKEN, UnfitValue, Value, Values, column_of
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.series_columns import UnfitValue, Value, Values, column_of
 
 _UNIT = 1074  # Every float is a whole multiple of 2**-1074, so sums in this unit are exact.
 _MANTISSA = np.finfo(np.float64).nmant + 1
@@ -38,6 +39,7 @@ class Aggregate:
         self.name = name
         self.of = of
         self.living = living
+        self.among: AgentSet | None = None  # `Of` chooses agents; None: all agents
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -49,12 +51,17 @@ class Aggregate:
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
         """Return the kind of the column, and the result of a group's agents for `merged`.
 
+        The partial result of no value changes nothing of the others, so a group that has none of the agents that `Of`
+        chose has no influence.
+
         Args: `counted` says which of the values count (None: all). Raises: UnfitValue if a value does not fit.
         """
         column = self._numbers(values)
         return self.kind, self._partial(column if counted is None else column[counted])
 
     def _numbers(self, values: Values) -> NDArray[Any]:
+        if not len(values):
+            return np.empty(0, np.int64)  # whole numbers, because floats would make floats of the other groups' numbers
         _, column = column_of(self.name, values)
         if isinstance(column, np.ndarray):
             return column.astype(np.int64) if column.dtype.kind == "b" else column
@@ -234,7 +241,7 @@ class Count(Aggregate):
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
         """Return the kind, and each value with the number of agents that have it; raise UnfitValue for floats."""
-        kind, column = column_of(self.name, values)
+        kind, column = column_of(self.name, values) if len(values) else ("", [])
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
             raise UnfitValue(
                 f"{self!r} needs texts, bools or whole numbers, and agents have floats: round the floats", 0
@@ -242,12 +249,13 @@ class Count(Aggregate):
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
-        return f"{self.kind} of {kind}", [*Counter(listed).items()]
+        # All groups name one kind, and a group without chosen agents does not know what kind the others have.
+        return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
         """Return the counts of all groups, by value in ascending order."""
-        return {f"{name}={value}": count for value, count in _counted(partials)}
+        return {f"{name}={value}": count for value, count in _counted("Count", name, partials)}
 
 
 class Share(Count):
@@ -261,7 +269,7 @@ class Share(Count):
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
         """Return the shares of all groups, by value in ascending order."""
-        counts = _counted(partials)
+        counts = _counted("Share", name, partials)
         total = sum(count for _, count in counts)
         return {f"{name}={value}": count / total for value, count in counts}
 
@@ -276,49 +284,15 @@ def merged_column(name: str, kind: str, partials: Iterable[Any]) -> dict[str, Va
     return _KINDS[kind.partition(" ")[0]].merged(name, partials)
 
 
-def aggregates_of(collect: object) -> Sequence[Aggregate]:
-    """Return the aggregates of an argument `collect`; none if it is a function, or None."""
-    if isinstance(collect, Aggregate):
-        return [collect]
-    return collect if isinstance(collect, list | tuple) else []
-
-
-def check_collect(collect: object, every: object) -> None:
-    """Raise ConfigError unless the arguments `collect` and `collect_every` of a run are valid."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ConfigError(f"collect_every={every!r} must be a number of steps, at least 1")
-    listed = collect if isinstance(collect, list | tuple) else [collect]
-    fits = callable(collect) or (listed and all(isinstance(each, Aggregate) for each in listed))
-    if collect is not None and not fits:
-        raise ConfigError(
-            f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
-            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of aggregates"
-        )
-    aggregates = [each for each in listed if isinstance(each, Aggregate)]
-    for each in aggregates:
-        if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
-            raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
-        if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
-            raise ConfigError(
-                f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
-            )
-        if isinstance(each, Quantile) and not (_is_number(each.q) and 0 <= each.q <= 1):
-            raise ConfigError(f"q={each.q!r} of {each!r} must be a number from 0 to 1: 0.5 is the median")
-    if len({each.name for each in aggregates}) < len(aggregates):
-        raise ConfigError(
-            f"two aggregates of collect={collect!r} have one name: give one of them another name, such as "
-            "Mean('average', of='wealth')"
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-
-
-def _counted(partials: Iterable[Any]) -> list[tuple[Any, int]]:
+def _counted(kind: str, name: str, partials: Iterable[Any]) -> list[tuple[Any, int]]:
     counts = Counter[Any]()
+    types = dict[type, Value]()
     for partial in partials:
         counts.update(dict(partial))
+        types.update({type(value): value for value, _ in partial})
+    if len(types) > 1:  # Only groups with agents that `Of` chose can differ: the server refuses other steps.
+        given = " and ".join(repr(value) for value in types.values())
+        raise ConfigError(f"{kind}({name!r}) found {given}: the values of all agents must be of one kind")
     return sorted(counts.items())
 
 

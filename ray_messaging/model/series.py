@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.aggregates import Aggregate, merged_column
-from ray_messaging.model.series_columns import TAKEN, UnfitValue, Value, Values, column_of, is_text
+from ray_messaging.model.aggregates import merged_column
+from ray_messaging.model.series_columns import AGENT, TAKEN, UnfitValue, Value, Values, column_of, is_text
 
 ROWS, AGGREGATES = "rows", "aggregates"
 
@@ -47,19 +47,10 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
     return _shape(ROWS, {name: kind for name, (kind, _) in found.items()}) + _encode((ids, listed))
 
 
-def encode_aggregates(
-    aggregates: Sequence[Aggregate], values: Sequence[Values], living: NDArray[np.bool_] | None = None
-) -> bytes:
-    """Encode the aggregates of a group, each from the values of all agents; raise UnfitValue for an unfit value.
-
-    Args: `living` says which of the agents have not stopped (None: all).
-    """
-    found = {
-        each.name: each.partial(column, living if each.living else None)
-        for each, column in zip(aggregates, values, strict=True)
-    }
-    kinds = {name: kind for name, (kind, _) in found.items()}
-    return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in found.values()]))
+def encode_aggregates(partials: Mapping[str, tuple[str, Any]]) -> bytes:
+    """Encode the aggregates of a group: by name, the kind and the partial result that `Aggregate.partial` returned."""
+    kinds = {name: kind for name, (kind, _) in partials.items()}
+    return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in partials.values()]))
 
 
 def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
@@ -94,3 +85,25 @@ def merged(parts: Sequence[StepSeries]) -> dict[str, Value]:
     for name, (kind, _) in parts[0].columns.items():
         found |= merged_column(name, kind, [part.columns[name][1] for part in parts])
     return found
+
+
+def values_of(parts: Sequence[StepSeries]) -> dict[str, Any]:
+    """Return what all groups have collected in one step, by column.
+
+    Aggregates are single values. Of rows per agent each column is an array, in the order of the agents: ints before
+    strs. The column `agent` has their ids.
+    """
+    if not parts or parts[0].agents is None:
+        return {**merged(parts)} if parts else {}
+    ids = [agent for part in parts if part.agents is not None for agent in part.agents.tolist()]
+    order = np.array(sorted(range(len(ids)), key=lambda place: (isinstance(ids[place], str), ids[place])))
+    found: dict[str, Any] = {AGENT: _array(ids)[order]}
+    for name, (kind, _) in parts[0].columns.items():
+        columns = [part.columns[name][1] for part in parts]
+        whole = np.array([text for texts in columns for text in texts], object) if kind == "text" else None
+        found[name] = (np.concatenate(columns) if whole is None else whole)[order]
+    return found
+
+
+def _array(ids: list[Any]) -> NDArray[Any]:
+    return np.array(ids, object if any(isinstance(agent, str) for agent in ids) else np.int64)

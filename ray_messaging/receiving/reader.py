@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BLOCK_S = 5.0
-_FRAMES = 32  # the most frames of a read
-# A read is limited to about so many bytes too, because the server does nothing else while it copies the frames.
-_READ_BYTES = 2 * 2**20
+# The most frames of a read from a near server, and about the most bytes, because the server does nothing else while it
+# copies the frames.
+_FRAMES, _READ_BYTES = 32, 2 * 2**20
+_NEAR_S = 0.002  # A server is near if the first byte of an answer takes less time than this.
+_TIMES = 8  # A read from a far server takes at most so many times as much as a read from a near one.
 _FRAME_BYTES = 64 * 2**10  # the assumed size of the first frame in bytes
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
@@ -52,6 +54,35 @@ async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: st
             logger.warning("%s, and is tried again: %s", why, error)
         backoff = backoff or Backoff(policy)
         await backoff.sleep()
+
+
+class ReadSize:
+    """How many frames one read takes, while the mailbox has more frames than a read.
+
+    There is one read at a time, because only the end of its answer says where the next one begins. If the server is
+    far, a read takes so much that its bytes come for longer than the wait for its first byte. So most of the time some
+    bytes are under way. They do not come for much longer, because a message is seen only when all of them are here.
+    """
+
+    def __init__(self, frame_rows: int) -> None:
+        self._rows, self._bytes = frame_rows, _FRAME_BYTES  # of the largest frame in the last read
+        self._times = 1
+
+    def frames(self, capacity: int) -> int:
+        """Return the most frames of the next read, if the inbox has room for `capacity` messages."""
+        most = min(self._times * _FRAMES, self._times * _READ_BYTES // self._bytes)
+        return max(1, min(most, capacity // self._rows))
+
+    def note(self, rows: int, nbytes: int) -> None:
+        """Note the most messages, and the most bytes, that a frame of the last read had."""
+        self._rows, self._bytes = max(1, rows), max(1, nbytes)
+
+    def adapt(self, waited_s: float, came_s: float) -> None:
+        """Adapt the size to a full read: how long it waited for the first byte, and how long the others came."""
+        if waited_s < _NEAR_S or came_s > 4 * waited_s:
+            self._times = max(1, self._times // 2)
+        elif came_s < 2 * waited_s:
+            self._times = min(2 * self._times, int(waited_s / _NEAR_S), _TIMES)
 
 
 class Reader:
@@ -109,41 +140,57 @@ class Reader:
             self.stop(MessagingError(f"the reader failed ({type(error).__name__}: {error}): please report this"))
 
     async def _read(self) -> None:
-        inbox, last = self._inbox, self._inbox.read_to
-        frame_bytes = _FRAME_BYTES
+        inbox, last, size = self._inbox, self._inbox.read_to, ReadSize(self._frame_rows)
         while True:
             if not inbox.has_capacity(self._frame_rows):
-                self._waits = True
-                await inbox.wait_capacity(self._frame_rows)
-            self._waits, self._turned_at = False, time.monotonic()
-            capacity = (inbox.limit - inbox.size) // self._frame_rows
-            count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
+                await self._wait_capacity(self._frame_rows)
+            began = self._turned_at = time.monotonic()
+            self._waits = False
+            count = size.frames(inbox.limit - inbox.size)
             # After a full read the next read does not wait: `more` stays true until a read finds the mailbox's end.
             block_s = 0.0 if inbox.behind else _BLOCK_S
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
-            turned_at = time.monotonic()
+            full = len(frames) == count
+            if full and not block_s:
+                waited_s = self._transport.waited_s
+                size.adapt(waited_s, time.monotonic() - began - waited_s)
             inbox.behind = bool(frames)
-            if not frames:
-                inbox.note_dry()
-            for entry, frame in frames:
-                try:
-                    batch = decode(frame)
-                    whole = batch if batch.fold is None else await self._persist(partial(self._unfolder.unfold, batch))
-                    piece = self._piece(entry, whole, len(frame))
-                except (FrameError, UnknownName) as error:
-                    piece = await self._bury(entry, frame, error)
-                if piece.came:
-                    await self._persist(self._agents_came)
-                if entry == frames[-1][0]:
-                    inbox.behind = len(frames) == count
-                inbox.put(piece)
-                last = entry
-                if (now := time.monotonic()) - turned_at > _TURN_S:
-                    turned_at = now
-                    await asyncio.sleep(0)
-            await self._let_others_go(came=bool(frames))
             if frames:
-                frame_bytes = max(1, *(len(frame) for _, frame in frames))
+                size.note(await self._put(frames, full=full), max(len(frame) for _, frame in frames))
+                last = frames[-1][0]
+            else:
+                inbox.note_dry()
+            await self._let_others_go(came=bool(frames))
+
+    async def _put(self, frames: Sequence[tuple[str, bytes]], *, full: bool) -> int:
+        """Put the frames of a read into the inbox; return the most messages that one of them has."""
+        inbox, most, turned_at = self._inbox, 0, time.monotonic()
+        for entry, frame in frames:
+            try:
+                batch = decode(frame)
+                whole = batch if batch.fold is None else await self._persist(partial(self._unfolder.unfold, batch))
+                piece = self._piece(entry, whole, len(frame))
+            except (FrameError, UnknownName) as error:
+                piece = await self._bury(entry, frame, error)
+            if piece.came:
+                await self._persist(self._agents_came)
+            most = max(most, rows := piece.high - piece.low)
+            room = min(rows, self._frame_rows)
+            if not inbox.has_capacity(room):  # the frames of the last read had fewer messages
+                await self._wait_capacity(room)
+            if entry == frames[-1][0]:
+                inbox.behind = full
+            inbox.put(piece)
+            if (now := time.monotonic()) - turned_at > _TURN_S:
+                turned_at = now
+                await asyncio.sleep(0)
+        return most
+
+    async def _wait_capacity(self, rows: int) -> None:
+        """Wait until the inbox has room for `rows` messages."""
+        self._waits = True
+        await self._inbox.wait_capacity(rows)
+        self._waits, self._turned_at = False, time.monotonic()
 
     async def _let_others_go(self, *, came: bool) -> None:
         """Let other tasks run, for more turns of the event loop if messages came for which a fetch has waited."""

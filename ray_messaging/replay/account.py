@@ -13,7 +13,7 @@ from ray_messaging.replay.replay_plan import Plan, WorkerShare
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent
 
 _NOT_IN_JSON = {"fates", "unknown", "agents_differ", "unheard", "matrix"}
-_NAMED = 5  # `unheard` names at most so many agents.
+_NAMED = 5  # the most agents that `unheard` names
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -16,7 +16,7 @@ WITHIN = 0.6  # the share of messages that stay within the sender's group
 # Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.
 TAIL, LEAST, MOST = 1.5, 0.05, 30.0
 BLOCKED_PAIRS = 20
-SECONDS = 86_400.0  # one day
+SECONDS = 86_400.0  # the traffic covers one day
 PHRASES = (
     "hi",
     "how are you?",

@@ -27,7 +27,7 @@ Progress = Callable[[int, int, int | None], None]  # sent, received, expected (N
 
 REFRESH_S = 0.25
 CLOSE_S = 10.0
-ROUNDS, WARM_UP = 150, 20  # numbers of single messages
+ROUNDS, WARM_UP = 150, 20  # how many single messages each side sends, and how many of the first are not measured
 PROBES: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
 
 

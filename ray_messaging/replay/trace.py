@@ -31,7 +31,7 @@ class Traffic:
         return len(self.sources)
 
     def __repr__(self) -> str:
-        # Without the columns: they may have millions of rows, and real people's names.
+        # The columns are left out: they may have millions of rows, and real people's names.
         return f"Traffic(name={self.name!r}, messages={len(self)}, agents={len(self.agents)})"
 
     @property

@@ -113,7 +113,7 @@ def reader_for(source: TraceFile) -> Reader:
     if _JSON_ARRAY.match(source.text):
         raise source.broken(
             1,
-            "the file is a JSON array, and one object per line is wanted: convert it, as by `jq -c '.[]' "
+            "the file is a JSON array, but a trace has one object per line: convert it, for example by `jq -c '.[]' "
             f"{source.path.name} > {source.stem}.jsonl`",
         )
     known = READERS.get(source.extension)

@@ -19,8 +19,8 @@ SHOWN_FIELDS = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN_CHARS = 60
 
-# For each field of a message: the option that names it, and its default names. Exports of our own log
-# have from_id, to_id, sent_at and payload; there `sender` is a group.
+# For each field of a message: the option that names it, and its default names. Exports of our own log have from_id,
+# to_id, sent_at and payload; in these exports `sender` is a group.
 FIELDS = {
     "sender": ("from", ("from", "src", "source", "from_id", "sender")),
     "receiver": ("to", ("to", "dst", "target", "to_id", "receiver", "recipient")),
@@ -125,7 +125,8 @@ class Columns:
             )
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
-        # Each spelling is parsed once: a trace has few agents. Only str keys: True and 1.0 would find the entry of 1.
+        # Each spelling is parsed once: a trace has few agents. All keys are strs, because True and 1.0 would find the
+        # entry of 1.
         self._known: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -199,7 +200,7 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
     if type(raw) is not float and not is_exact(str(raw), value):
         raise RowError(
             f"time {cut(str(raw))} has more digits than a float holds, so that different times would become one: "
-            "write seconds, with six decimals at most (of nanoseconds a billionth), or sequence numbers"
+            "write seconds, with six decimals at most (divide nanoseconds by a billion), or sequence numbers"
         )
     return value
 

@@ -44,7 +44,7 @@ class ReceivedTally:
     arrivals for each agent, int64.
     `out_of_order` counts messages that arrived after a later message of their ordered pair; `misdirected` counts
     messages with wrong ids, or for an agent of another group; `changed` counts messages with another text or time;
-    `unexpected` counts messages that are not of this traffic. `latencies` are float32, in s, by batch.
+    `unexpected` counts messages that do not belong to this traffic. `latencies` are float32, in s, by batch.
     """
 
     seen: NDArray[np.uint32]

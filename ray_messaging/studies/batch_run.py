@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
+from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
 from ray_messaging.cluster.run.run_actor import RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import check_run
@@ -16,8 +17,9 @@ from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
 from ray_messaging.config import Calls, check_calls
 from ray_messaging.errors import ConfigError
-from ray_messaging.model.aggregates import Aggregate, Count, aggregates_of
-from ray_messaging.studies.by_name import bound, check_names, values_of, wanted_by
+from ray_messaging.model.aggregates import Aggregate, Count
+from ray_messaging.model.collect import Of, aggregates_of, function_of
+from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
 from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.ray_workers import workers_for
@@ -39,7 +41,8 @@ def batch_run(
     parameters: Any = None,  # noqa: ANN401 - a dict of lists, a list of dicts or a DataFrame
     *,
     agents: Any,  # noqa: ANN401 - as in `run`, or a function
-    until: int | Callable[..., int],
+    until: int | Callable[..., int | bool],
+    max_steps: int | Callable[..., int] | None = None,
     replicates: int = 1,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -77,7 +80,9 @@ def batch_run(
         model: The model, as for `run`, which may take parameters by name.
         parameters: A dict of lists, of which each combination is a row; a list of dicts; or a DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
-        until: The first step that is not run, or a function of parameters.
+        until: The first step that is not run, or a function of parameters. With `max_steps` a condition as for `run`,
+            which may take parameters by name after the collected values, as `lambda now, goal: now["mood"] > goal`.
+        max_steps: If `until` is a condition, the first step that is not run in any case, or a function of parameters.
         replicates: The number of runs of each row, with a seed each. All rows have the same seeds.
         seed: The number from which the seeds of the runs follow.
         folder: The folder of the study, a path or a URI. None: a temporary one that ends with the process.
@@ -116,8 +121,8 @@ def batch_run(
     template = RunTemplate(
         model=model,
         given={
-            "agents": _listed(agents), "until": until, "graph": _listed(graph), "shared": shared,
-            "rules": rules if callable(rules) else _rules(rules), "groups": groups,
+            "agents": _listed(agents), "until": until, "max_steps": max_steps, "graph": _listed(graph),
+            "shared": shared, "rules": rules if callable(rules) else _rules(rules), "groups": groups,
         },
         outcomes=functions,
         start=start,
@@ -204,9 +209,10 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
             f"calls= has budget={calls.budget}, which ends each run for itself, and with vary_from={step} rows share "
             "calls: leave one of them out"
         )
-    until = template.given["until"]
-    if not callable(until) and isinstance(until, int) and until <= step:
-        raise ConfigError(f"until={until} must be above vary_from={step}, as the rows' own steps begin there")
+    for name in ("until", "max_steps"):
+        most = template.given[name]
+        if isinstance(most, int) and most <= step:
+            raise ConfigError(f"{name}={most} must be above vary_from={step}, as the rows' own steps begin there")
     return _SharedSteps(step, row)
 
 
@@ -226,8 +232,8 @@ def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list
                         "as {'steps': lambda result: result.steps}"
                     )
                 functions.append((name, function))
-        elif isinstance(each, Aggregate):
-            aggregates.append(each)
+        elif isinstance(each, Aggregate) or (isinstance(each, Of) and aggregates_of(each)):
+            aggregates += aggregates_of(each)
         elif callable(each):
             functions.append(("", each))
         else:
@@ -265,10 +271,24 @@ def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
             raise ConfigError(f"two outcomes have the name {each.name!r}: rename one")
     if not callable(template.model) and not isinstance(template.model, Mapping):
         check_run(template.model, RunOptions(None, "agent", 1, None))
-    check_names(template.functions(), design[0].row)
+    _check_names(template, design[0].row)
     values = values_of(design[0])
     start = None if template.start is None else bound(template.start, 1, values)
     check_run(bound(template.model, 2, values), RunOptions(start, *(options[name] for name in RunOptions._fields[1:])))
+
+
+def _check_names(template: RunTemplate, row: Row) -> None:
+    until, most = template.given["until"], template.given["max_steps"]
+    if most is None and callable(until):
+        for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
+            raise ConfigError(
+                f"until= takes {name!r}, which is no parameter of the study: for a condition of the collected values "
+                "pass max_steps=, the first step that does not run in any case"
+            )
+    check_names(template.functions(), row)
+    if most is not None and not callable(most):
+        condition = bound(until, 1, row | dict.fromkeys(GIVEN)) if callable(until) else until
+        ending_of(condition, most, RunOptions(None, "agent", 1, None, template.options["collect"]))
 
 
 def _record(
@@ -286,8 +306,8 @@ def _record(
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]
-    if callable(collect):
-        sources["collect"] = source_of(collect)
+    if (function := function_of(collect)[0]) is not None:
+        sources["collect"] = source_of(function)
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -297,7 +317,7 @@ def _record(
         "parameters": [*design[0].row],
         "outcomes": [name for name, _ in functions if name],
         "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
-        "options": options | {"collect": [*map(_told, aggregates_of(collect))]},
+        "options": options | {"collect": [*map(_told, aggregates_of(collect)), *_rows_of(collect)]},
         "sources": sources,
         "inputs": inputs,
     }
@@ -305,7 +325,14 @@ def _record(
 
 def _told(aggregate: Aggregate) -> str:
     of = source_of(aggregate.of) if callable(aggregate.of) else repr(aggregate.of)
-    return f"{aggregate!r}, of={of}, living={aggregate.living}"
+    among = "" if aggregate.among is None else f", among={[*aggregate.among]}"
+    return f"{aggregate!r}, of={of}, living={aggregate.living}{among}"
+
+
+def _rows_of(collect: object) -> list[str]:
+    """Return a text of the agents of which a function of `collect` gives rows, if these are not all agents."""
+    among = function_of(collect)[1]
+    return [] if among is None else [repr([*among])]
 
 
 def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:

@@ -16,7 +16,7 @@ from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import ConfigError, StepFailed
-from ray_messaging.model.aggregates import aggregates_of
+from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
@@ -25,7 +25,7 @@ from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plai
 
 OF_THE_BEGINNING = "agents", "groups"  # With `start`, a run has these from its first step to its last one.
 # These arguments may be functions of a row of parameters.
-OF_THE_ROW = "agents", "until", "graph", "shared", "rules", "groups"
+OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -82,8 +82,12 @@ class RunTemplate:
         found = {name: (each, 2) for name, each in functions_in("model", self.model)}
         if self.start is not None:
             found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
-        found |= {name: (self.given[name], 0) for name in OF_THE_ROW if callable(self.given.get(name))}
+        found |= {name: (self.given[name], self.values_of(name)) for name in OF_THE_ROW if callable(self.given[name])}
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
+
+    def values_of(self, name: str) -> int:
+        """Return how many arguments a function in `given` has besides parameters: a condition gets the values."""
+        return int(name == "until" and self.given["max_steps"] is not None)
 
 
 def carry_out(template: RunTemplate, task: Task) -> EndedRun:
@@ -110,21 +114,21 @@ def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
     planned = task if isinstance(task, PlannedRun) else task.planned
     values = values_of(planned)
     first = values_of(task.before) if isinstance(task, ForkedRun) else values
-    given = {
-        name: bound(value, 0, first if name in OF_THE_BEGINNING else values)()
-        if name in OF_THE_ROW and callable(value)
-        else value
-        for name, value in template.given.items()
-    }
+    given = dict(template.given)
+    for name, value in template.given.items():
+        if name in OF_THE_ROW and callable(value):
+            function = bound(value, template.values_of(name), first if name in OF_THE_BEGINNING else values)
+            given[name] = function if template.values_of(name) else function()
     options = dict(template.options)
-    calls, until = options.pop("calls", None), given.pop("until")
+    calls, most = options.pop("calls", None), "max_steps" if callable(given["until"]) else "until"
     if isinstance(task, BeginningRun):
-        until = task.step
-    elif isinstance(task, ForkedRun) and until <= task.step:
-        raise ConfigError(f"until={until!r} must be above vary_from={task.step}, as the row's own steps begin there")
+        given[most] = task.step
+    elif isinstance(task, ForkedRun) and given[most] <= task.step:
+        raise ConfigError(
+            f"{most}={given[most]!r} must be above vary_from={task.step}, as the row's own steps begin there"
+        )
     part = run_part(
         bound(template.model, 2, values),
-        until=until,
         options=RunOptions(None if template.start is None else bound(template.start, 1, first), **options),
         seed=planned.seed,
         calls=calls,

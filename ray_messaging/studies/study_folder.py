@@ -67,8 +67,13 @@ class StudyFolder:
     def alone(self) -> Iterator[None]:
         """Keep other processes from writing into the folder.
 
-        Raises LogError if another process writes into it already.
+        Raises LogError if another process writes into it already; ConfigError if it is not on this machine's disks.
         """
+        if not self.folder.local:
+            raise ConfigError(
+                f"the study's folder {self.where!r} must be on a disk, because its writers keep each other out by a "
+                "lock: pass a path, and copy the folder when the study has ended"
+            )
         with self._writing():
             self.folder.filesystem.create_dir(self.folder.path, recursive=True)
         with self.folder.lock() as locked:

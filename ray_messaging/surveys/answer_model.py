@@ -119,8 +119,8 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
     from referencing import Registry  # noqa: PLC0415
 
     draft = jsonschema.Draft202012Validator  # pydantic and msgspec write this draft
-    whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # not 1.0
-    registry: Any = Registry()  # without it a $ref could lead to another host
+    whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is no integer here
+    registry: Any = Registry()  # an empty registry, because with the default one a $ref could lead to another host
     formats = jsonschema.FormatChecker(())
     for name, kind in FORMATS.items():
         formats.checks(name, msgspec.ValidationError)(partial(_has_format, kind))
@@ -139,7 +139,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
-    if isinstance(value, str):  # A format says nothing about values that are not texts.
+    if isinstance(value, str):  # A format says nothing about values that are not strs.
         msgspec.convert(value, kind)
     return True
 

@@ -10,7 +10,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.fates import BLOCKED, IS_STORED, UNKNOWN
 from ray_messaging.receipt import Receipts
 
-END = "end"  # the part of a record that ends the survey; its value is the last entry of the mailbox that counts
+END = "end"  # the part of a record that ends the survey: the id of the last mailbox entry whose answers count
 
 
 class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -62,7 +62,8 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }
-        # A question without a known fate may have arrived. Nobody answers one that was published to foreign clients.
+        # A question without a known fate may have arrived. A question that was published to foreign clients gets no
+        # answer.
         lost = places[~(IS_STORED[codes] | (codes == UNKNOWN) | (codes == BLOCKED))]
         return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 

@@ -28,7 +28,7 @@ from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a read. The server does nothing else while it copies them.
+# The most bytes of one read, because the server does nothing else while it copies them.
 _READ_BYTES = 2 * 2**20
 _FRAMES = 32
 
@@ -50,9 +50,10 @@ class AsyncSurvey:
 
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
-        self._last: str | None = None  # the last entry that counts, once the survey has ended
+        self._last: str | None = None  # the id of the last mailbox entry whose answers count, once the survey has ended
         self._known: set[str] = set()  # the parts of the record that were read
-        self._ends: list[float] = []  # for each asking, until when to wait for answers, by the monotonic clock
+        # For each batch of questions, the time until which to wait for answers, by the monotonic clock.
+        self._ends: list[float] = []
         self._read_to = START.entry
         self._frame_bytes = 1
 
@@ -66,7 +67,7 @@ class AsyncSurvey:
     async def _update(self, block_s: float) -> None:
         parts = await self._store.parts(self.id, self._known)
         if END in parts and order(parts[END].decode()) < order(self._read_to):
-            self._begin()  # count anew: answers from after the end were counted
+            self._begin()  # answers that came after the end have been counted, so the count begins again
             parts = await self._store.parts(self.id, self._known)
         self._known.update(parts)
         if END in parts:
@@ -109,7 +110,8 @@ class AsyncSurvey:
         before = self._read_to
         await self.update()
         async with self._surveys.reading:
-            if self._read_to == before and self.waits:  # otherwise another call has counted answers meanwhile
+            # If one of these has changed, another call has counted answers meanwhile.
+            if self._read_to == before and self.waits:
                 left = self.seconds_left
                 await self._update(block_s if left is None else min(block_s, left))
         return self.waits
@@ -211,9 +213,9 @@ class Surveys:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.store = engine.transport.surveys
-        # Survey that goes on -> part of its record -> until when this process waits for the answers to that part.
+        # For each survey that goes on, and each part of its record: until when this process waits for the answers.
         self.ends: dict[str, dict[str, float]] = {}
-        self.reading = asyncio.Lock()  # one lock for all surveys, as the transport reads one mailbox at a time
+        self.reading = asyncio.Lock()  # one lock for all surveys, because the transport reads one mailbox at a time
 
     async def record(self, survey_id: str) -> SurveyRecord:
         """Return the record of a survey; raise UnknownName if it does not exist."""
@@ -244,7 +246,7 @@ class Surveys:
         answer_model = AnswerModel.of(model)
         check_timeout(timeout, positive=True)
         if not agents:
-            raise ConfigError("a survey of nobody: `to` names no agent, or the experiment hosts none yet")
+            raise ConfigError("this survey would ask no agent: `to` names none, or the experiment hosts none yet")
         record = SurveyRecord(
             mailbox=survey_mailbox(name),
             question=encode_payload(question, self.engine.settings.payload_bytes),
@@ -296,7 +298,7 @@ class Surveys:
         transport, mailbox = self.engine.transport, (await self.record(survey_id)).mailbox
         epoch = (await open_mailbox(self.engine, mailbox, 1)).epoch
         end = await transport.end_of(mailbox)
-        if end.entry != START.entry:  # otherwise its answers would become dead letters
+        if end.entry != START.entry:  # without this commit, the survey's answers would become dead letters
             await transport.commit(Conclusion(mailbox, epoch, Cursor(end.entry, 0), end.messages, end.nbytes))
         await transport.remove(mailbox, epoch)
         await self.store.remove(survey_id)

@@ -31,7 +31,8 @@ class Tally:
         self.arrived: list[AgentId] = []  # the agents with an answer that fits, in the order of their answers
         self.invalid: dict[AgentId, InvalidAnswer] = {}
         self.blocked: dict[AgentId, BlockedQuestion] = {}
-        self.late = 0  # the number of answers that came too late to count
+        # The number of answers that do not count: second answers, and answers after the end of the survey.
+        self.late = 0
         self.questions = 0  # the number of questions that were sent
         self.states = np.zeros(len(self.agents), np.uint8)
         self._model = model

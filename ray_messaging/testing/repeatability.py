@@ -90,7 +90,9 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
         check=False,
     )
     if done.returncode:
-        raise MessagingError(f"the process that runs the model again ended with {done.returncode}: see its stderr")
+        raise MessagingError(
+            f"the process that runs the model again ended with exit code {done.returncode}: see its stderr"
+        )
     found = pickle.loads(done.stdout)  # noqa: S301 - of our own process
     if isinstance(found, StepFailed):
         raise _failed(found, *_ELSEWHERE)
@@ -99,7 +101,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
 
 
 def _packed(objects: tuple[Any, ...]) -> bytes:
-    """Pickle a model with the globals that it uses, so that each copy has its own globals; else without them."""
+    """Pickle a model with the globals that it uses, so that each copy has its own; if that fails, without globals."""
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)

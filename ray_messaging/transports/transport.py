@@ -356,6 +356,11 @@ class RedisTransport:
             (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
         ]
 
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds from the last read to the first byte of its answer."""
+        return self._reading.waited_s
+
     async def end_of(self, mailbox: str) -> MailboxEnd:
         """Return the current end of a mailbox, and how much is in it."""
         last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")

@@ -181,7 +181,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         return Messaging.fork(of, exp_id, log_dir=log_dir, rules=rules, **options)
 
     with pytest.raises(
-        ConfigError, match=r"no checkpoint before step 4: its first one is after step 4, so fork at step 5"
+        ConfigError, match=r"no checkpoint before step 4: its first checkpoint is after step 4, so fork at step 5"
     ):
         fork(at_step=4)
     with pytest.raises(ConfigError, match=r"had rules \(BlackList\(name='black_list'\).*pass rules="):
@@ -224,7 +224,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         fork(damaged)
     with Messaging.start("no-steps", log_dir=tmp_path / "no-steps"):
         pass
-    with pytest.raises(ConfigError, match="of a run without steps"):
+    with pytest.raises(ConfigError, match="no-steps had no steps"):
         fork(tmp_path / "no-steps")
 
 

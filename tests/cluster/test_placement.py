@@ -30,7 +30,7 @@ def messaging(ray_cluster):
         ({"placement": {"west": 1}}, "placement= has 1 for group 'west'"),
         (
             {"placement": {"west": "moon"}},
-            "has 'moon' for group 'west', and no node of the cluster is that: .*\\w+ \\(",
+            "has 'moon' for group 'west', which names no node of the cluster: .*\\w+ \\(",
         ),
         ({"actor_options": {"num_cpu": 1}}, "of group 'west' are no options of Ray's: .*num_cpu"),
         ({"actor_options": {"east": {"num_cpu": 1}}}, "of group 'east' are no options of Ray's: .*num_cpu"),

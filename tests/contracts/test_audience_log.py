@@ -149,14 +149,15 @@ async def test_outside_of_steps_a_rewritten_broadcast_leaves_the_others_their_he
 
 @pytest.mark.parametrize("steps", [None, IN_STEPS])
 async def test_a_broadcast_without_hearers_in_the_log_is_in_its_health_and_balance(opened, steps, tmp_path):
-    society = await opened.begin(steps, audiences=tmp_path / "elsewhere")
+    opened.audiences = tmp_path / "elsewhere"  # the log looks in its own folder
+    society = await opened.begin(steps)
     await society.gather("all", range(AGENTS - LOST))
     if steps is None:
         await society.broadcast("all", [0], [{"n": 1}])
     else:
         await step_broadcasts(society, 2, say=lambda step: step.broadcast(0, "all", {"n": 1}))
     await society.log_writer.caught_up()
-    why = r"broadcasts of west to audience 'all', version 1, have no hearers in the log: .* has no files in .*elsewhere"
+    why = r"broadcasts of west to audience 'all', version 1, have no hearers in the log: .* has no files in .*audiences"
     missing = society.log_writer.stats()["missing"]
     assert re.match(why, missing[0])
     assert len(missing) == (1 if steps is None else 2)  # the groups have counted them, too

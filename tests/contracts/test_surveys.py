@@ -336,7 +336,7 @@ class Pair(msgspec.Struct, array_like=True):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"agents": []}, "a survey of nobody"),
+        ({"agents": []}, "this survey would ask no agent"),
         ({"model": int}, "an answer is an object"),
         ({"model": Pair}, "it is a JSON array, and an answer is an object"),
         ({"model": "Mood"}, "it is no type"),

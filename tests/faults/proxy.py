@@ -13,7 +13,8 @@ class Proxy:
     `cut_replies` is the chance (0 to 1) that a reply is lost and its connection cut. `swallow` takes all bytes of
     connections that are open, both ways, and says nothing: the peer looks alive. `black_hole` accepts new connections
     and never answers. `delay_s` holds each piece back. `lose` loses one chosen piece, `hold` holds one back until
-    `let_go`; `answers` gets what the server says to that. Use it as a context manager; `config` leads to the proxy.
+    `let_go`; `answers` gets what the server says to that. `asked` counts the requests with a text that `count` has
+    named. Use it as a context manager; `config` leads to the proxy.
     """
 
     def __init__(self, config, seed=0):
@@ -24,6 +25,8 @@ class Proxy:
         self.cuts = 0
         self.accepted = 0
         self.held = 0  # requests
+        self.asked = 0
+        self._counted = None  # the text of requests that are counted
         self.answers = SimpleQueue()
         self._hold = None, False  # the text of a request that is held; whether its repeats are held, too
         self._random = random.Random(seed)
@@ -64,6 +67,10 @@ class Proxy:
     def hold(self, text, *, repeats=False):
         """Hold the next request with a text back, and all later ones of its connection."""
         self._hold = text, repeats
+
+    def count(self, text):
+        """Count the requests with a text from now on."""
+        self._counted, self.asked = text, 0
 
     def let_go(self):
         """Send what is held; its answer goes to `answers` alone, as its caller is gone."""
@@ -146,6 +153,8 @@ class Proxy:
 
     async def _pump(self, reader, writer, held, *, up):
         while data := await reader.read(65536):
+            if up and self._counted is not None:
+                self.asked += data.count(self._counted)
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             if writer in self._swallowed:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from fractions import Fraction
 
-from societies.program import FITTING, acts_of, barred, hear, line, near, order, traits
+from societies.program import FITTING, acts_of, barred, chosen_in, hear, line, near, order, traits
 
 OF_PAIRS = {"ban", "graph", "pairs", "sender_ban", "edge_ban"}  # kinds of rules that judge each hearer of a broadcast
 
@@ -270,12 +270,17 @@ class Oracle:
 
     def collect(self, step):
         found = {agent: traits(words) for agent, words in self.words.items()}
+        ids = chosen_in(self.made)
         if self.made["collect"] == "agents":
-            self.series += [{"step": step, "agent": agent, **found[agent]} for agent in sorted(found, key=order)]
+            self.series += [{"step": step, "agent": agent, **found[agent]} for agent in sorted(ids or found, key=order)]
         elif self.made["collect"]:
             counts = Counter(each["k"] for each in found.values())
             mean = float(Fraction(sum(each["n"] for each in found.values()), len(found)))
-            self.series.append({"step": step, "n": mean, **{f"k={k}": count for k, count in counts.items()}})
+            row = {"step": step, "n": mean, **{f"k={k}": count for k, count in counts.items()}}
+            if ids:
+                row["m"] = sum(found[agent]["n"] for agent in ids)
+                row |= {f"c={k}": count for k, count in Counter(found[agent]["k"] for agent in ids).items()}
+            self.series.append(row)
 
 
 class Asked:

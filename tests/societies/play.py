@@ -10,14 +10,14 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from societies.program import FITTING, RADIUS, acts_of, barred, hear, traits
+from societies.program import FITTING, RADIUS, acts_of, barred, chosen_in, hear, traits
 from support.delegation import Method
 from support.patience import WAIT_S
 from support.step_faults import FaultyStore, Killed, Process
 from support.step_society import LoggedGroups, sealed
 from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, StepAborted, Steps
+from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, Of, StepAborted, Steps, Sum
 from ray_messaging.addressing.channels import agent_channel
 from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
@@ -285,7 +285,10 @@ def options_of(made):
     collect = None
     if made["collect"] is not None:
         per_agent = collect_agent if agentwise else collect_crowd
-        collect = per_agent if made["collect"] == "agents" else [Mean("n"), Count("k")]
+        collect, ids = per_agent if made["collect"] == "agents" else [Mean("n"), Count("k")], chosen_in(made)
+        if ids:
+            part = per_agent if made["collect"] == "agents" else [Sum("m", of="n"), Count("c", of="k")]
+            collect = Of(ids, part) if part is per_agent else [*collect, Of(ids, part)]
     return person if agentwise else crowd, begin if agentwise else begin_crowd, collect
 
 

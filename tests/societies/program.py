@@ -50,6 +50,7 @@ def program(seed, features=FEATURES):
         "outside": [],
         "deaths": [],
         "collect": draw.choice(["agents", "steps"]) if has.get("collect") else None,
+        "chosen": chosen(seed, agents) if has.get("collect") else None,
         "fork": None,
     }
     writer = Writer(draw, made, has)
@@ -60,6 +61,17 @@ def program(seed, features=FEATURES):
         victims = draw.sample(VICTIMS, draw.randint(1, 3))
         made["deaths"] = [[draw.randrange(steps), draw.choice(agents), victim] for victim in victims]
     return made
+
+
+def chosen(seed, agents):
+    """Return the agents of which something is collected by itself; in every other program None."""
+    draw = random.Random(f"chosen {seed}")
+    return draw.sample(agents, draw.randint(1, len(agents))) if draw.random() < 0.5 else None
+
+
+def chosen_in(made):
+    """Return those of the chosen agents that a program still has, or None."""
+    return [agent for agent in made["chosen"] or () if agent in made["agents"]] or None
 
 
 def forked(made):

@@ -100,8 +100,8 @@ def lived(messaging, made, groups, folder, model, first=0):
     asked, surveys = ([], []) if first == 0 else (None, None)
     for step in sorted({made["steps"], *(each[0] for each in made["outside"] if first == 0)}):
         result = messaging.run(
-            function, agents=made["agents"], groups=groups, until=step, by=made["by"], start=start, shared=shared,
-            collect=collect, progress=False,
+            function, agents=made["agents"], groups=groups, by=made["by"], start=start, shared=shared, collect=collect,
+            progress=False, **up_to(step, collect),
         )  # fmt: skip
         for said in (given for at, *given in made["outside"] if at == step and first == 0):
             say(messaging, asked, surveys, *said)
@@ -116,6 +116,13 @@ def lived(messaging, made, groups, folder, model, first=0):
         surveys = [count_of(each) for each in surveys]
     fates = list(map(fates_of, counts))
     return Played(states, fates, digests, history, series, log, Folder(str(folder)), asked, surveys)
+
+
+def up_to(step, collect):
+    """Return the arguments that end a run before a step: where something is collected, a condition of it."""
+    if collect is None:
+        return {"until": step}
+    return {"until": lambda now: now["step"] >= step - 1, "max_steps": step + 2}
 
 
 def say(messaging, asked, surveys, verb, *given):

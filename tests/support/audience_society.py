@@ -43,7 +43,7 @@ class Society(LoggedGroups):
             await self.store.steps.begin(StepSettings(**steps))
         self.log_writer = await self.writer(**of_writer)
         settings = MessagingConfig(strict_senders=False, mailbox_messages=2**22, inbox_messages=2**22)
-        options = {"settings": settings, "audiences": LocalFolder(self.folder / "audiences")}
+        options = {"settings": settings, "audiences": LocalFolder(self.audiences)}
         for name, host in zip(("west", "east"), HOSTS, strict=True):
             await (await self.messager(self.interceptor, name=name, **options)).host_agents(host, ["agent-chat"])
         return self
@@ -138,7 +138,7 @@ class Broadcasters(LoggedGroups):
         groups = await self.groups(count, judge, [*range(AGENTS - 1), "guest"])
         for number, group in enumerate(groups):
             await group.host_agents([*range(AGENTS // 2)][number::count], ["news"])
-        user = await self.messager(judge, audiences=LocalFolder(self.folder / "audiences"))
+        user = await self.messager(judge, audiences=LocalFolder(self.audiences))
         async with asyncio.timeout(WAIT_S):
             for step in range(3):
                 await asyncio.gather(*(self.drive(group, step + 1) for group in groups))

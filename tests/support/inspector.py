@@ -75,7 +75,7 @@ class Browser:
         try:
             found = Browser(context.new_page())
             yield found
-            assert found.errors == []
+            assert not found.errors, found.errors
         finally:
             context.close()
 
@@ -106,6 +106,6 @@ def browser():
         try:
             found = Browser(started.new_page(viewport=SIZE))
             yield found
-            assert found.errors == []
+            assert not found.errors, found.errors
         finally:
             started.close()

@@ -159,6 +159,7 @@ class LoggedGroups:
 
     def __init__(self, server, exp_id, folder=None):
         self.server, self.exp_id, self.folder = server, exp_id, folder
+        self.audiences = None if folder is None else folder / "audiences"
         self.messagers, self.transports, self.interceptors, self.tasks = [], [], [], []
 
     async def __aenter__(self):
@@ -183,7 +184,7 @@ class LoggedGroups:
         return writer
 
     async def messager(self, interceptor=None, **settings):
-        audiences = None if self.folder is None else LocalFolder(self.folder / "audiences")
+        audiences = None if self.audiences is None else LocalFolder(self.audiences)
         messager = Messager(self.server, self.exp_id, interceptor, **{"audiences": audiences} | settings)
         self.messagers.append(messager)
         await messager.init()
@@ -206,7 +207,7 @@ class LoggedGroups:
         settings = settings or await transport.steps.settings()
         await transport.steps.join(SUPERVISOR)
         reviewer = RuleReviewer(interceptor, settings.horizon)
-        audiences = AudienceCache(None if self.folder is None else LocalFolder(self.folder / "audiences"))
+        audiences = AudienceCache(None if self.audiences is None else LocalFolder(self.audiences))
         store = transport.steps if faults is None else FaultyStore(transport.steps, Process(SUPERVISOR), faults)
         supervisor = StepSupervisor(transport, store, settings, reviewer, FOREIGN, audiences)
         self.tasks.append(asyncio.create_task(supervisor.run()))
@@ -214,6 +215,6 @@ class LoggedGroups:
 
     async def create(self, name, edges, version=1):
         """Make a version of an audience."""
-        write_edges(version_folder(self.folder / "audiences", name, version), edges)
+        write_edges(version_folder(self.audiences, name, version), edges)
         facts = AudienceFacts(AudienceKind.GRAPH, edges.pairs, edges.digest.hex())
         assert await self.transports[0].set_audience(name, version, encode_facts(facts)) is not None

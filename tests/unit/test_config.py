@@ -68,7 +68,7 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it_and_shows_no_password(ur
 @pytest.mark.parametrize(
     ("settings", "fields", "named"),
     [
-        (RedisConfig, {}, "give server=, or sentinels="),
+        (RedisConfig, {}, "exactly one of server=, sentinels="),
         (RedisConfig, {"server": "x", "port": "no"}, "port"),
         (RedisConfig, {"server": "x", "db": -1}, "db"),
         (RedisConfig, {"server": "x", "timeout": 0}, "timeout"),
@@ -77,19 +77,19 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it_and_shows_no_password(ur
         (RedisConfig, {"server": "x", "ssl_certfile": "our.pem"}, "ssl=True"),
         (RedisConfig, {"server": "x", "ssl_keyfile": "our.key"}, "ssl=True"),
         (RedisConfig, {"server": "x", "ssl": True, "ssl_keyfile": "our.key"}, "ssl_certfile"),
-        (RedisConfig, {"server": "x", "ssl": True, "socket_dir": "/run"}, "socket_dir stands beside a host and a port"),
-        (RedisConfig, {"server": "/x.sock", "socket_dir": "/run"}, "socket_dir stands beside a host and a port"),
-        (RedisConfig, {"server": "x", "sentinels": ["a"], "service": "town"}, "and not two of them"),
-        (RedisConfig, {"sentinels": ["a"]}, "go together"),
-        (RedisConfig, {"server": "x", "service": "town"}, "go together"),
+        (RedisConfig, {"server": "x", "ssl": True, "socket_dir": "/run"}, "socket_dir cannot be used with ssl=True"),
+        (RedisConfig, {"server": "/x.sock", "socket_dir": "/run"}, "socket_dir cannot be used with ssl=True"),
+        (RedisConfig, {"server": "x", "sentinels": ["a"], "service": "town"}, "exactly one of server=, sentinels="),
+        (RedisConfig, {"sentinels": ["a"]}, "must be given together"),
+        (RedisConfig, {"server": "x", "service": "town"}, "must be given together"),
         (RedisConfig, {"sentinels": ["a/b"], "service": "town"}, "host:port, not 'a/b'"),
         (RedisConfig, {"sentinels": ["a"], "service": "town", "sentinel_username": "u"}, "needs sentinel_password"),
-        (RedisConfig, {"cluster": ["a"], "server": "x"}, "and not two of them"),
-        (RedisConfig, {"cluster": ["a"], "sentinels": ["b"], "service": "town"}, "and not two of them"),
+        (RedisConfig, {"cluster": ["a"], "server": "x"}, "exactly one of server=, sentinels="),
+        (RedisConfig, {"cluster": ["a"], "sentinels": ["b"], "service": "town"}, "exactly one of server=, sentinels="),
         (RedisConfig, {"cluster": ["a"], "db": 3}, "has one database: leave db at 0"),
-        (RedisConfig, {"cluster": ["a"], "socket_dir": "/run"}, "socket_dir stands beside a host and a port"),
+        (RedisConfig, {"cluster": ["a"], "socket_dir": "/run"}, "socket_dir cannot be used with ssl=True"),
         (RedisConfig, {"cluster": ["a/b"]}, "the address of a node is host:port, not 'a/b'"),
-        (RedisConfig, {"server": "a", "shards": 3}, "shards= needs a cluster="),
+        (RedisConfig, {"server": "a", "shards": 3}, "shards= needs cluster="),
         (RedisConfig, {"cluster": ["a"], "shards": 129}, "less than or equal to 128"),
         (MqttConfig, {}, "username"),
         (MqttConfig, {"username": "ann", "port": 0}, "port"),
@@ -148,7 +148,7 @@ def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(settings
 
 
 def test_a_number_of_steps_belongs_to_the_run():
-    with pytest.raises(ConfigError, match=r"How many steps run is until= of messaging\.run"):
+    with pytest.raises(ConfigError, match=r"set by messaging\.run\(until="):
         Steps(10)
 
 

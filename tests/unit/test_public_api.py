@@ -21,7 +21,7 @@ NAMES = [
     "Group", "GroupAnswers", "Health", "Inspector", "InterceptorUnavailable", "InvalidAddress", "InvalidColumns",
     "InvalidMsg", "InvalidPayload", "InvalidQuery", "LocalServer", "LogError", "LogRow", "MailboxFull", "Max", "Mean",
     "Message", "Messager", "Messages", "Messaging", "MessagingConfig", "MessagingError", "Min", "MoveFailed", "Msg",
-    "NoAnswer", "NoQuestion", "NotListening", "NotRepeatable", "NotReplicated", "OutcomeUnknown", "Outgoing",
+    "NoAnswer", "NoQuestion", "NotListening", "NotRepeatable", "NotReplicated", "Of", "OutcomeUnknown", "Outgoing",
     "PayloadMismatch", "PayloadTooLarge", "Quantile", "QuestionBlocked", "Receipt", "Receipts", "RedisConfig",
     "Result", "Rule", "RuleError", "Run", "ServerFailed", "ServerRefused", "Share", "Step", "StepAborted",
     "StepFailed", "StepTooLarge", "Steps", "Study", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",

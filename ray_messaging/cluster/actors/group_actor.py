@@ -56,7 +56,7 @@ class GroupActor:
         """Start the host again, after an earlier process of the actor died.
 
         While the server does not answer, try again. If the server refuses us, try again in the background; meanwhile
-        calls of the actor raise the server's error.
+        calls to the actor raise the server's error.
         """
         while not await self._begin(self._newest.resume()):
             # The server does not answer, or its memory is full. Both troubles may pass.
@@ -117,7 +117,7 @@ class GroupActor:
         """Return host, port and token of the group's lane, a socket for calls of handles that is faster than Ray."""
         return await self._host.lane.address(get_node_ip_address())
 
-    # Calls of handles. A call that Ray repeats is executed once.
+    # Handles call these methods. A call that Ray repeats is executed once.
     answer = of_host(lambda host: host.answer)
     ask = of_host(lambda host: host.questions.ask)
     ask_many = of_host(lambda host: host.questions.ask_many)

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # so many ended calls whose answers were read are kept, because Ray may repeat a call
-_MOST_UNREAD = 1024  # so many ended calls whose answers were not read are kept, because their handles may be gone
+_MOST_KEPT = 16  # this many finished calls whose answers were read are kept, because Ray may repeat a call
+_MOST_UNREAD = 1024  # this many finished calls whose answers were not read are kept
 
-# The answer of a call is kept for so many seconds, because Ray may repeat the call within this time.
+# The answer of a call is kept for this many seconds, because Ray may repeat the call within this time.
 _REPEATED_S = 60.0
 CALLERS = 10_000  # if there are more callers, the callers that were idle for longest are forgotten
 
@@ -92,8 +92,8 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor does not know these questions any more: either the actor was started anew, and "
-                f"the answers come as ordinary messages; or {_MOST_UNREAD:,} later calls have ended before anybody "
+                "the group's actor no longer knows these questions. Either the actor was restarted, and answers now "
+                f"arrive as ordinary messages; or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
                 "read these answers",
                 kind="questions",
                 value=call,
@@ -164,11 +164,11 @@ class CallerAdmission:
         self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
-        """Run a call once the caller's earlier calls have begun, except calls with numbers below `oldest`.
+        """Run a call once the caller's earlier calls have begun.
 
-        The caller no longer waits for calls with numbers below `oldest`.
+        Calls with numbers below `oldest` are not waited for, because their caller has given them up.
 
-        Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
+        Raises: OutcomeUnknown if this is a repeated call, and the answer to the first one is no longer kept.
         """
         key = caller_id, number
         caller = self._callers.get(caller_id) or _Caller(oldest, oldest)
@@ -181,7 +181,8 @@ class CallerAdmission:
                 if caller.next < oldest:  # a caller that gave up on older numbers must not block its newer calls
                     caller.next = oldest
                     caller.turn.notify_all()
-                while (caller_id, caller.next) in self._calls:  # calls that began before this caller was forgotten
+                # These calls have begun already, before the record of their caller was dropped.
+                while (caller_id, caller.next) in self._calls:
                     caller.next += 1
                 while caller.next < number:
                     await caller.turn.wait()
@@ -190,8 +191,8 @@ class CallerAdmission:
                     caller.next = number + 1
                     caller.turn.notify_all()
         if key not in self._calls:
-            raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
-        # The run continues if this call is cancelled, because a repeated call may wait for the outcome.
+            raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
+        # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await self._calls.outcome(key)
 
 
@@ -231,7 +232,8 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Late answers are committed at once: a handle cannot, as only messages in the group's mailbox have leases.
+        # Late answers are committed at once, because a handle cannot commit them: only messages in the group's mailbox
+        # have leases.
         self.messager.conversation.keeps_late = False
 
     @property
@@ -245,7 +247,7 @@ class GroupHost:
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given
-        await subscription.adopt()  # Other groups may have moved agents to this one.
+        await subscription.adopt()  # Other groups may have moved agents to this group.
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:

@@ -90,13 +90,13 @@ class InterceptorActor:
 
         Args:
             exp_id: The messager's experiment. None: a messager without an experiment (see `compat.mqtt`).
-        Raises: ConfigError if the messager is of another experiment.
+        Raises: ConfigError if the messager belongs to another experiment.
         """
         self._check_ours(exp_id)
         return self._host.lane_address
 
     def _check_ours(self, exp_id: str | None) -> None:
-        """Raise ConfigError if the caller is of another experiment.
+        """Raise ConfigError if the caller belongs to another experiment.
 
         Epochs are not compared instead, because they are small numbers that may be equal by chance.
         """
@@ -232,7 +232,7 @@ class InterceptorActor:
         return Report(time.time(), loops=host.loops(), stats=host.counters(), late=late)
 
     async def reached(self, addresses: Sequence[Address]) -> list[float | None]:
-        """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+        """Return the milliseconds that a connection to each address took, or None if none came about in time."""
         return await measure(addresses)
 
     # Groups call this each second while a server cannot be reached. Ray's retries are off, because they would pile up
@@ -254,7 +254,7 @@ class InterceptorActor:
         if self._metrics is not None:
             await self._metrics.stop(tell=False)
         await self._start.stop()
-        if self._newest is not None:  # otherwise an embedded server was lost before a host could start
+        if self._newest is not None:  # there is no host if an embedded server was lost before a host could start
             await self._newest.close(erase=erase)
 
 

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A rule that cannot be interrupted ends the process after this many times rule_timeout_s, but not before the least time
-# below, because a shorter pause is not a hang.
+# A rule that cannot be interrupted ends the process after _EXIT_FACTOR times rule_timeout_s, and after _EXIT_LEAST_S
+# seconds at the earliest, because a shorter pause is not a hang.
 _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
@@ -113,7 +113,8 @@ class InterceptorHost:
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
         """
-        given = [self._store.admit(data) for data in self._spec.rules]  # first, so that an error comes before any write
+        # The rules are read first, so that an error comes before any write.
+        given = [self._store.admit(data) for data in self._spec.rules]
         check_step_rules(given, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         await self.transport.connect()
         if self._spec.fork is not None and await self._server.holder() is None:
@@ -166,7 +167,7 @@ class InterceptorHost:
         rules = given if kept is None else list(kept)
         black_list = BlackList()
         if all(rule.name != black_list.name for rule in rules):
-            rules.insert(0, black_list)  # an earlier run, or a rule, may have added pairs
+            rules.insert(0, black_list)  # an earlier start of the experiment, or a rule, may have added pairs
         tables, answers = await self._store.load(rules)
         if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]

@@ -28,7 +28,7 @@ class LogActor:
     """Ray actor that writes the event log and answers queries. Each of its calls can be repeated without harm."""
 
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
-        # The system's allocator is used, because Arrow's own keeps half as much again as a segment needs.
+        # The system's allocator is used, because Arrow's own allocator keeps 50% more memory than a segment needs.
         pa.set_memory_pool(pa.system_memory_pool())
         self._experiment = experiment
         self._on_existing = on_existing
@@ -100,7 +100,7 @@ class LogActor:
         retried = await self._start.stop()
         if self._start.failure is None:
             await asyncio.shield(self._host.close())
-        elif retried:  # the rows that the previous process had read are not in a file
+        elif retried:  # raise the failure, because rows that the previous process had read are in no file
             self._start.check()
 
 

@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import AlreadyExists, LogError
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog import folder_records
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
@@ -32,8 +31,8 @@ from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
-PAGE = 4096  # An answer has at most so many rows.
-_CLEARED = "cleared"  # name of a mark on the server: its time, in ms, when the list of `rows` was cleared
+PAGE = 4096  # the most rows of one answer
+_CLEARED = "cleared"  # the mark on the server with the time, in ms, at which the list of `rows` was cleared
 
 T = TypeVar("T")
 
@@ -61,24 +60,25 @@ class LogHost:
             known=self._known,
             limits=limits,
             checkpoint=None if experiment.steps is None else experiment.steps.checkpoint,
-            audiences=None if experiment.audiences is None else Path(experiment.audiences.folder),
             # Rows count towards the limit of the log's mailbox until they are in a file, so a segment must not fill it.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        self._cleared_ms = -1  # when it was cleared, as the server's time in ms: a later process may renumber rows
+        # the time of that in ms, by the server's clock: unlike a position, it is valid in a later process
+        self._cleared_ms = -1
         self._noting = asyncio.Lock()
-        self._rule_changes: list[folder_records.RuleChange] = []  # the changes that this process wrote last
+        self._rule_changes: list[folder_records.RuleChange] = []  # the rule changes that this process wrote last
         self._taken_over = 0  # the number of rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
         """Claim the folder and start the writer.
 
-        Raises: AlreadyExists if the folder has another log; Fenced; LogError; ConnectionFailed.
+        Raises: AlreadyExists if the folder has another log; ConfigError if it has steps that the server lacks; Fenced;
+        LogError; ConnectionFailed.
         """
-        # If pandas is installed, building the first array imports it, which takes up to a second.
+        # pyarrow imports pandas, if it is installed, when the first array is built, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         try:
             await self._transport.connect()
@@ -91,12 +91,12 @@ class LogHost:
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server has this start's log: not after a FLUSHALL, or if a newer start has a log."""
+        """Return whether the server still has this start's log; a FLUSHALL, or a newer start with a log, removes it."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
-        """Claim the folder, unless an earlier process of this run has claimed it."""
-        # Another start has the experiment, and its log may be in our folder.
+        """Claim the folder, unless an earlier process of this start has claimed it."""
+        # If another start has taken the experiment, that start's log may be in our folder.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -104,11 +104,25 @@ class LogHost:
             return
         reset = self._on_existing == "reset"
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id, any_schema=reset)
+        if self._on_existing == "resume" and self._experiment.steps is not None:
+            self._check_steps((await self._transport.steps.progress()).latest)
         await with_folder_lock(self._folder, partial(self._claim_folder, before), asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
 
+    def _check_steps(self, latest: int) -> None:
+        """Raise ConfigError if the log has steps and the server, whose last step is `latest`, has none (-1)."""
+        logged = max((each.steps.handled for each in self._folder.segments() if each.steps is not None), default=-1)
+        if latest < 0 <= logged:
+            where, exp_id = self._folder.where, self._experiment.exp_id
+            raise ConfigError(
+                f"the log in {where} has the steps of {exp_id!r} up to {logged}, and its server has none, so that the "
+                "run would begin again at step 0 in the same log: start with the data_dir= or the server of your own "
+                "that it had; or go on after its last checkpoint, in a new experiment with a log_dir of its own, by "
+                f"Messaging.fork({where!r}, ...); or delete the log by on_existing='reset'"
+            )
+
     def _claim_folder(self, before: str) -> None:
-        """Claim the folder, so that writers of other runs add no more files. The caller holds the folder's lock.
+        """Claim the folder, so that log writers of other starts add no more files. The caller holds the folder's lock.
 
         Args: `before` is the start that had a log on the server before this start, or "".
         """
@@ -144,7 +158,10 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log. `killed` says that the driver was killed."""
+        """Write a row for everything that was sent, and remove the log's stream from the server; the folder stays.
+
+        `killed` says that the driver was killed.
+        """
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
@@ -202,7 +219,8 @@ class LogHost:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             async with self._noting:
-                if changes[-1] not in self._rule_changes:  # otherwise a later call has written these changes already
+                # If the last change is there, a later call has written all of these changes already.
+                if changes[-1] not in self._rule_changes:
                     await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
         except OSError as error:
@@ -293,7 +311,10 @@ def _last_blocked(view: View, count: int) -> int:
 
 
 def _later(table: pa.Table, ms: int) -> pa.Table:
-    """Return the rows that the server received after the time `ms`, with which the ids in column `entry` begin."""
+    """Return the rows that the server received after the time `ms`.
+
+    Ids in the column `entry` begin with the time at which the server received the row.
+    """
     if ms < 0:
         return table
     later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]

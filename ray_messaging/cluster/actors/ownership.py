@@ -1,4 +1,4 @@
-"""Claim of one start of an experiment on the server's data, and the heartbeat that shows that the start lives.
+"""A start's claim on the experiment's data on the server, and the heartbeat that shows that the start lives.
 
 The claim ends when the start ends, or when another start resets the experiment.
 """
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 BEAT_S = 0.5
 # An interceptor without a heartbeat for this long is dead or hangs. A new epoch fences such an interceptor.
 _SILENT_S = 6 * BEAT_S
-_ENDING_S = 20.0  # Ray's processes may outlive a killed driver by so long
+_ENDING_S = 20.0  # Ray's processes may outlive a killed driver by this many seconds
 
 _END_TIMEOUT_S = 1.0
 
@@ -34,7 +34,8 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
     while True:
         holder = await server.holder()
         if holder != mine:
-            if await store.began():  # to begin again would lose the rules and bans that have changed since the start
+            # This start has lost its claim; to begin again would undo later changes of rules and bans.
+            if await store.began():
                 raise other_run(spec.exp_id, 0)
             if holder is not None or await server.is_headless():
                 await _check(server, spec, holder)
@@ -63,8 +64,8 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
         return
     elif spec.fork is not None:
         text = (
-            f"experiment {spec.exp_id!r} has data on the server at {server.where} already, and a fork begins with its "
-            "parent's: choose another exp_id"
+            f"experiment {spec.exp_id!r} has data on the server at {server.where} already, but a fork begins with its "
+            "parent's data: choose another exp_id"
         )
     else:
         text = (
@@ -76,7 +77,7 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
 
 
 async def _lives(server: RedisExperimentStore) -> bool:
-    """Return whether the interceptor of the start that holds the claim lives, which its changing heartbeat shows.
+    """Return whether the start that holds the claim lives: whether the heartbeat of its interceptor changes.
 
     The time in the heartbeat is not compared with our clock, because clocks may differ.
     """
@@ -106,7 +107,7 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         try:
-            if not await self._store.look(self._interceptor.epoch):
+            if not await self._store.beat(self._interceptor.epoch):
                 await self._interceptor.renew()
         except Fenced as error:
             logger.error("the interceptor of %s gives no more verdicts: %s", self._interceptor.exp_id, error)  # noqa: TRY400

@@ -103,12 +103,12 @@ class RuleEditor(RuleVersions):
         task = asyncio.create_task(changing, name="ray_messaging change of the rules")
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
-        # Failed writes are logged. Without this, asyncio would report an error that nobody has retrieved.
+        # Failed writes are logged. Without this callback, asyncio would report an error that nobody has retrieved.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 
     async def _save(self) -> None:
-        async with self._saving:  # one after the other, so that the rules in force are stored last
+        async with self._saving:  # saves follow one another, so that the rules in force are stored last
             await self._store.save_rules(self._interceptor().rules.now)
         await self._follow()
 
@@ -117,7 +117,7 @@ class RuleEditor(RuleVersions):
         self._steps = steps
 
     def changes(self) -> list[RuleChange]:
-        """Return the changes of the rules in this run, in the order of the calls."""
+        """Return the changes of the rules since this start of the experiment, in the order of the calls."""
         found = sorted(self._interceptor().changes.items())
         return [msgspec.convert(change, RuleChange) for _, (_, change) in found]
 
@@ -233,7 +233,7 @@ class RuleEditor(RuleVersions):
             if change is request:
                 described = description(rule)
         self._store.scheduled = scheduled
-        interceptor.delegation.restart()  # no rule is delegated to senders until the step
+        interceptor.delegation.restart()  # until the step of this change no rule is delegated to senders
         self._note(request.change, described, request.at_step, exact=True, call=request.call)
         return described
 
@@ -248,7 +248,7 @@ class RuleEditor(RuleVersions):
             for change in due:
                 try:
                     change.make(self._interceptor().rules, self._store)
-                except RuleError as error:  # A change in between made this one impossible.
+                except RuleError as error:  # an earlier change has made this change impossible
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 

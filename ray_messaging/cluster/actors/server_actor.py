@@ -55,7 +55,8 @@ class ServerActor:
             succession=Succession(name, GRACE_S, raylet),
         )
         self._owner = ServerSupervisor(server)
-        self._owner.start(succeed=again)  # keeps its error for `config`: an error that is raised here loses its type
+        # An error is kept for `config`, because an error that __init__ raises loses its type.
+        self._owner.start(succeed=again)
 
     def config(self) -> RedisConfig:
         """Return the server's address and password; raise the server's error if it failed."""
@@ -66,7 +67,7 @@ class ServerActor:
         return str(ray.get_runtime_context().get_node_id())
 
     def reached(self, addresses: Sequence[Address]) -> list[float | None]:
-        """Return the milliseconds that a connection to each address took, or None where there is none in time."""
+        """Return the milliseconds that a connection to each address took, or None if none came about in time."""
         return asyncio.run(measure(addresses))
 
     def stats(self) -> dict[str, Any]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAILING_S = 1.0  # a supervisor that fails for longer is reported
-_SOONEST = 0.1  # the least time between two checks for stragglers, as a part of `stall_s`
+_FAILING_S = 1.0  # a supervisor that fails for more than this many seconds is reported
+_SOONEST = 0.1  # the least time between two checks for stragglers, as a fraction of `stall_s`
 
 
 class StepRuleRunner:
@@ -60,7 +60,7 @@ class StepRuleRunner:
         async with self._following:
             if not forces_all([*self._interceptor.rules, *versions.to_come()]):
                 await self.close()
-                with suppress(UnknownName):  # there was no supervisor
+                with suppress(UnknownName):  # the error says that there was no supervisor
                     await self._store.leave(SUPERVISOR, at_once=True)
                 await self._store.set_wait_for(self._wait_for if versions.first == math.inf else WaitFor.ALL)
             elif self._task is None:

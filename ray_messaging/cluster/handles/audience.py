@@ -194,7 +194,7 @@ def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:
     if given is not None:
         ids = column_of(given)
         if len(ids) != len(given):
-            raise InvalidColumns("ids must name each agent once")
+            raise InvalidColumns("ids= names an agent more than once: name each agent once")
         return ids
     every = _hosted(connection)
     return every.column if every else IdColumn(np.arange(np.shape(points)[0]))

@@ -23,7 +23,7 @@ NAMESPACE = "ray_messaging"
 # The most time that Ray needs to report a killed actor as dead, and the time between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 _LATE_S = 10.0  # a process that is not ready after this time starts unusually slowly
-_LEAST, _PER_PROCESSOR = 8, 2  # the number of processes that start at a time: at least, and per processor
+_LEAST, _PER_PROCESSOR = 8, 2  # how many processes start at a time: _PER_PROCESSOR for each processor, at least _LEAST
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -131,7 +131,7 @@ def translated(
         if isinstance(error, ActorUnschedulableError):
             return Closed(
                 f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment "
-                "anew, by on_existing='resume' where its data are"
+                "again, with on_existing='resume' if its data are not gone as well"
             )
         return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({_reason(error)})")
     return error
@@ -146,7 +146,7 @@ def start_in_turn(
     check: Callable[[Any], object],
     late: Callable[[Sequence[Any]], object] | None = None,
 ) -> None:
-    """Start processes, at most twice as many at a time as the cluster has processors.
+    """Start processes, at most twice as many at a time as the cluster has processors, but at least eight.
 
     If more started at once, they would slow each other so much that some would take the server for dead. The first
     error ends the starts.
@@ -200,7 +200,7 @@ class ExperimentConnection:
         return self.experiment
 
     def ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        """Return the result of a call of the interceptor. Raises the same errors as `result`."""
+        """Return the result of a call to the interceptor. Raises the same errors as `result`."""
         return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle

@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-_NO_LIMIT = 2**62  # a reader that moves expired frames to the dead letters must not drop older letters for this
+# A reader that turns expired frames into dead letters must not drop older letters, so it has no limit.
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class DeadLetter:
     frame: bytes
     row: int  # all rows before this row are handled
     exp_id: str
-    acked: str = ""  # further handled rows: "low-high,..."
+    acked: str = ""  # further rows that are handled, as "low-high,..."
 
     @cached_property
     def _batch(self) -> Batch | FrameError:
@@ -114,7 +115,7 @@ class DeadLetters:
         return self.stats()["letters"]
 
     def __bool__(self) -> bool:
-        return True  # otherwise `if messaging.dead_letters` would call the server for the length
+        return True  # without this method, `if messaging.dead_letters` would ask the server for the length
 
     def __iter__(self) -> Iterator[DeadLetter]:
         after = ""
@@ -294,7 +295,8 @@ async def _letters(
     """
     for name in ids or ():
         yield name, await store.get(name)
-    after, last = "", await store.last()  # what is left of a letter is stored again, after this last letter
+    # The rest of a letter that is requeued in part becomes a new letter, which comes after this last letter.
+    after, last = "", await store.last()
     while ids is None and last and after != last and (page := await store.page(after, PAGE)):
         after = page[-1].id
         for letter in page:
@@ -307,5 +309,5 @@ async def _letters(
 def _checked(letter: str) -> str:
     found = _ID.fullmatch(letter) if isinstance(letter, str) else None
     if found is None or max(map(int, found.groups())) >= 2**64:
-        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0")
+        raise ConfigError(f"{letter!r} is no id of a dead letter: such ids look like 1700000000000-0")
     return letter

@@ -49,7 +49,8 @@ class RunProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._line.__exit__(kind, *error)
-        if kind is None and self._line.has_lines and not self._ended:  # the last line named a step as open
+        # The last line that was shown says that a step is open.
+        if kind is None and self._line.has_lines and not self._ended:
             # The steps have succeeded: an interceptor that restarts or ends just now must not make them fail.
             with suppress(MessagingError):
                 self._end(self._steps.progress().sealed + 1)
@@ -60,7 +61,8 @@ class RunProgress:
             return
         try:
             progress = self._steps.progress()
-        except ConnectionFailed as error:  # the groups may still reach the server; if they do not, they say so
+        # The groups may still reach the server; if they cannot, the groups raise errors.
+        except ConnectionFailed as error:
             if self._line.is_due():
                 self._line.show(self._step, f"step {self._step} of {self._until}, as far as is known: {error}")
             return
@@ -180,7 +182,7 @@ class ExperimentSteps:
         Args:
             hears: {group: the other groups that may send to it}; the groups need not exist yet.
             at_step: In a run, the first step whose messages are read under this declaration, at the earliest the second
-                step after the latest open one.
+                step after the latest open step.
 
         Raises: ConfigError if a group may have sent under another declaration already.
         """
@@ -214,7 +216,7 @@ class ExperimentSteps:
                     groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
                     raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by: {groups}")
                 bar.show()
-                with suppress(ConnectionFailed):  # the next call limits how long this is tried
+                with suppress(ConnectionFailed):  # `_patient_progress` limits how long this is tried
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
@@ -265,7 +267,7 @@ class ExperimentSteps:
         return digest_of(self._sealed(step))
 
     def collected(self, through: int) -> list[Collected]:
-        """Return what groups have collected in the steps up to `through`, except what an event log has read."""
+        """Return the data that groups recorded with `collect` up to step `through`, except data in the event log."""
         found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
         return found
 

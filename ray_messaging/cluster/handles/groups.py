@@ -72,7 +72,7 @@ class Groups:
                 kill(actor)
             if opened:
                 wait([*opened], num_returns=len(opened))
-            for name in actors.keys() - {*before}:  # the mailboxes of an earlier run stay
+            for name in actors.keys() - {*before}:  # the mailboxes of an earlier start stay
                 self._remove_mailbox(name)
             raise
         made = {name: self._handle(name, actor) for name, actor in actors.items()}

@@ -86,7 +86,8 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(run).result()
-        except BaseException:  # Ctrl-C, or a signal's error: the pool waits for the task
+        # After Ctrl-C, or an error of a signal's handler: cancel the task, because the pool waits for it.
+        except BaseException:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(cancel)
             raise

@@ -51,7 +51,7 @@ class RemoteSource:
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))
             return page
-        if question == "end" and not self._process:  # a follower needs the process that numbered the end
+        if question == "end" and not self._process:  # a follower must know which process has numbered the end
             self._process, end = self._result(self._log.since.remote(Seen("", -1), {"limit": 0}))[1]
             return end
         return self._result(self._log.ask.remote(question, arguments))

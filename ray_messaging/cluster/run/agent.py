@@ -178,12 +178,12 @@ class Agent:
         This is for calls that cost money or vary, such as calls of a language model; await it in an async model. Calls
         are equal if the same agent makes them in the same step, of a function with the same qualified name, with equal
         arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack cannot encode a
-        call's arguments, the call is known by its place among the agent's other such calls of the function. The result
+        call's arguments, the call is known by its place among all such calls of the function by the agent. The result
         is an equal copy of what the function returned. A plain function runs in a thread. An exception is not kept.
         With `Calls(store=)` calls of the same content are made once, whoever makes them: see `by_content`.
 
         Raises: what the function raises; ConfigError outside of an async model, and with a store for a call whose
-        content cannot be told; InvalidPayload, which names the part,
+        content cannot be compared; InvalidPayload, which names the part,
         for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
@@ -251,10 +251,11 @@ class AgentLoop:
         self.number = START  # the number of the step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
         self.sends: StepSends | None = None  # the messages of the step, while agents may send
-        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
+        # the last step that this process ran to its end; the states are the states after this step
+        self.last_step: int | None = None
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
-        self.records_calls = False  # the step keeps its remembered calls for an event log
+        self.records_calls = False  # True: the step keeps its remembered calls for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
@@ -266,7 +267,8 @@ class AgentLoop:
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self._only_active = only_active
-        self._active: list[int] = []  # with `only_active`: the places of agents that are called without messages
+        # With `only_active`: the places of the agents that are called even without messages.
+        self._active: list[int] = []
         self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states, once all were encoded
         self._places = NO_PLACES
         self._group = group
@@ -324,7 +326,7 @@ class AgentLoop:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
-        if (error := self._broken) is not None:  # even if the model has caught the error
+        if (error := self._broken) is not None:  # the step must fail even if the model has caught the error
             raise error
         if self.calls is not None and self.records_calls:
             step.keep_calls(encode_calls(self.calls.records()))
@@ -345,7 +347,8 @@ class AgentLoop:
                 except InvalidPayload as error:
                     raise self._failed(agent, error, "states=") from error
                 self._active.append(agent._place)
-        self._forms = []  # an agent that has stopped is not called, but its state has changed
+        # So that all states are encoded again: an agent that has stopped is not called, but its state may have changed.
+        self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp] | slice:
         """Return the places of the agents for which the model is called."""
@@ -356,7 +359,10 @@ class AgentLoop:
         return np.flatnonzero(called)
 
     async def end(self) -> None:
-        """End the step that runs. Return when its remembered calls in flight have ended, or their time is over."""
+        """End the step that runs.
+
+        Return when its remembered calls in flight have ended, or their time limit has passed.
+        """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 

@@ -12,6 +12,7 @@ from ray_messaging.cluster.run.agent import Agent
 from ray_messaging.cluster.run.crowd import Crowd
 from ray_messaging.messages import Messages
 from ray_messaging.model.aggregates import Aggregate
+from ray_messaging.model.collect import Of
 from ray_messaging.steps.step import Step
 
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -28,7 +29,7 @@ class Ids(Protocol):
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
-    def __contains__(self, value: object, /) -> bool: ...  # by this a str does not fit: its method takes only a str
+    def __contains__(self, value: object, /) -> bool: ...  # this excludes a str, whose method takes only a str
 
 
 class DataFrameLike(Protocol):
@@ -53,9 +54,10 @@ class NetworkxGraph(Protocol):
         """Return whether an edge leads in one direction only."""
 
 
-Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last one: by kind
+Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last type: ids by kind
 Edges = Iterable[Sequence[AnyId] | NDArray[Any]] | DataFrameLike | NetworkxGraph | Audience
-Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Sequence[Aggregate] | None
+Until = int | Callable[[Mapping[str, Any]], bool]  # a number of steps, or a condition of the collected values
+Collect = Callable[[S_contra], Mapping[str, Any]] | Aggregate | Of | Sequence[Aggregate | Of] | None
 
 
 class RunArguments(TypedDict, total=False):

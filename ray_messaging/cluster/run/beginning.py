@@ -15,10 +15,11 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class Beginning(msgspec.Struct, array_like=True):
-    """A run before its step `step`: its data on the server, and what its rules remember, by name.
+    """What a run leaves before its step `step`, so that other runs can go on from there.
 
-    `digests` are those of its last steps. `supervised` says that each of its steps waits for the verdicts of rules on
-    whole steps, as do the steps of all who go on.
+    `copied` has the run's data on the server, and `memory` what its rules remember, by the rules' names. `digests` has
+    the digests of its last steps. `supervised` says that each of its steps waited for the verdicts of rules on whole
+    steps. The steps of runs that go on wait, too.
     """
 
     step: int
@@ -48,7 +49,7 @@ async def beginning_of(
     *,
     supervised: bool,
 ) -> bytes:
-    """Return a run that has ended before `step`, so that others can go on from there."""
+    """Return what a run that has ended before `step` leaves, so that other runs can go on from there."""
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
     return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests), supervised))
@@ -57,15 +58,17 @@ async def beginning_of(
 async def go_on_from(
     beginning: Beginning, server: LocalServer, exp_id: str, interceptor: Interceptor, rules: Mapping[str, str | None]
 ) -> None:
-    """Write a beginning to a server without messagers; rules that are equal to its rules remember what those did.
+    """Write a beginning to a server without messagers.
 
-    Raises: ConfigError for a rule that remembers something, and whose content cannot be told.
+    A rule that equals a rule of the beginning remembers what it did.
+
+    Raises: ConfigError for a rule that remembers something, and whose content cannot be compared.
     """
     for name, (digest, fields) in beginning.memory.items():
         if fields and name in rules and digest is None and name not in OWN_TABLES:
             raise ConfigError(
                 f"the rule {name!r} remembers something, and its attributes cannot be compared with those that it had "
-                f"before step {beginning.step}: give it only numbers, texts and lists of them, besides its Table"
+                f"before step {beginning.step}: give it only numbers, strs and lists of them, besides its Table"
             )
     transport = server.open_backend().transport(exp_id, MessagingConfig())
     try:

@@ -1,6 +1,7 @@
-"""The part of a run's series that a group collects at the end of a step."""
+"""The part of a run's series that a group records by `collect=` at the end of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import MessagingError
-from ray_messaging.model.aggregates import aggregates_of
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.collect import aggregates_of, function_of
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.model.series import encode_aggregates, encode_rows
 from ray_messaging.model.series_columns import UnfitValue, Values, float_columns
@@ -33,36 +36,72 @@ class Collector:
     def __init__(self, collect: Any, every: int) -> None:  # noqa: ANN401 - as the user has written it
         self._every = every
         self._aggregates = aggregates_of(collect)
-        self._function: Callable[[Any], Any] | None = None if self._aggregates else collect
+        self._function, self._among = function_of(collect)
 
     def is_due(self, step: int) -> bool:
-        """Return whether something is collected in a step."""
+        """Return whether `collect=` is due in a step."""
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
-        """Return what is collected of agents; raise the error that `failed` builds for the first bad value."""
+        """Return what `collect=` gives for agents, encoded.
+
+        Raises: the error that `failed` builds for the first bad value.
+        """
         if not agents:
             return b""
-        try:
-            if self._function is None:
-                values = [_each(each.value_of, agents, failed) for each in self._aggregates]
-                living = np.array([not agent.stopped for agent in agents])
-                return encode_aggregates(self._aggregates, values, living)
-            return encode_rows(places.column.to_numpy(), _columns(self._function, agents, failed))
-        except UnfitValue as error:
-            raise failed(agents[error.place or 0], error, "collect") from error
+        if self._function is not None:
+            ids, chosen = places.column.to_numpy(), agents
+            if self._among is not None:
+                here = _places_of(self._among, places.column)
+                ids, chosen = ids[here], [agents[place] for place in here]
+            with _named(chosen, failed):
+                return encode_rows(ids, _columns(self._function, chosen, failed)) if chosen else b""
+        found = {}
+        for each in self._aggregates:
+            chosen = agents if each.among is None else [agents[at] for at in _places_of(each.among, places.column)]
+            values = _each(each.value_of, chosen, failed)
+            living = np.array([not agent.stopped for agent in chosen], np.bool_) if each.living else None
+            with _named(chosen, failed):
+                found[each.name] = each.partial(values, living)
+        return encode_aggregates(found)
 
     def of_group(self, crowd: "Crowd") -> bytes:
-        """Return what is collected of a group's arrays; raise UnfitValue if a value does not fit."""
+        """Return what `collect=` gives for a group's arrays, encoded; raise UnfitValue if a value does not fit."""
         if not len(crowd.ids):
             return b""
+        column = IdColumn.of(crowd.ids.tolist()) if crowd.ids.dtype == object else IdColumn(crowd.ids)
         if self._function is None:
-            values = [_checked(each.name, each.value_of(crowd), crowd) for each in self._aggregates]
-            return encode_aggregates(self._aggregates, values)
+            partials = {}
+            for each in self._aggregates:
+                here = None if each.among is None else _places_of(each.among, column)
+                values: Values = []
+                if here is None:
+                    values = _checked(each.name, each.value_of(crowd), crowd)
+                elif len(here):
+                    values = _checked(each.name, each.value_of(crowd), crowd)[here]
+                partials[each.name] = each.partial(values)
+            return encode_aggregates(partials)
+        chosen = slice(None) if self._among is None else _places_of(self._among, column)
+        if not len(ids := crowd.ids[chosen]):
+            return b""
         found = self._function(crowd)
         if type(found) is not dict or not found:
             raise UnfitValue(f"collect returned {found!r:.100}: it must return a dict of arrays")
-        return encode_rows(crowd.ids, {name: _checked(name, array, crowd) for name, array in found.items()})
+        return encode_rows(ids, {name: _checked(name, array, crowd)[chosen] for name, array in found.items()})
+
+
+def _places_of(chosen: AgentSet, agents: IdColumn) -> NDArray[np.intp]:
+    """Return the places of the agents that are chosen."""
+    return np.flatnonzero(chosen.find(agents))
+
+
+@contextmanager
+def _named(agents: Sequence["Agent"], failed: Failed) -> Iterator[None]:
+    """Name the agent of a value that cannot be collected, by the error that `failed` builds."""
+    try:
+        yield
+    except UnfitValue as error:
+        raise failed(agents[error.place or 0], error, "collect") from error
 
 
 def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> list[Any]:
@@ -82,7 +121,7 @@ def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: 
     """
     names: list[str] = []
     parts: list[Sequence[Values]] = []  # the columns of some rows
-    for low in range(0, len(agents), _ROWS):  # few rows stay in the processor's cache
+    for low in range(0, len(agents), _ROWS):  # the values of this few rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) in _DICTS:
             names = [*rows[0]]

@@ -20,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # if the thread waits, for a disk or the processor, a digest ends after so many times its time limit
+_WALL: Final = 5  # if the thread waits for a disk or the processor, a digest ends after this many times its time limit
 _CHUNK: Final = 1 << 20  # bytes between two looks at the clock
-_BYTES_PER_S: Final = 1e9  # blake2b hashes about so many; a digest that would take too long is not begun
-_OBJECTS_PER_S: Final = 5e6  # pickle writes about so many
+_BYTES_PER_S: Final = 1e9  # blake2b hashes about this many; a digest that would take too long is not begun
+_OBJECTS_PER_S: Final = 5e6  # pickle writes about this many
 _OTHERS = "ray.", "ray_messaging.", "torch."  # modules of handles, and of objects that may be on another device
 _BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # only the names of such objects count
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
@@ -56,7 +56,7 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
 def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT001 - as above
     written = _Written(time)
     pickler = _Pickler(written, 5)
-    # `fast` turns off the memo: with it the result depends on whether equal parts are the same object.
+    # `fast` turns off the memo. With the memo, the result depends on whether equal parts are the same object.
     pickler.time, pickler.fast = time, anywhere
     pickler.dump(value)
     return written.hash.digest()
@@ -149,12 +149,12 @@ class _Pickler(pickle.Pickler):
         return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return the parts of an object, without cached properties, which may come when the object is read."""
+        """Return the parts of an object, without cached properties, which may appear when the object is read."""
         kind = type(obj)
         if not hasattr(obj, "__dict__"):
             return NotImplemented
         parts = obj.__reduce_ex__(5)
-        if len(parts) < 3 or type(parts[2]) is not dict:  # the third is the state
+        if len(parts) < 3 or type(parts[2]) is not dict:  # the third part is the object's state
             return parts
         kept = {
             name: part

@@ -45,7 +45,8 @@ class Crowd:
         self.ids = ids
         self.shared: Any = shared
         self.state: dict[str, NDArray[Any]] = {}
-        self._draw: Callable[[int], NDArray[np.float64]] | None = None  # uniform numbers of the step, or of the start
+        # Draws uniform numbers of the step, or of `start`.
+        self._draw: Callable[[int], NDArray[np.float64]] | None = None
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.
@@ -85,7 +86,8 @@ class CrowdSociety:
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self.change = NO_CHANGE
-        self.last_step: int | None = None  # the last step that ran here to its end, after which the states are
+        # the last step that this process ran to its end; the state is the state after this step
+        self.last_step: int | None = None
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed if it raises an exception."""
@@ -199,7 +201,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        crowd.state[name] = found.copy()  # as after a restart: no other key or object shares it
+        crowd.state[name] = found.copy()  # after this, as after a restart, no other key or object shares the array
     return _encode((_ids_of(crowd.ids), kept))
 
 
@@ -207,7 +209,7 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
     """Return a value of the state as an array; raise TypeError if the conversion would change the value."""
     place = f"group.state[{name!r}]"
     if type(name) is not str:
-        raise TypeError(f"{place} has a key of type {type(name).__name__}: use a text")
+        raise TypeError(f"{place} has a key of type {type(name).__name__}: use a str")
     checked_text(name, "a key of group.state")
     return exact_array(value, place)
 

@@ -1,4 +1,4 @@
-"""Several kinds of agents in one run: which agents are of a kind, and the functions of each kind."""
+"""Several kinds of agents in one run: which agents belong to each kind, and the functions of each kind."""
 
 import inspect
 from collections import Counter
@@ -21,7 +21,7 @@ Kinds = dict[str, AgentSet]
 
 
 class ByKind:
-    """The functions of several kinds as one function, which calls that of its first argument's kind.
+    """The functions of several kinds as one function, which calls the function for the kind of its first argument.
 
     The kind of an agent, or of a group, is its `kind`. A kind without a function gets {}.
     """
@@ -66,7 +66,7 @@ def check_kinds(model: object, start: object) -> None:
             raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")
         for kind in model:
             if type(kind) is not str or not kind:
-                raise ConfigError(f"model= has the kind {kind!r}: name each kind by a text, as {{'trader': trader}}")
+                raise ConfigError(f"model= has the kind {kind!r}: name each kind by a str, as in {{'trader': trader}}")
     if isinstance(start, Mapping):
         if not isinstance(model, Mapping):
             raise ConfigError(
@@ -104,7 +104,8 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
 
 
 def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as a user has written it
-    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+    # The nodes of a networkx graph are a Mapping and a Set.
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:
         raise ConfigError(
@@ -138,7 +139,7 @@ def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
 
 
 def among(agents: AgentSet, kinds: Kinds) -> Kinds:
-    """Return the kinds that some agents have, with those of the agents that are of the kind."""
+    """Return the kinds that some agents have, each with those of these agents that are of this kind."""
     found = {kind: agents_of & agents for kind, agents_of in kinds.items()}
     return {kind: agents_of for kind, agents_of in found.items() if len(agents_of)}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
@@ -18,6 +19,7 @@ from ray_messaging.cluster.run.beginning import (
     go_on_from,
     told_rules,
 )
+from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
 from ray_messaging.cluster.run.result import Result, cause_of, gathered
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
@@ -40,12 +42,11 @@ from ray_messaging.steps.call_limits import CallGate, CallLimits
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
-from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, SUPERVISOR, StepSettings
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel
+    from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
@@ -59,7 +60,8 @@ _LOOK_S = 1.0  # the time between two checks of the progress
 def run(
     model: "AgentModel | Mapping[str, AgentModel]",
     *,
-    until: int,
+    until: "Until",
+    max_steps: int | None = None,
     by: Literal["agent"] = "agent",
     rules: Sequence[Rule] = (),
     seed: int = 0,
@@ -71,7 +73,8 @@ def run(
 def run(
     model: "GroupModel | Mapping[str, GroupModel]",
     *,
-    until: int,
+    until: "Until",
+    max_steps: int | None = None,
     by: Literal["group"],
     rules: Sequence[Rule] = (),
     seed: int = 0,
@@ -83,7 +86,8 @@ def run(
     model: Callable[..., object] | Mapping[str, Callable[..., object]],
     *,
     agents: object,
-    until: int,
+    until: "Until",
+    max_steps: int | None = None,
     groups: object = None,
     start: Callable[..., dict[str, Any]] | Mapping[str, Callable[..., dict[str, Any]]] | None = None,
     graph: object = None,
@@ -112,7 +116,8 @@ def run(
     Args:
         model: As for `Messaging.run`.
         agents: As for `Messaging.run`.
-        until: The first step that is not run.
+        until: As for `Messaging.run`.
+        max_steps: As for `Messaging.run`.
         groups: As for `Messaging.run`. The default is one group, because more groups do not use more processors here.
         start: As for `Messaging.run`.
         graph: As for `Messaging.run`, except that it cannot be an audience, because only an experiment has audiences.
@@ -132,11 +137,14 @@ def run(
     StepTooLarge if a group gets more messages in a step than it can read.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
-    return run_part(model, agents, until, groups, graph, shared, options, rules, seed, calls, progress=progress).result
+    part = run_part(
+        model, agents, until, max_steps, groups, graph, shared, options, rules, seed, calls, progress=progress
+    )
+    return part.result
 
 
 class Part(NamedTuple):
-    """The result of a part of a run, up to some step; `end` is the beginning of the runs that go on from there."""
+    """The result of a part of a run, up to some step; `end` is what runs that go on from there begin with."""
 
     result: Result
     end: bytes | None = None
@@ -145,7 +153,8 @@ class Part(NamedTuple):
 def run_part(
     model: Callable[..., object] | Mapping[str, Callable[..., object]],
     agents: object,
-    until: int,
+    until: object,
+    max_steps: object,
     groups: object,
     graph: object,
     shared: object,
@@ -163,7 +172,7 @@ def run_part(
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
-    check_until(until)
+    ending = ending_of(until, max_steps, options)
     check_calls(calls)
     plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
     copies = [_copy("shared", shared) for _ in plans]
@@ -172,10 +181,10 @@ def run_part(
     made = [_copy("the rule", rule) for rule in rules]
     former = None if beginning is None else decode_beginning(beginning)
     if former is not None and (names := [plan.name for plan in plans]) != former.groups:
-        raise ConfigError(f"the groups are {names}, and those of the steps before {former.step} {former.groups}")
+        raise ConfigError(f"the groups are {names}, but before step {former.step} they were {former.groups}")
     try:
         return run_in_own_loop(
-            lambda: _run(plans, model, until, options, copies, made, seed, calls, former, keep, progress=progress)
+            lambda: _run(plans, model, ending, options, copies, made, seed, calls, former, keep, progress=progress)
         )
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
@@ -197,7 +206,7 @@ def _copy(name: str, value: T) -> T:
 async def _run(
     plans: Sequence[GroupPlan],
     model: object,
-    until: int,
+    ending: Ending,
     options: RunOptions,
     shared: Sequence[object],
     rules: Sequence[Rule],
@@ -209,7 +218,7 @@ async def _run(
     progress: bool,
 ) -> Part:
     if limits is not None:
-        store_of(limits)  # which tells what cannot be used
+        store_of(limits)  # raises the error of a store that cannot be used
     limit_calls = None if limits is None else partial(_limit_calls, limits, CallLimits(limits))
     steps = Steps(seed=seed, groups=len(plans), digest=True)
     async with AsyncExitStack() as stack:
@@ -239,55 +248,109 @@ async def _run(
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
         shown = set[str]()
-        # Limits of calls may end the run before `until`, so that its last steps are not known yet.
-        first = max(0, until - settings.horizon) if limit_calls is None else 0
         # The supervisor changes digests, so it needs them at once.
-        later = [] if reviewer is not None else [LaterDigests(first) for _ in plans]
+        later = [] if reviewer is not None else _later_digests(len(plans), ending, limits, settings)
         calls: list[asyncio.Task[GroupResult]] = []
         actors: list[RunActor] = []
-        for plan, messager, copied, own in zip_longest(plans, messagers, shared, later):
-            actor = RunActor(messager, shown, limit_calls, own)
-            stack.callback(actor.forget)
-            actors.append(actor)
-            inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
-            running = actor.run(None, plan.name, inputs, until, _TURN, with_states=True)
-            calls.append(asyncio.create_task(_with_others(running, actors, store)))
-            stack.push_async_callback(end, calls[-1])
-            stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
-        with ProgressLine(until, shown=progress) as line:
-            await _all_done(calls, supervising, lambda: _show(store, line, until))
-        ended = min(call.result().until for call in calls)  # the budget of calls may have been spent
+        inputs: list[RunInputs] = []
+        for messager, copied, own in zip_longest(messagers, shared, later):
+            actors.append(RunActor(messager, shown, limit_calls, own))
+            inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of))
+        _end_with(stack, actors, calls)
+
+        async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:
+            groups = zip(actors, plans, inputs, strict=True)
+            running = [actor.run(None, plan.name, given, last, _TURN, **asked) for actor, plan, given in groups]
+            calls[:] = [asyncio.create_task(_with_others(each, actors, store)) for each in running]
+            await _all_done(calls, supervising, lambda: _show(store, line, ending.most))
+            return [call.result() for call in calls]
+
+        with ProgressLine(ending.most, shown=progress) as line:
+            parts, until = await _run_until(ending, 0 if former is None else former.step, go_on, is_beginning=keep)
+        ended = min(part.until for part in parts)
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
         last = range(max(0 if former is None else former.step, ended - settings.horizon), ended)
-        digests: dict[int, str] | Callable[[], dict[int, str]]
-        by_rules = None
-        if reviewer is None:
-            digests = partial(_digests, later, last)
-        else:
-            counts = {
-                step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
-                for step in last
-            }
-            by_rules = counts[ended - 1].get(SUPERVISOR) if counts else None
-            digests = {step: digest_of(each).hex() for step, each in counts.items()}
+        digests: dict[int, str] | Callable[[], dict[int, str]] = partial(_digests, later, last)
+        by_rules: Mapping[str, int] = {}
+        if reviewer is not None:
+            digests, by_rules = await _judged(store, last)
         if former is not None or keep:
             found = digests() if callable(digests) else digests
             earlier = {} if former is None else former.digests
             digests = {step: each for step, each in earlier.items() if step >= ended - settings.horizon} | found
-        collected = None
-        if options.collect is not None:
-            from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
-
-            collected = series_table(await store.collected(ended - 1))
-        total = {} if by_rules is None else by_rules.total
-        result = gathered([call.result() for call in calls], until, total, digests, collected)
+        collected = None if options.collect is None else await _series(store, ended - 1)
+        result = gathered(parts, until, by_rules, digests, collected)
         if not keep:
             return Part(result)
         names = [plan.name for plan in plans]
         end_of_part = await beginning_of(
-            transport, interceptor, told, names, result.digests, until, supervised=supervised
+            transport, interceptor, told, names, result.digests, ended, supervised=supervised
         )
         return Part(result, end_of_part)
+
+
+async def _run_until(
+    ending: Ending, step: int, go_on: Callable[..., Awaitable[Sequence[GroupResult]]], *, is_beginning: bool
+) -> tuple[Sequence[GroupResult], int]:
+    """Run the groups from a step on; return their results with the states, and the step before which the run ends.
+
+    Args: `go_on` runs the groups up to a step. With `is_beginning` other runs go on from the end.
+    Raises: ConfigError if a condition ends a beginning, from which no other run could go on.
+    """
+    if ending.condition is None:
+        return await go_on(ending.most, with_states=True), ending.most
+    calls, spent, until = Counter[str](), False, ending.most
+    while step < until:
+        parts = await go_on(ending.before(step), with_states=False, stands=True, with_collected=True)
+        calls += sum((part.calls for part in parts), Counter[str]())
+        step = min(part.until for part in parts)
+        if spent := any(part.spent for part in parts):
+            break
+        if ending.looks_at(step - 1):
+            values = values_after(step - 1, [part.collected for part in parts if part.collected is not None])
+            if ending.is_fulfilled(step - 1, values):
+                until = step
+                if is_beginning:
+                    raise ConfigError(f"until= ends the run after step {step - 1}, before vary_from={ending.most}")
+    first, *others = await go_on(step, with_states=True)
+    return [first._replace(calls=first.calls + calls, spent=spent), *others], until
+
+
+def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
+    # Limits of calls, or a condition, may end the run earlier, so that its last steps are not known yet.
+    first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
+    return [LaterDigests(first) for _ in range(groups)]
+
+
+async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
+    """Return the digests of steps that rules on whole steps have judged, and how these rules have changed the fates."""
+    found = {
+        step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
+        for step in last
+    }
+    by_rules = found[last[-1]].get(SUPERVISOR) if last else None
+    digests = {step: digest_of(each).hex() for step, each in found.items()}
+    return digests, {} if by_rules is None else by_rules.total
+
+
+async def _series(store: "RedisSteps", last: int) -> Any:  # noqa: ANN401 - a pyarrow.Table
+    from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+    return series_table(await store.collected(last))
+
+
+def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence[asyncio.Task[Any]]) -> None:
+    """Let actors and their calls end with a stack."""
+
+    async def end_all() -> None:
+        for call in calls:
+            await end(call)
+
+    for actor in actors:
+        stack.callback(actor.forget)
+    stack.push_async_callback(end_all)
+    for actor in actors:
+        stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
@@ -309,7 +372,7 @@ async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActo
         last = (await store.progress()).latest
         for actor in actors:
             await actor.end_after(last, _TURN)
-        await store.hold(CTRL_C, STANDSTILL)  # It also wakes the groups that wait for a step.
+        await store.hold(CTRL_C, STANDSTILL)  # The second hold also wakes the groups that wait for a step.
     return found
 
 

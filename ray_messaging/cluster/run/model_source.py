@@ -77,7 +77,7 @@ def _parts_of_code(code: CodeType) -> Iterator[str]:
 
 
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
-    """Return digests of a run's DataFrame of agents, graph and `shared`; None: none was given, or it has no digest."""
+    """Return digests of a run's DataFrame of agents, graph and `shared`; None: it was not given, or has no digest."""
     frame = agents if hasattr(agents, "itertuples") and hasattr(agents, "sort_index") else None
     with suppress(TypeError):  # ids of several types
         frame = None if frame is None else frame.sort_index()

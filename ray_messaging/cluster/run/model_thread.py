@@ -66,7 +66,7 @@ class ModelThread:
                     await asyncio.wait({ended}, timeout=look())
                 return await ended
             finally:
-                ended.cancel()  # nobody waits for it any more
+                ended.cancel()  # nobody waits for the result any more
         finally:
             self._short = perf_counter() - began <= _SHORT_S
 

@@ -20,7 +20,7 @@ from ray_messaging.cluster.run.content_digest import content_digest
 
 logger = logging.getLogger(__name__)
 
-_SHARE: Final = 100  # the checks take at most this part of a run's time
+_SHARE: Final = 100  # the checks take at most one part in this many of a run's time
 _FUNCTIONS: Final = 200  # the most functions whose names are looked up
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
@@ -31,7 +31,8 @@ _LONGEST_S: Final = 0.1  # the most time for all digests before a step, or after
 class ModelWatch:
     """The checks of one group's model. Each problem is logged once, as a warning.
 
-    The first steps are checked, then as many steps that the checks take at most a hundredth of the run's time.
+    The first steps are all checked. A later step is checked only if the checks then take at most a hundredth of the
+    run's time.
 
     Args: `given` has, by name, the objects that a model gets and must not change. `told` has the names of the problems
     that this run has logged already; groups in one process share it.
@@ -47,7 +48,7 @@ class ModelWatch:
 
     @contextmanager
     def over(self, step: int) -> Iterator[None]:
-        """Check the model in a step, if a check is due."""
+        """Context of a step: after the step, check the model, if a check is due."""
         began = perf_counter()
         due = began >= self._next
         if not due and self._begun >= _FIRST_STEPS:
@@ -131,7 +132,7 @@ def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
 def _drawn() -> dict[str, object]:
     """Return the states of the process's random number generators."""
     numpys: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's types lack it
-    # The generator's memory is returned, because a copy of its state takes a hundred times as long.
+    # The generator's memory is returned, because numpy takes a hundred times as long to copy the state.
     state = string_at(numpys.ctypes.state_address, _MT_BYTES) if type(numpys) is np.random.MT19937 else b""
     return {"the module random": random.getstate(), "numpy.random": state}
 

@@ -57,26 +57,26 @@ class Result:
     ids: dict[str, NDArray[Any]] = field(default_factory=dict)
     undeliverable: dict[str, int] = field(default_factory=dict)
     calls: CallCounts = field(default_factory=CallCounts)
-    collected: Any = field(default=None, repr=False)  # a pyarrow.Table; None: nothing was to be collected
+    collected: Any = field(default=None, repr=False)  # a pyarrow.Table; None: the run has no `collect=`
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Compute the digests when they are first read, if `gathered` was told how."""
+            """Compute the digests when they are first read, if `gathered` was given a function for them."""
             later = self.__dict__.get("_digests") if name == "digests" else None
             if later is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             self.__dict__["digests"] = found = later()
-            del self.__dict__["_digests"]  # with the messages that it refers to
+            del self.__dict__["_digests"]  # this frees the messages to which the function refers
             return found
 
     def __getstate__(self) -> dict[str, Any]:
-        digests = self.digests  # computes them, if need be
+        digests = self.digests  # reading the attribute computes the digests, if that was not done yet
         return vars(self) | {"digests": digests}
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of what `collect=` has collected, with a row for each step, or for each step and agent.
+        """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each step and agent.
 
         The DataFrame also has steps of earlier runs, if these are in the log's folder, or without a log, on the server.
 
@@ -176,7 +176,7 @@ def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pa
     """Return a table of series as a DataFrame, whose index is the step, or the step and the agent."""
     if table is None:
         raise ConfigError(
-            "this call of run has collected nothing: pass collect=, such as collect=lambda me: "
+            "this call of run has no collect=, so it has no series: pass collect=, such as collect=lambda me: "
             "{'mood': me.state['mood']}; if the run has a log, messaging.log.series() has what earlier calls have "
             "collected"
         )

@@ -24,6 +24,7 @@ from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
 from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
+from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-_IDLE_S: Final = 60.0  # idle processes are kept so long: they take memory, but a new process takes a second or two
+# Idle processes are kept for this time: they take memory, but a new process takes a second or two.
+_IDLE_S: Final = 60.0
 _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once their remembered calls have ended
 _LOOK_S = 0.25  # the time between two checks of the progress
-_NODES_EVERY = 8  # one check in so many also checks that no machine with a server is lost
+_NODES_EVERY = 8  # one in this many checks also looks whether a machine with a server is lost
 _COUNTED_S = 0.1  # the longest wait until groups answer how many remembered calls they have made
 _TOLD_S = 1.0  # the longest wait until groups answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
@@ -54,9 +56,9 @@ class RunActors:
     """
 
     def __init__(self) -> None:
-        self.run: Run | None = None  # the run that stands between its steps
+        self.run: Run | None = None  # the run that waits between two of its steps
         self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
-        self.turns = itertools.count(1)  # numbers of the actors' calls
+        self.turns = itertools.count(1)  # the numbers of the calls of the actors' `run`
         self._kept: dict[str, Any] = {}
         self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options in the last call of `take`
         self._end: threading.Timer | None = None
@@ -86,12 +88,12 @@ class RunActors:
             self._end.start()
 
     def close_run(self) -> None:
-        """Close the run that stands, if there is one."""
+        """Close the run that waits between two of its steps, if there is one."""
         if self.run is not None:
             self.run.close()
 
     def end(self) -> None:
-        """Close the run that stands, and end all kept actors."""
+        """Close the run that waits between two of its steps, and end all kept actors."""
         self.close_run()
         _end(self._detach())
 
@@ -164,7 +166,7 @@ class EarlyEnd:
 
 
 class Run(AbstractContextManager["Run"]):
-    """A run of a model that stands between its steps until it is told to go on, as `messaging.start_run` returns it.
+    """A run of a model that waits between its steps until `advance` is called; `messaging.start_run` returns it.
 
     `step` is the first step that did not run. Use the run as a context manager, or call `close`. The next run, and the
     end of the experiment, also close the run.
@@ -181,7 +183,7 @@ class Run(AbstractContextManager["Run"]):
         options: RunOptions,
         kept: RunActors,
         placed: tuple[GroupPlacement, ActorOptions],
-        until: int | None = None,
+        ending: Ending | None = None,
     ) -> None:
         check_run(model, options)
         if isinstance(graph, str):
@@ -213,9 +215,14 @@ class Run(AbstractContextManager["Run"]):
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
+        self._when = ending or Ending(0)
+        self._fulfilled = False  # whether the condition of the run's end is
+        self._looked = -1  # the last step after which the condition was asked
+        self._parts: list[GroupResult] = []  # of the last steps that ran up to such a look
         with self._ending():
             inputs = inputs_of(agents, graph, shared, plans)
-            before = _note(messaging, model, until, options, plans, inputs) or kept.inputs
+            most = None if ending is None else ending.most
+            before = _note(messaging, model, most, options, plans, inputs) or kept.inputs
             for line in changes_of(inputs, before) if self.step else ():
                 sys.stderr.write(line)
             kept.inputs = inputs
@@ -246,14 +253,15 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Let n more steps run; return the first step that did not run. After Ctrl-C only the open step still ends.
+        """Let n more steps run; return the first step that did not run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
         before; BudgetSpent if no step ran because the budget of calls is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
-        if self._spent and self.step == before:  # without the error, a loop up to a certain step would never end
+        # Without this error, a loop that advances up to a certain step would never end.
+        if self._spent and self.step == before:
             raise BudgetSpent(self._spent_text())
         return self.step
 
@@ -263,7 +271,7 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
-        """Return what `collect=` has collected up to now, as `Result.series` does."""
+        """Return what `collect=` has recorded up to now, as `Result.series` does."""
         return series_frame(self._series())
 
     def result(self) -> Result:
@@ -275,7 +283,7 @@ class Run(AbstractContextManager["Run"]):
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
                 parts = self._drive(step, progress=progress, with_states=with_states, stands=False)
-                if self._ended_early:
+                if self._ended_early or self._fulfilled:
                     return parts
                 act(self._messaging)
         return self._drive(until, progress=progress, with_states=with_states, stands=stands)
@@ -284,26 +292,54 @@ class Run(AbstractContextManager["Run"]):
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
-        end = EarlyEnd(self._messaging.interceptor, actors, turn)
+        end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
-            refs += [
-                actor.run.remote(
-                    self._messaging, name, self._inputs, until, turn, with_states=with_states, stands=stands
-                )
-                for name, actor in self._actors.items()
-            ]
+
+            def go_on(last: int, **asked: bool) -> None:
+                refs[:] = [
+                    actor.run.remote(self._messaging, name, self._inputs, last, turn, **asked)
+                    for name, actor in self._actors.items()
+                ]
+
+            looks, calls = ending.condition is not None, Counter[str]()
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
+                while looks and not end.asked and not self._is_fulfilled() and self.step < until:
+                    go_on(min(until, ending.before(self.step)), with_states=False, stands=True, with_collected=True)
+                    self._parts = _watch(refs, end, bar, self._lost)
+                    self.step = min(part.until for part in self._parts)
+                    calls += sum((part.calls for part in self._parts), Counter())
+                    if any(part.spent for part in self._parts):
+                        break
+                go_on(self.step if looks else until, with_states=with_states, stands=stands)
                 parts = _watch(refs, end, bar, self._lost)
                 self.step = min(part.until for part in parts)
                 # After the groups, rules on whole steps judge the last step. Without such rules the last group to
                 # commit the step knows that it is sealed, and asking for it would take one more round trip.
                 if max(part.sealed for part in parts) < self.step - 1:
                     steps.wait(self.step)
-        self._spent = any(part.spent for part in parts)
+        self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
         self._ended_early = end.asked or self._spent
+        if looks:
+            parts = [parts[0]._replace(calls=parts[0].calls + calls, spent=self._spent), *parts[1:]]
         if self._spent:
             sys.stderr.write(f"{self._spent_text()}\n")
         return parts
+
+    def _is_fulfilled(self) -> bool:
+        """Return whether the last step has fulfilled the condition that ends the run."""
+        last = self.step - 1
+        if last <= self._looked or not self._when.looks_at(last):
+            return self._fulfilled
+        self._looked = last
+        parts = [part.collected for part in self._parts]
+        if parts and None not in parts:
+            values = values_after(last, [part for part in parts if part is not None])
+        else:  # another process has run the step
+            from ray_messaging.eventlog.series_tables import values_in  # noqa: PLC0415 - pyarrow takes a second
+
+            values = {"step": last} | values_in(self._series(), last)
+        self._fulfilled = self._when.is_fulfilled(last, values)
+        return self._fulfilled
 
     def _lost(self, error: BaseException | None) -> Closed | None:
         experiment = self._messaging._connection.experiment
@@ -314,7 +350,7 @@ class Run(AbstractContextManager["Run"]):
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
-            with suppress(RayError):  # a group begins again
+            with suppress(RayError):  # a group's process has died, and starts again
                 found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
         told = {
@@ -356,7 +392,7 @@ class Run(AbstractContextManager["Run"]):
         except BaseException as error:
             self._detach()
             leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
-            if isinstance(error, StepFailed):  # our own frames say nothing to a user
+            if isinstance(error, StepFailed):  # the frames of this library do not help a user
                 raise error.with_traceback(None) from error.__cause__
             raise
 
@@ -377,7 +413,7 @@ class Run(AbstractContextManager["Run"]):
 
 
 def parent_of(messaging: "Messaging") -> str | None:
-    """Return the folder of the run of which this run is a fork, even a resumed one; None if it is no fork."""
+    """Return the folder of this run's parent, also if this is a resumed fork; None if the run is no fork."""
     record = None if messaging.log_dir is None else messaging.log.run
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 

@@ -57,6 +57,8 @@ class GroupResult(NamedTuple):
     arrays. `unheard` counts, for a few addresses on which nobody listens, the messages to the address. `calls` counts
     remembered calls, by where the result came from, and retries of calls. `spent` says that the budget of calls was
     spent before step `until`. `sealed` is the last step that all groups have committed, as far as this group knows.
+    `collected` has the encoded values that the group collected in its last step, if they were asked for (None: another
+    process has run that step).
     """
 
     states: dict[Any, Any]
@@ -67,6 +69,7 @@ class GroupResult(NamedTuple):
     calls: "Counter[str]"
     spent: bool
     sealed: int
+    collected: bytes | None = b""
 
 
 class RunOptions(NamedTuple):
@@ -117,7 +120,7 @@ class RunActor:
         self._messager = messager
         self._loop: StepLoop | None = None
         self._steps: AsyncGenerator[Step | None, None] | None = None  # the steps of the loop
-        self._stands = False  # no call of `run` is under way, and the loop waits for the next one
+        self._stands = False  # no call of `run` is under way, and the loop waits for the next call
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._watch: ModelWatch | None = None
@@ -127,6 +130,7 @@ class RunActor:
         self._thread = ModelThread()  # the same for all runs, because clients in a user's module are bound to its loop
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
+        self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and what was collected in it
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
@@ -154,11 +158,13 @@ class RunActor:
         *,
         with_states: bool,
         stands: bool = False,
+        with_collected: bool = False,
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `turn` is the number of this call, for `end_after`. With `with_states` the result has the agents' states.
-        With `stands` the group keeps its driver for the next call.
+        Args: `turn` is the number of this call, for `end_after`. With `with_states` the result has the agents' states,
+        with `with_collected` what was collected in the last step. With `stands` the group keeps its driver for the next
+        call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         if self._society is None:
@@ -185,7 +191,10 @@ class RunActor:
             society.read(AgentPlaces(loop.before), loop.state)
         states, ids = (society.states, society.ids) if with_states else ({}, {})
         ended = max(loop.committed + 1, 0)
-        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed)
+        collected: bytes | None = b""
+        if with_collected:
+            collected = self._collected[1] if self._collected[0] == loop.committed else None
+        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
 
     async def _run_steps(
         self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, parent_calls: str | None, *, stands: bool
@@ -213,11 +222,11 @@ class RunActor:
                     again = False
                     await self._run_step(step, loop, society, homes, parent_calls)
         except Fenced:
-            if not again:  # otherwise another driver has had the group since the last call
+            if not again:  # if this call goes on with old steps, another driver has had the group since the last call
                 raise
             return False
         except StepAborted as error:
-            if type(error.__cause__) is ConnectionFailed:  # the step has waited for as long as it may
+            if type(error.__cause__) is ConnectionFailed:  # the step has waited for the server for as long as it may
                 raise error.__cause__ from None
             logger.warning("%s; it runs again", error)
             return False
@@ -264,6 +273,7 @@ class RunActor:
         assert self._watch is not None
         with self._watch.over(step.number):
             await society.run(step, loop.calls)
+        self._collected = step.number, step.series
         if isinstance(society, AgentLoop) and society.moves:
             assert self._messager is not None
             await move_agents(self._messager, society.moves, step.number)
@@ -304,7 +314,7 @@ class RunActor:
         """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
         if isinstance(self._society, AgentLoop):
             await self._society.end()
-        if self._stands:  # otherwise a call of `run` is under way, which ends the remembered calls
+        if self._stands:  # if a call of `run` is under way, that call ends the remembered calls
             await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
@@ -382,7 +392,7 @@ async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], s
             try:
                 await messager.move_agents(leaving, to=target)
             except (UnknownName, MoveFailed) as error:
-                if isinstance(error, MoveFailed) or error.kind != "agent":  # unless another call has moved the agent
+                if isinstance(error, MoveFailed) or error.kind != "agent":  # otherwise another call has moved the agent
                     raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 

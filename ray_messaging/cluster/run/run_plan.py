@@ -17,7 +17,7 @@ from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.aggregates import aggregates_of, check_collect
+from ray_messaging.model.collect import aggregates_of, check_chosen, check_collect, chosen_agents
 from ray_messaging.model.edge_pairs import edge_pairs
 from ray_messaging.receiving.call_checks import check_timeout
 
@@ -50,7 +50,8 @@ def plan_groups(
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
         agents = reduce(or_, kinds.values())
-    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+    # The nodes of a networkx graph are a Mapping and a Set.
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
             "me.data a DataFrame with the ids as its index. If its keys are kinds of agents, give each kind its model: "
@@ -58,7 +59,7 @@ def plan_groups(
         )
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
     if frame is not None and not frame.columns.is_unique:
-        raise ConfigError(f"two columns of agents have one name, of {[*frame.columns]}: rename one")
+        raise ConfigError(f"two columns of agents= have the same name, among {[*frame.columns]}: rename one")
     if kinds and by == "group":
         named = _groups_of_kinds(kinds, groups, cpus)
     else:
@@ -120,6 +121,8 @@ def plans_for(
     Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all).
     """
     plans = plan_groups(agents, groups, graph, cpus, model=model, by=options.by)
+    if chosen_agents(options.collect):
+        check_chosen(options.collect, reduce(or_, (plan.agents for plan in plans)))
     if options.by == "group" and isinstance(model, Mapping):
         for plan in plans:
             if all(data.keys() <= {KIND} for data, _ in plan.rows.values()):
@@ -213,7 +216,7 @@ def _group_count(groups: object, cpus: int) -> int:
 
 
 def _dealt_out(agents: AgentSet, count: int) -> list[Iterable[AgentId]]:
-    """Return agents, sorted, as they are dealt out in turn to so many groups."""
+    """Deal agents out, sorted and in turn, to `count` groups; return the agents of each group."""
     listed: Any = list(agents) if agents.strings else agents.ints
     return [listed[number::count] for number in range(count)]
 

@@ -196,7 +196,7 @@ class StepCalls:
             except RAISED as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # another agent has failed, or this agent is late
+                    raise  # another agent has failed, or this agent has exceeded its time
                 raise self.failed(agent, error) from error
             self._check_done(agent, answer)
             if self.remembered is not None and self.remembered.forgotten(agent.id):
@@ -226,7 +226,7 @@ class _Remembered(msgspec.Struct):
     key: str
     arguments: str | None
     place: int  # the call's place among all calls of the step, in the order in which they began
-    content: str | None = None  # what it is in the store; None: it is not looked up there
+    content: str | None = None  # the call's key in the store; None: the store is not asked
 
 
 @dataclass(eq=False)
@@ -237,8 +237,8 @@ class RememberedCalls:
     `under_way` has the calls that have not ended.
 
     Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log. Calls wait at
-    `gate` (None: they do not wait). What `store` has is not made. `counts` gets the numbers of calls, by where the
-    result came from, and of retries.
+    `gate` (None: they do not wait). A call whose answer `store` has is not made. `counts` gets the numbers of calls, by
+    where the result came from, and of retries.
     """
 
     memory: CallMemory
@@ -254,7 +254,8 @@ class RememberedCalls:
         self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
-        self._records: list[CallRecord | None] = []  # by the calls' places; None: the call has not succeeded
+        # The records by the calls' places; None: the call has not succeeded.
+        self._records: list[CallRecord | None] = []
         self._asked: dict[str, int] = {}  # how many calls have each digest
         self._unended: dict[AgentId, int] = {}
 
@@ -336,7 +337,7 @@ class RememberedCalls:
         except asyncio.CancelledError:
             if not self.ending:  # the model itself has cancelled the call
                 call.cancel()
-                await asyncio.wait({call})  # so that the call's place is free before the model goes on
+                await asyncio.wait({call})  # wait, so that the call has left the gate before the model goes on
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
@@ -372,7 +373,10 @@ class RememberedCalls:
         return self._end(call, source, made)
 
     async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call, and its source: it is made, unless the store has it, or gets it now."""
+        """Return the answer of a call, and its source.
+
+        The call is made unless the store has its answer, or is getting it.
+        """
         if call.content is None:
             return MODEL, await self._answer(call, function)
         from ray_messaging.steps.call_store import StoredCall  # noqa: PLC0415 - brings sqlite3
@@ -383,7 +387,10 @@ class RememberedCalls:
         return (MODEL if made else STORE), answer
 
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
-        """Make a call whose answer is to be stored; keep it for this step before that, as the disk may be full."""
+        """Make a call whose answer is to be stored.
+
+        First keep the answer for this step, because the disk may be full.
+        """
         made = await self._answer(call, function)
         await self.memory.keep(call.key, made)
         return made
@@ -420,9 +427,9 @@ class RememberedCalls:
 
 
 def _sample(agent: "Agent", n: int, samples: int) -> int:
-    """Return which of the answers of a content an agent's `n`-th equal call in a step has.
+    """Return the number of the stored answer that an agent's `n`-th equal call in a step gets.
 
-    So many calls as there are samples have one each; with which one they begin depends on agent, step and seed.
+    The first `samples` calls get the answers 0 to `samples` - 1; with which they begin depends on agent, step and seed.
     """
     whole, place = divmod(n - 1, samples)
     chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()

@@ -29,7 +29,7 @@ class MqttConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
-        if "://" in self.server:  # it may hold a password, so it is not shown
+        if "://" in self.server:  # the URL may hold a password, so it is not shown
             raise ValueError(
                 "the host is a URL: write its name alone, and port, username, password and ssl by themselves"
             )

@@ -40,18 +40,19 @@ FAREWELL_S: Final = 1.0
 MISC_S: Final = 1.0  # the time between two checks of the keepalive
 FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
 WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it only outlasts interruptions of a day
-# As many messages as a broker has in flight to one client by default (Mosquitto: 20, EMQX: 32).
+# a broker has this many messages in flight to one client by default (Mosquitto: 20, EMQX: 32)
 AT_ONCE: Final = 20
 STEADY_S: Final = 5.0  # if a connection ends sooner, two clients may be taking a name from each other
 _SESSION_TAKEN_OVER: Final = 142
-_REFUSED: Final = {134, 135, 138, 140}  # bad user or password, not authorized, banned, bad authentication method
+# MQTT's codes: bad user or password, not authorized, banned, bad authentication method.
+_REFUSED: Final = {134, 135, 138, 140}
 
 
 class Connection:
     """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
 
-    Its session stays at the broker, where messages for its subscriptions wait until then, and messages that are being
-    published are completed. With QoS 2 each message arrives once.
+    While it is not connected, its session stays at the broker, where messages for its subscriptions wait. Messages that
+    were being published are published after that. With QoS 2 each message arrives once.
 
     Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited each time
     that the client has connected, before anything is published. `on_message` is called with each message, must
@@ -77,7 +78,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         # Paho's number of a publication or subscription -> what its caller waits for.
         self._acks: dict[int, asyncio.Future[Any]] = {}
-        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # numbers of the last received messages (of 65,535)
+        # The numbers of the last received messages; MQTT has 65,535 numbers.
+        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -112,7 +114,7 @@ class Connection:
 
         def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.remove_reader(sock)
-            loop.remove_writer(sock)  # one that was added late: the next socket may have the same number
+            loop.remove_writer(sock)  # a writer may have been added late, and the next socket may have the same number
 
         def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.call_soon_threadsafe(self._write_soon, sock)
@@ -328,7 +330,7 @@ class Connection:
             self._loop.add_reader(sock, self._read, sock)
 
     def _write_soon(self, sock: socket.socket) -> None:
-        if sock.fileno() != -1 and self._client.want_write():  # it may be closed already, or all is written
+        if sock.fileno() != -1 and self._client.want_write():  # the socket may be closed already, or all is written
             self._loop.add_writer(sock, self._client.loop_write)
 
     def _read(self, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
@@ -339,7 +341,7 @@ class Connection:
 
     def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:
         if message.dup and message.mid in self._latest:
-            return  # we have it already, which Mosquitto 2.0 forgets in a restart
+            return  # we have this message already, but Mosquitto 2.0 forgets that in a restart
         self._latest.append(message.mid)
         self._moved = True
         made = aiomqtt.Message(

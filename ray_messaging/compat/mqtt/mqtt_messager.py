@@ -47,7 +47,7 @@ class _Send(NamedTuple):
     receipt: "asyncio.Future[Receipt]"
 
 
-class _ActorClass(ABCMeta):  # so that a subclass of Messager may be abstract
+class _ActorClass(ABCMeta):  # derived from ABCMeta, so that a subclass of Messager may be abstract
     """Metaclass that adds `remote` and `options`, as `ray.remote` does; the class can still be called.
 
     If the class itself had them, they would be methods of the actor.
@@ -293,7 +293,7 @@ class Messager(metaclass=_ActorClass):
             try:
                 await out.wait_up()
             except MessagingError as error:
-                _fail(sends[row:], error)  # earlier ones are in flight, and get their own answers
+                _fail(sends[row:], error)  # earlier messages are in flight, and get their own answers
                 return
             await self._slots.acquire()
             task = asyncio.create_task(self._publish(out, send, payload, outcome, row))

@@ -77,7 +77,7 @@ def subscriptions_of(topics: object) -> list[str]:
     Raises: InvalidAddress for an invalid filter or QoS.
     """
     if isinstance(topics, tuple) and not all(isinstance(each, str | tuple) for each in topics):
-        topics = [topics]  # a pair of a topic and its QoS
+        topics = [topics]  # the argument is a pair of a topic and its QoS
     listed = topics if isinstance(topics, Sequence) and not isinstance(topics, str | bytes) else [topics]
     return [_filter_of(wanted) for wanted in listed]
 

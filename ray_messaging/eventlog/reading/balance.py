@@ -25,7 +25,7 @@ from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.model.fates import FATES
 
-PARTITION_ROWS = 1_000_000  # The records of so many rows take 40 MB, and sorting takes some more.
+PARTITION_ROWS = 1_000_000  # The records of this many rows take 40 MB, and sorting takes some more.
 OFFENDERS = 100
 _MOST_FILES = 200  # A process may often open no more than 1,024 files; two kinds of files are open at a time.
 _SUSPECTS = 10 * OFFENDERS
@@ -35,7 +35,7 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-# So many bytes at the beginning of a text have random numbers of their own; later bytes use the same numbers again.
+# This many bytes at the beginning of a text have random numbers of their own; later bytes use the same numbers again.
 _HASHED_PLACES = 256
 
 
@@ -105,7 +105,7 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return the sends of some rows, and the rows' places: mailbox, entry, row, and whether the row is of a note.
+    """Return the sends of some rows, and the rows' places: mailbox, entry, row, and whether the row belongs to a note.
 
     Return also, by fate, how many more hearers the rows stand for than there are rows.
     """
@@ -167,14 +167,14 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspect messages, but only one more than are looked up, which is enough to tell."""
+    """Return hashes of suspects, each once: at most one more than are looked up, which shows that there are more."""
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
 def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the messages with two fates, with no fate, or with two rows for one mailbox.
 
-    And the number of sends by fate.
+    Also return the number of sends by fate.
     """
     records = records[np.lexsort((records["mailbox"], records["message"]))]
     messages, fates = records["message"], records["fate"]

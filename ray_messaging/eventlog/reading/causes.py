@@ -196,7 +196,10 @@ def hand_of(row: LogRow) -> _Hand | None:
 
 
 class _Search:
-    """A search for the messages that senders had in hand. It keeps at most `most` of them for each message."""
+    """A search for the messages that senders had in hand.
+
+    It keeps at most `most` messages for each sender and step, and the messages that other messages name as causes.
+    """
 
     def __init__(self, view: View, most: int) -> None:
         self.calls: dict[_Hand, list[Called]] = {}
@@ -208,7 +211,7 @@ class _Search:
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:
-        """Look up the causes of some messages, in one scan for all hands."""
+        """Look up the causes of some messages, in one scan for all agents and steps."""
         rows = [*rows]
         causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():

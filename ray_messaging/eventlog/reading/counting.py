@@ -20,10 +20,11 @@ from ray_messaging.model.fates import FATES, STORED
 UNITS = ("second", "minute", "hour", "day")  # units of sent_at, in UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
 _MERGE_ROWS = 1_000_000
-_SLICES = 8  # A sample is taken from so many slices of the log, because the newest rows alone may all be of one sender.
+# A sample is taken from this many slices of the log, because the newest rows alone may all have one sender.
+_SLICES = 8
 BUSIEST = 10
-BINS = 120  # the most bins
-GROUPS = 16  # The matrix shows at most so many groups. All other groups are counted together as OTHERS.
+BINS = 120  # the most bins of the traffic over time
+GROUPS = 16  # The most groups that the matrix shows. All other groups are counted together as OTHERS.
 OTHERS = "(others)"
 _GROUPINGS = (("fate",), ("rule", "fate"), ("from_id",), ("to_id",), ("sender", "mailbox", "fate"), ("bin", "fate"))
 

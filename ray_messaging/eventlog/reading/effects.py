@@ -1,4 +1,4 @@
-"""The agents that a message could have moved, that is influenced: its readers, the readers of their messages, etc."""
+"""The agents that a message could have influenced: its readers, the readers of their messages, and so on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ _KINDS = {"id": pa.int64(), "name": pa.string()}
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The agents that a message could have moved (influenced) from step `first`, in which it is read, to before `end`.
+    """The agents that a message could have influenced, from step `first`, in which it is read, to before step `end`.
 
     If the log has fewer than the wanted steps, `end` is the step after its last one.
 
-    `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been moved. An
-    agent counts as moved from then on.
+    `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been
+    influenced. An agent counts as influenced from then on.
     """
 
     message: LogRow
@@ -47,7 +47,7 @@ class Effects:
     agents: pa.Table
 
     def counts(self) -> pa.Table:
-        """Return a table of `step`, the number of `agents` that could first be moved in it, and of `all` so far."""
+        """Return a table of `step`, the number of `agents` that were first influenced in it, and of `all` so far."""
         steps = np.arange(self.first or 0, self.end or 0)
         new = np.bincount(self.agents["step"].to_numpy() - (self.first or 0), minlength=len(steps))
         return pa.table({"step": steps, "agents": new, "all": np.cumsum(new)})
@@ -95,7 +95,7 @@ def _end(view: View, first: int, wanted: int) -> int:
 
 
 class _Reach:
-    """The agents that could have been moved so far, each with the first step. `found` has a table of them per step."""
+    """The agents that could have been influenced so far, each with the first step. `found` has a table per step."""
 
     def __init__(self, view: View) -> None:
         self.found: list[pa.Table] = []
@@ -104,7 +104,7 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return those rows that agents sent in a step, and whose senders could have been moved by then."""
+        """Return those rows that agents sent in a step, and whose senders could have been influenced by then."""
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
@@ -126,7 +126,7 @@ class _Reach:
 
 
 def _table(found: list[pa.Table]) -> pa.Table:
-    """Return the moved agents as a table of step and agent; agents are int64, or text if any id is a str."""
+    """Return the influenced agents as a table of step and agent; agents are int64, or text if any id is a str."""
     columns = pa.schema([("step", pa.int64()), ("from_id", pa.int64()), ("from_name", pa.string())])
     table = with_ids(pa.concat_tables([columns.empty_table(), *found], promote_options="default"))
     return with_exact_integers(table.rename_columns(["step", "agent"]))

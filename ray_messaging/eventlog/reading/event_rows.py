@@ -14,7 +14,7 @@ from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.model.fates import SENT, FateName
 
 _decode = msgspec.json.Decoder().decode
-_PAGE = 8192  # So many rows become Python objects at a time.
+_PAGE = 8192  # the number of rows that become Python objects at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class LogRow:
     """One row of the log: one send to one recipient, or to none. Times are in unix seconds.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
-    the log: pass it as `after` to get the rows behind it. A broadcast has one row for each mailbox, in which `pairs`
-    agents hear it.
+    the log: pass it as `after` to get the rows after this row. A broadcast has one row for each mailbox, in which
+    `pairs` agents hear it.
     """
 
     message_id: str

@@ -1,7 +1,7 @@
 """Expansion of broadcasts: each row of a broadcast becomes one row for each of its hearers."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId, escaped
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.files import read_edges, version_folder
 from ray_messaging.audiences.folding import kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import read_agents
 from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.stored_audiences import audiences_of
 from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
@@ -52,6 +53,10 @@ class Expansion:
         self._folder = folder
         self._edges: dict[tuple[AudiencePairs, str], Edges] = {}
         self._digests: dict[AudiencePairs, bytes] = {}
+
+    @cached_property
+    def _audiences(self) -> LocalFolder:
+        return audiences_of(self._folder)
 
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
         """Yield the matching rows of a part with its broadcasts expanded, in order, about PIECE_PAIRS rows at a time.
@@ -132,13 +137,9 @@ class Expansion:
         return self._digests[audience]
 
     def _read(self, audience: AudiencePairs) -> Edges:
-        if not self._folder.local:
-            raise self._unknown(
-                audience, ("audiences can be read in a local folder only: copy the folder to this machine")
-            )
         try:
-            return read_edges(version_folder(Path(self._folder.path) / "audiences", *audience), *audience)
-        except (UnknownName, FrameError) as error:
+            return self._audiences.read(*audience)
+        except (UnknownName, FrameError, OSError) as error:
             raise self._unknown(audience, str(error)) from error
 
     def _toward(self, audience: AudiencePairs, digest: str) -> Edges:

@@ -34,10 +34,10 @@ class Fields(TypedDict, total=False):
     """Fields of a query. None selects rows that lack the value; from_id=None selects the user's rows.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
-    question), step (of sending) and step_read take a value or a collection of values; a step may also be a
-    range or a slice. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a time zone,
-    or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. limit
-    returns only the first so many matching rows. after returns only the rows after this `position`.
+    question), step (of sending) and step_read take a value or a collection of values; a step may also be a range or a
+    slice. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a time zone, or ISO text
+    (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. limit is the most
+    rows to return: the first matching rows. after returns only the rows after this `position`.
     """
 
     from_id: AgentIds
@@ -98,7 +98,7 @@ def check_text(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise invalid(name, value, "must be a text that is not empty")
+        raise invalid(name, value, "must be a str that is not empty")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -181,7 +181,7 @@ class Filters:
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - whatever a user passed
         for name, value in fields.items():
             if name not in NAMES:
-                refuse_name(name, value, NAMES, "a question has no field")
+                refuse_name(name, value, NAMES, "a query of the log has no field")
         self._loose = False  # True: a broadcast matches whichever recipient is wanted
         self._wanted: dict[str, list[Any]] = {}
         self._spans: dict[str, tuple[int, int]] = {}  # field -> the first step, and the step after the last
@@ -208,7 +208,11 @@ class Filters:
         values = list(value) if some else [value]
         self._wanted[name] = [None if one is None else CHECKS[name](name, one) for one in values]
         if name in NEVER_NULL and None in self._wanted[name]:
-            raise invalid(name, value, "but every row has one: leave the field out to get all")
+            raise invalid(
+                name,
+                value,
+                "asks for rows without a value, but every row has one: leave the field out to get all rows",
+            )
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy with another limit.

@@ -121,7 +121,7 @@ def export(source: LogSource, path: str | Path, on_progress: OnProgress | None, 
 
 
 def _check_place(path: Path) -> None:
-    """Raise InvalidQuery if the file would be in an event log's folder: its readers would take it for a part."""
+    """Raise InvalidQuery if the file would be in an event log's folder: readers would take it for a part of the log."""
     if (path.parent / ACCOUNT).exists() or any(
         SEGMENT.fullmatch(each.name) for each in path.parent.glob("events-*.parquet")
     ):

@@ -40,7 +40,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "has_names": has_names,
     "typed": lambda view, **fields: typed_schema(schemas(view, Filters(**fields))),  # the schema of the typed columns
 }
-COLLECTED = frozenset(("series", "calls", "sql", "why"))  # questions that read what groups have collected
+COLLECTED = frozenset(("series", "calls", "sql", "why"))  # questions that read series or remembered calls
 
 
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own

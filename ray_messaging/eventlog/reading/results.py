@@ -111,7 +111,7 @@ def as_id(value: AgentId | None) -> AgentId | None:
 
 
 def plain(part: pa.Table) -> pa.Table:
-    """Return a raw part with its dictionary columns as texts, because row groups do not share dictionaries."""
+    """Return rows with their dictionary columns as plain texts, because row groups do not share dictionaries."""
     for place, field in enumerate(part.schema):
         if pa.types.is_dictionary(field.type):
             texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
@@ -134,9 +134,9 @@ def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
 def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
     """Merge from_id and from_name into one column from_id, and to_id and to_name likewise.
 
-    Both columns are int64, or both are texts: an id must look the same as a sender and as a recipient.
+    Both columns are int64, or both are strs: an id must look the same as a sender and as a recipient.
 
-    Args: as_text says whether the columns are texts; None: they are texts if any id in the table is a str.
+    Args: as_text says whether the columns are strs; None: they are strs if any id in the table is a str.
     """
     ends = {number: name for number, name in _NAMES_OF.items() if name in table.column_names}
     if as_text is None:

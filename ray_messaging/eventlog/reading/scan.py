@@ -38,7 +38,7 @@ _FORMAT = ds.ParquetFileFormat(  # Without buffers, a reader does not keep whole
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, tables of later rows, and collected entries that have no file."""
+    """The data that a query reads: closed segments, tables of later rows, and series and calls that are in no file."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -231,7 +231,7 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups that may have a wanted text, by their dictionaries. Arrow does not look there itself."""
+    """Return the row groups that may have a wanted text, by statistics that Arrow ignores for dictionary columns."""
     footer, groups = file.metadata, []
     if not wanted:
         return [*range(footer.num_row_groups)]

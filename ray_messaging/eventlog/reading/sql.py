@@ -41,7 +41,7 @@ def sql(view: View, *, query: str) -> pa.Table:
     except ImportError as error:
         raise ImportError("log.sql() needs duckdb: pip install 'ray-messaging[sql]'") from error
     if check_text("query", query) is None:
-        raise invalid("query", query, "must be a text of SQL")
+        raise invalid("query", query, "must be a str of SQL")
     with _connection(duckdb, view) as (connection, tables):
         try:
             _check(query, connection.extract_statements(query))
@@ -51,7 +51,7 @@ def sql(view: View, *, query: str) -> pa.Table:
             if of_reading and (damaged := damaged_file(view.folder, tables)) is not None:
                 raise damaged from error
             said = " ".join(str(error).partition("\n\n")[0].split())[:_LONGEST]
-            raise _refused(query, f"{said}; it sees the tables {', '.join(TABLES)} alone") from error
+            raise _refused(query, f"{said}; a query sees only the tables {', '.join(TABLES)}") from error
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
         outside.append(part.filter(pa.array((ordinals >= FIRST_OUTSIDE) & ~noted)))
     if not outside:
         return
-    # In the order in which they arrived.
+    # The messages from outside are taken in the order in which they arrived.
     arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])
     places = [*np.unique(arrived["step"].to_numpy(), return_index=True)[1].tolist(), len(arrived)]
     for low, high in pairwise(places):
@@ -125,7 +125,8 @@ _COMPARED = (
     "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
     "expects_answer", "payload", "labels", "fate", "rule",
 )  # fmt: skip
-# With more pairs of messages (of one agent in one step), the two orders are only compared position by position.
+# With more pairs of messages of one agent in one step, it would take too long to find messages whose place in the order
+# has changed. Then the k-th messages to each recipient are compared.
 _MUCH = 2**20
 Rows = list[LogRow]
 # A message of one run, and its match in the other run. None means that the other run has no match.
@@ -182,7 +183,7 @@ def _first(found: Sequence[Unequal]) -> Difference:
 def beside(
     mine: Iterable[pa.Table], theirs: Iterable[pa.Table]
 ) -> tuple[dict[int, Counter[bool]], Iterator[tuple[int, Rows, Rows]]]:
-    """Lay two logs beside each other.
+    """Return where two logs are equal at their beginning, and the later messages of both, step by step.
 
     Messages from outside are left out. Rows at the beginning that are equal need not be read one by one.
 
@@ -254,7 +255,7 @@ def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[
 
 
 def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
-    """Return the messages of a step in which two runs differ, agent by agent. Messages to one recipient are matched."""
+    """Return the messages in which two runs differ in a step, agent by agent, each beside one to the same recipient."""
     found: list[Unequal] = []
     agents: dict[AgentId | None, tuple[Rows, Rows]] = {}
     for side, rows in enumerate((mine, theirs)):

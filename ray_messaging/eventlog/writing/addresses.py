@@ -93,7 +93,7 @@ class Ends(NamedTuple):
 
 
 def ends(columns: Sequence[IdColumn]) -> Ends:
-    """Join the ids of frames, each with its own table of names. The result does not reference the frames."""
+    """Join the ids of several frames, each with its own table of names. The result does not reference the frames."""
     values = np.concatenate([ids.values for ids in columns])
     if all(ids.kinds is None for ids in columns):
         return Ends(values, None, [])
@@ -110,7 +110,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether readers can compose each row's channel from the recipient's id, without escapes, and the topic."""
+    """Return whether readers can compose each row's channel from the topic and the recipient's id, without escapes."""
     if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
         return False
     return to.kinds is None or not (to.kinds == NONE).any()

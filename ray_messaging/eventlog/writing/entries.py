@@ -21,12 +21,13 @@ from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 
-# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows, that is a fifth of the time. Larger columns would not fit
-# the processor's cache.
+# A batch of rows takes 0.4 ms in addition to the time for its rows. With 8,192 rows, 0.4 ms are a fifth of the time.
+# Larger columns would not fit the processor's cache.
 CHUNK_ROWS = 32_768
-# A batch has at most so many bytes of payloads, because a segment can only be closed between batches.
+# A batch has at most this many bytes of payloads, because a segment can only be closed between batches.
 PIECE_BYTES = 16 * 2**20
-# A batch has at most so many cells: rows times typed columns. Each row takes room in each column, even without a value.
+# A batch has at most this many cells: rows times typed columns. Each row takes room in each column, even without a
+# value.
 CELLS = 2**23
 
 T = TypeVar("T")
@@ -98,7 +99,10 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
     if note.fate != PUBLISHED:
         return note.fate
     if takers is None or len(takers) != rows:
-        raise FrameError(f"a note for the event log counts the takers of {len(takers or ())} messages, not of {rows}")
+        raise FrameError(
+            f"a note for the event log has the numbers of takers of {len(takers or ())} messages, but its frame has "
+            f"{rows} messages"
+        )
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 
 

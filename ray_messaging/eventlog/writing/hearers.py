@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +17,11 @@ from numpy.typing import NDArray
 from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
-from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.errors import FrameError, LogError, MessagingError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import read_agents, write_agents
 from ray_messaging.eventlog.log_schema import OF_BROADCASTS, SCHEMA
+from ray_messaging.eventlog.stored_audiences import audiences_of
 from ray_messaging.eventlog.writing.repeated_columns import nulls, repeated
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
@@ -31,7 +30,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # At most so many Edges are kept. Each has the hearers that one version of an audience has in one mailbox.
+_KEPT = 256  # The most Edges that are kept. Each has the hearers that one version of an audience has in one mailbox.
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -77,7 +76,7 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
         raise FrameError(
-            f"the frame counts {folded.pairs:,} pairs, and its audience has {int(pairs.sum()):,} pairs for the same "
+            f"the frame counts {folded.pairs:,} pairs, but its audience has {int(pairs.sum()):,} pairs for the same "
             "rows"
         )
     return Hearers(folded.agents.hex(), pairs, kept)
@@ -114,15 +113,14 @@ class BroadcastHearers:
     While a file cannot be read or written, it is tried again. Broadcasts whose audience or agents are missing or
     damaged are logged without hearers, and `lacking` says so.
 
-    Args: `audiences` is the folder of the audiences (None: they cannot be reached). `persist` repeats a call while the
-    server is away or a file cannot be read or written.
+    Args: `persist` repeats a call while the server is away or a file cannot be read or written.
     """
 
-    def __init__(self, transport: RedisTransport, folder: Folder, audiences: Path | None, persist: Retry) -> None:
+    def __init__(self, transport: RedisTransport, folder: Folder, persist: Retry) -> None:
         self._transport = transport
         self._persist = persist
         self._folder = folder
-        self._audiences = AudienceCache(None if audiences is None else LocalFolder(audiences))
+        self._audiences = AudienceCache(audiences_of(folder))
         self._edges: OrderedDict[_Key, Edges] = OrderedDict()
         self._lacking: dict[str, None] = {}  # texts that say which broadcasts lack hearers, in order
 
@@ -164,7 +162,7 @@ class BroadcastHearers:
         return edges
 
     async def tidy(self) -> None:
-        """Store all sets of agents that senders have kept on the server, and delete them there.
+        """Store all sets of agents that senders have kept on the server in the folder, and delete them on the server.
 
         Raises: OSError or ConnectionFailed if that fails; then it may be called again.
         """
@@ -207,9 +205,10 @@ class BroadcastHearers:
 
 
 class FrameHearers:
-    """A function that returns the hearers of the broadcasts in one of some frames, given the batch of that frame.
+    """The hearers of the broadcasts in some frames.
 
-    It returns None for a batch whose rows are not broadcasts, or whose hearers are not known.
+    It is called with the batch of one of these frames, and returns the hearers of its rows; None if the rows are not
+    broadcasts, or the hearers are not known.
     """
 
     def __init__(self, found: Mapping[_Key, Edges | None], lack: Callable[[Batch, MessagingError], None]) -> None:

@@ -37,8 +37,8 @@ _LABELS = pa.list_(pa.string())
 _REASONS = [said for fate in FATES if (said := facts_of(fate).reason)]
 _REASON_OF = np.array([_REASONS.index(said) if (said := facts_of(fate).reason) else -1 for fate in FATES])
 _PLAIN = Extension()
-# Senders are handled one by one if they have at least so many successive rows on average. With fewer rows, one call for
-# all senders is as fast.
+# Senders are handled one by one if they have at least this many successive rows on average. With fewer rows, one call
+# for all senders is as fast.
 _FEW_ROWS = 64
 
 

@@ -21,18 +21,18 @@ SEGMENT_BYTES = 40 * 2**20
 SEGMENT_AGE_S = 30.0
 
 
-# A batch costs about 10 KB of memory besides its rows. So many small batches are merged into one, and merged batches
-# once more, up to the rows of a bulk frame.
+# A batch costs about 10 KB of memory besides its rows. So _MERGED batches of fewer than 64 rows are merged into one
+# batch, and later _MERGED batches of fewer than 4,096 rows are merged into one batch.
 _MERGED = 64
 _LEVELS = (64, 4_096)
 
 
-class Sealed(NamedTuple):
+class SegmentContent(NamedTuple):
     """The content of a segment at one moment, with the stream cursors of that moment."""
 
     number: int
     table: pa.Table | None  # None: there are no rows
-    meta: dict[str, Any]  # the arguments of `Folder.stage`
+    meta: dict[str, Any]  # the argument `meta` of `Folder.stage`
     steps: StepPosition | None
     marks: dict[str, LogMark]
     finished: tuple[str, ...]  # streams that ended and were read to their end
@@ -97,11 +97,11 @@ class OpenSegment:
         """Return the rows as a table. There must be at least one row."""
         return laid_out(joined_rows(self._batches))
 
-    def seal(self, streams: StreamCursors, steps: StepPosition | None) -> Sealed:
-        """Return the present content with the present cursors. More rows may be added later."""
+    def content(self, streams: StreamCursors, steps: StepPosition | None) -> SegmentContent:
+        """Return the present rows and cursors, to be written to a file. Rows can still be added afterwards."""
         self._since = None
         meta = {"first_row": self.first_row, "cursors": dict(streams.cursors), "begun": dict(streams.begun)}
         meta |= {"taken": streams.taken(), "steps": steps}
         stored = self.stored if self.stored is not None and self.stored.rows == self.rows else None
         table = self.table() if self.rows else None
-        return Sealed(self.number, table, meta, steps, streams.take_marks(), streams.finished(), stored)
+        return SegmentContent(self.number, table, meta, steps, streams.take_marks(), streams.finished(), stored)

@@ -17,7 +17,7 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
-_MANY_BYTES = 2**16  # So many bytes still are in the processor's cache after four passes over them.
+_MANY_BYTES = 2**16  # This many bytes are still in the processor's cache after four passes over them.
 
 Kind = tuple[tuple[str, ColumnType], ...]  # The names and types of typed columns. An empty kind means JSON text.
 

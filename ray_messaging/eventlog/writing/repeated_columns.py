@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
-# So many rows are shared, more than a chunk of a bulk send has. Columns with more rows are built each time.
+# Columns of up to this many rows share memory. A chunk of a bulk send has fewer rows. Longer columns are built each
+# time.
 _SHARED_ROWS = 65_536
 
 Codes = NDArray[np.int32]

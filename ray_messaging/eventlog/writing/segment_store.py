@@ -19,7 +19,7 @@ from ray_messaging.common.backoff import LOG_WRITE_RETRY, Backoff
 from ray_messaging.errors import ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.folder_records import claim, note_missing, read_account
-from ray_messaging.eventlog.writing.open_segment import Sealed
+from ray_messaging.eventlog.writing.open_segment import SegmentContent
 from ray_messaging.transports.log_store import LogMark, RedisLog
 
 logger = logging.getLogger(__name__)
@@ -83,16 +83,19 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Tell the server what the segments have, because an earlier writer may have died before it did.
+        """Tell the server what is in the segments, because an earlier writer may have died before it told the server.
 
         Raises Fenced.
         """
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
-    async def store(self, sealed: Sealed) -> Segment:
-        """Make a segment durable. Raises Fenced for a newer writer, LogError if it fails after `stop_retrying`."""
+    async def store(self, content: SegmentContent) -> Segment:
+        """Make a segment durable.
+
+        Raises: Fenced if there is a newer writer; LogError if it fails after `stop_retrying`.
+        """
         begun = time.perf_counter()
-        segment = await self.retry(lambda: self._write(sealed))
+        segment = await self.retry(lambda: self._write(content))
         self.last_s = time.perf_counter() - begun
         self._crash("renamed")
         return segment
@@ -101,7 +104,7 @@ class SegmentStore:
         """Run `work`, which writes another file into the folder, until it succeeds. Raises the errors of `store`."""
 
         def checked() -> None:
-            self._check_account("what groups have collected is in no file")
+            self._check_account("series and remembered calls of this run are in no file")
             work()
 
         await self.retry(lambda: self._under_lock(checked, self.check_owner))
@@ -139,17 +142,17 @@ class SegmentStore:
         """Make each call try only once more from now on: closing does not wait until there is room on a disk."""
         self._stopping.set()
 
-    async def _write(self, sealed: Sealed) -> Segment:
+    async def _write(self, content: SegmentContent) -> Segment:
         await self.check_owner()
         self._crash("checked")
-        staged = await asyncio.to_thread(self._stage, sealed)
+        staged = await asyncio.to_thread(self._stage, content)
         self._crash("staged")
-        return await self._under_lock(lambda: self._publish(staged), self.check_owner if self._folder.local else None)
+        return await self._under_lock(lambda: self._publish(staged), self.check_owner)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
         # A successor first fences this writer, then lists the folder under the lock. So either the successor sees this
-        # file, or this writer sees the fence. In folders without a lock and renaming, only the check before has been
-        # made.
+        # file, or this writer sees the fence. An object store has no lock: there the successor's segments have names
+        # that this writer cannot have.
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:
@@ -169,15 +172,15 @@ class SegmentStore:
         """Raise LogError, with `loss` in its text, if another run of the experiment owns the folder."""
         if not read_account(self._folder).belongs_to(self._writer):
             raise LogError(
-                f"{loss}: another run of this experiment, a newer one, writes {self._folder.where}. End this one",
+                f"{loss}: a newer run of this experiment writes {self._folder.where}: end this run",
                 path=self._folder.where,
             )
 
-    def _stage(self, sealed: Sealed) -> Staged:
-        assert sealed.table is not None
-        span = pc.min_max(sealed.table["sent_at"].cast(pa.int64())).as_py()
+    def _stage(self, content: SegmentContent) -> Staged:
+        assert content.table is not None
+        span = pc.min_max(content.table["sent_at"].cast(pa.int64())).as_py()
         own = {"exp_id": self._exp_id, "epoch": self.epoch, "first_s": span["min"] / 1e6, "last_s": span["max"] / 1e6}
-        return self._folder.stage(sealed.number, sealed.table, sealed.meta | own)
+        return self._folder.stage(content.number, content.table, content.meta | own)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until it succeeds. Until then no rows are dropped: senders wait once the streams are full."""
@@ -193,7 +196,7 @@ class SegmentStore:
                 if last:
                     raise LogError(
                         f"the end of the event log could not be written to {self._folder.where}: {error}; the streams "
-                        "keep it: remove the cause and start a writer again",
+                        "keep its rows: remove the cause and start a writer again",
                         path=self._folder.where,
                     ) from error
                 await self._pause(backoff.next_pause())
@@ -243,8 +246,8 @@ def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -
     rows = sum(segment.rows for segment in segments)
     return LogError(
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "
-        f"or replaced?): {folder.where} has {rows:,} rows, and any message in no file by then is missing. Shut the "
-        "experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
+        f"or replaced?): {folder.where} has {rows:,} rows, and messages that were in no file yet are missing. Shut "
+        "the experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
         path=folder.where,
         lost=True,
     )

@@ -17,7 +17,7 @@ from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
-FILE_BYTES = 8 * 2**20  # Collected data are written to files once they have so many bytes.
+FILE_BYTES = 8 * 2**20  # Collected data are written to files once they have this many bytes.
 
 
 class CollectedWriter:
@@ -53,7 +53,8 @@ class CollectedWriter:
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
-            _, new = found.beside_files(self._folder, kind)  # Other entries are on the server still, but also in files.
+            # The other entries are still on the server, but also in files.
+            _, new = found.beside_files(self._folder, kind)
             if new:
                 steps = {entry.step for entry in new}
                 self._folder.write_collected(kind, self._born, min(steps), max(steps), encode(new))
@@ -68,8 +69,8 @@ _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
 class CheckpointWriter:
     """Task that copies all data of an experiment after every n-th step, and writes the copies.
 
-    No step begins while the data are copied, but steps go on while the file is written. `segments` writes the other
-    files of the folder.
+    No step begins while the data are copied, but steps go on while the file is written. `segments` writes the files
+    under the folder's lock.
     """
 
     def __init__(self, reader: StreamReader, every: int, segments: SegmentStore) -> None:

@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 HOLD = "event log"
 _START = "0-0"
-_FRAMES = 16  # One read of a box returns at most so many frames.
-_STEPS = 8  # One call lists the boxes of at most so many steps.
-# So many steps ahead may have messages from outside: a group that joins may accept messages for the step after the
-# next.
+_FRAMES = 16  # the most frames that one read of a box returns
+_STEPS = 8  # the most steps whose boxes one call lists
+# The number of later steps that may have messages from outside: a group that joins may accept messages for the step
+# after the next step.
 _AHEAD = 3
 _TEXT_BYTES = 2**30
 
@@ -71,8 +71,9 @@ class StepFeed:
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`; what a step lacks is how many messages
-    the groups counted and the log has, if these differ. `passed` is called after each round of `ask`.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says how many
+    messages of a step the groups have counted and how many the log has, if these numbers differ. `passed` is called
+    when the rows that `ask` has asked for were passed on.
     """
 
     def __init__(
@@ -127,14 +128,17 @@ class StepFeed:
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
-        """Ask for all messages that are sealed or came from outside by now; return a goal: the log has them."""
+        """Ask for all messages that are sealed or came from outside by now.
+
+        Returns: a function that returns whether the log has these messages.
+        """
         self._asked += 1
         self._question.set()
         asked = self._asked
         return lambda: self._answered >= asked
 
     async def run(self) -> None:
-        """Pass on the messages of steps until cancelled. Raises LogError if the server has lost some of them."""
+        """Pass on the messages of steps to the log until cancelled. Raises LogError if the server has lost some."""
         try:
             while True:
                 asked = self._asked
@@ -219,7 +223,7 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames of a box that count, by its covers, and their hearers.
+        """Return the frames that count in a box, as its covers say, and their hearers.
 
         Args: reading begins after the entry `after`; `step` is the step of the wanted frames (None: frames from
         outside).
@@ -272,9 +276,9 @@ class StepFeed:
     def _part(
         self, box: str, frame: BoxFrame, hearers_of: FrameHearers, amendments: Sequence[Batch] = ()
     ) -> LoggedPart | None:
-        """Return the rows of a frame; None if the frame has no rows.
+        """Return the rows of a frame for the log, or None if there are none.
 
-        Broadcasts amended for all hearers are in notes instead.
+        Broadcasts that were amended for all their hearers are left out, because notes have their rows.
 
         Args: `amendments` are the amendments of the frame's broadcasts.
         """
@@ -332,9 +336,9 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
 
 
 def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
-    """Return the parts, followed by the changed parts.
+    """Return the parts of a step, followed by the parts with messages that rules on the whole step have changed.
 
-    Messages that are in a changed part are left out of the others.
+    A message that is in a changed part is left out of the other parts.
     """
     keys = message_keys([part.batch for part in (*changed, *parts)])
     found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
@@ -398,7 +402,7 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
     table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
     columns, schema = table.columns, table.schema
     del table
-    # Column by column, so that the memory of each column is free before the next column is sorted.
+    # This is done column by column, so that the memory of each column is free before the next column is sorted.
     for at in range(len(columns)):
         columns[at] = _sorted(columns[at], order)
     return pa.RecordBatch.from_arrays(columns, schema=schema)

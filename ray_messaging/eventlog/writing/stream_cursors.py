@@ -14,9 +14,10 @@ from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 # enough that memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
 READ_BYTES = 6 * 2**20
 _WIDENING = 4.0
-# So many dropped streams are remembered, because a task may have asked for the end of a stream just before.
+# The number of dropped streams that are remembered, because a task may still wait for the end of a stream that was just
+# dropped.
 _DROPPED = 1_024
-_GUESS = 2**16  # the assumed size of an entry before the first one was read
+_GUESS = 2**16  # the assumed size of an entry before the first entry was read
 
 
 class Read(NamedTuple):
@@ -28,7 +29,7 @@ class Read(NamedTuple):
 
 
 class WrittenEntry(NamedTuple):
-    """An entry that was turned into rows: all of it (`rows` is None), or only its first `rows` rows."""
+    """An entry and its rows that are in the log: all its rows (`rows` is None), or only the first `rows` rows."""
 
     item: LogItem
     messages: int
@@ -51,7 +52,7 @@ class StreamCursors:
         self._changed: set[str] = set()
         self._entry_bytes = float(_GUESS)
         self._turn = 0
-        self._widening = 1.0  # After empty reads, so many times more streams are read at once.
+        self._widening = 1.0  # how many times more streams are read at once; it grows with each empty read
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
         """Set the list of streams, and the last entry of each stream that ended."""
@@ -87,7 +88,7 @@ class StreamCursors:
             self._widening *= _WIDENING
 
     def move(self, done: Iterable[WrittenEntry]) -> bool:
-        """Move the cursors past entries whose rows are in the log now; return False: the server waits for no file."""
+        """Move the cursors past entries whose rows are in the log now. Return False, because no file is urgent."""
         for item, messages, rows in done:
             if rows is None:
                 self._advance(item, messages)
@@ -154,7 +155,7 @@ def key(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-Goal = Callable[[], bool]  # whether the log has all that a task waits for in one stream, or in the steps
+Goal = Callable[[], bool]  # returns whether the log has all that a task waits for in one stream, or in the steps
 
 
 class Waiters:

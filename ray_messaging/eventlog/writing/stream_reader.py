@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -29,8 +28,8 @@ T = TypeVar("T")
 
 _SMALL_BYTES = 2**16  # With fewer bytes, a thread would cost more time than it saves.
 # A read of _MUCH bytes means that more entries wait, so the next read begins at once. After a read below _LITTLE, the
-# reader waits a moment for more, as a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that is
-# behind may get little per stream.
+# reader waits a moment for more, because a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that
+# is behind may get few bytes from each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
@@ -41,19 +40,17 @@ _NONE: Chunk = (), None
 class StreamReader:
     """Reader of one experiment's streams. It retries while the server is away.
 
-    Args: `audiences` and `persist` are as for `BroadcastHearers`.
+    Args: `persist` is as for `BroadcastHearers`.
     """
 
-    def __init__(
-        self, transport: RedisTransport, exp_id: str, folder: Folder, audiences: Path | None, persist: Retry
-    ) -> None:
+    def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder, persist: Retry) -> None:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
-        self.hearers = BroadcastHearers(transport, folder, audiences, persist)
+        self.hearers = BroadcastHearers(transport, folder, persist)
         self._age_s = 0.0  # how old the oldest entry was when the last read returned it
         self._read_at = 0.0
         self.away: str | None = None
-        self.started = False  # True: calls that the server refuses are repeated, as if it were away
+        self.started = False  # True: calls that the server refuses are repeated, as if the server were away
         # Stream -> an entry of which some rows are already in the log, and how many.
         self.begun: dict[str, tuple[str, int]] = {}
         self._refused: list[tuple[LogItem, str]] = []

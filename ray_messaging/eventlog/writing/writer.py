@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -14,7 +13,13 @@ from ray_messaging.default_limits_and_leases import MAILBOX_BYTES, MAILBOX_MESSA
 from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
-from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
+from ray_messaging.eventlog.writing.open_segment import (
+    SEGMENT_AGE_S,
+    SEGMENT_BYTES,
+    SEGMENT_ROWS,
+    OpenSegment,
+    SegmentContent,
+)
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.step_files import FILE_BYTES, CheckpointWriter, CollectedWriter
 from ray_messaging.eventlog.writing.step_rows import StepFeed
@@ -34,7 +39,7 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # Single messages are collected for this long, because a batch costs 0.3 ms, even a batch of one.
 _SAVE_S = 30.0  # At the end, the writer tries for this long to write rows of streams that the server lost.
-# A segment that was saved early, only so that steps can go on, stays open for more rows if it has fewer than this.
+# A segment that was saved early, only so that steps can go on, stays open for more rows if it has fewer rows than this.
 _SAVED_ROWS = 2**16
 _BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 
@@ -48,8 +53,7 @@ class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
     Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
-    checkpoint is the number of steps from one checkpoint to the next (None: there are none); audiences is the folder of
-    the audiences (None: `audiences` in the log's folder).
+    checkpoint is the number of steps from one checkpoint to the next (None: there are none).
     Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 
@@ -66,7 +70,6 @@ class LogWriter:
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_s: float = SEGMENT_AGE_S,
         checkpoint: int | None = None,
-        audiences: Path | None = None,
         crash: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.exp_id = exp_id
@@ -79,9 +82,7 @@ class LogWriter:
         self._segments = SegmentStore(
             self._log, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
         )
-        if audiences is None and folder.local:
-            audiences = Path(folder.path) / "audiences"
-        self._reader = StreamReader(transport, exp_id, folder, audiences, self._persist)
+        self._reader = StreamReader(transport, exp_id, folder, self._persist)
         self._streams = StreamCursors()
         self._read_ahead = ReadAhead(self._reader, self._streams)
         self._waiters = Waiters()
@@ -174,7 +175,7 @@ class LogWriter:
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
-        """Return the closed segments, the later rows in order, and the number of rows in the segments."""
+        """Return the closed segments, the later rows in order, and the number of rows in the closed segments."""
         tables = [each.table() for each in self._unstored if each.rows]
         return [*self._segments.closed], tables, self._unstored[0].first_row
 
@@ -303,7 +304,7 @@ class LogWriter:
         return self._write_task is not None and not self._write_task.done()
 
     async def _save(self, *, closed: bool) -> None:
-        """Start writing the open segment once no file is being written; if `closed`, open the next one."""
+        """Start writing the open segment once no file is being written; if `closed`, open the next segment."""
         async with self._rotating:
             if self._busy:
                 self._blocked += 1
@@ -314,8 +315,8 @@ class LogWriter:
             self._begin_file(closed=closed)
 
     def _begin_file(self, *, closed: bool) -> None:
-        sealed = self._seal(closed=closed)
-        self._write_task = self._spawn(partial(self._store, sealed, closed=closed), "file")
+        content = self._take_content(closed=closed)
+        self._write_task = self._spawn(partial(self._store, content, closed=closed), "file")
 
     async def _persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a reader's call that reads or writes a file, until it succeeds.
@@ -332,27 +333,27 @@ class LogWriter:
         if self._blocked:
             self._waiters.fail(self._stuck())
 
-    def _seal(self, *, closed: bool) -> Sealed:
-        """Seal the open segment; if `closed`, open the next one."""
-        sealed = self._open.seal(self._streams, None if self._feed is None else self._feed.position)
+    def _take_content(self, *, closed: bool) -> SegmentContent:
+        """Return the content of the open segment, to be written; if `closed`, open the next segment."""
+        content = self._open.content(self._streams, None if self._feed is None else self._feed.position)
         if closed:
-            self._full, self._open = self._open, OpenSegment(sealed.number + 1, self.rows)
-        return sealed
+            self._full, self._open = self._open, OpenSegment(content.number + 1, self.rows)
+        return content
 
-    async def _store(self, sealed: Sealed, *, closed: bool) -> None:
+    async def _store(self, content: SegmentContent, *, closed: bool) -> None:
         # Entries without logged rows need no new file, because reading them again gives no rows again.
-        segment = sealed.stored
-        if segment is None and sealed.table is not None:
-            segment = await self._segments.store(sealed)
+        segment = content.stored
+        if segment is None and content.table is not None:
+            segment = await self._segments.store(content)
         if closed and segment is not None:
             self._segments.append(segment)
             self._full = None
         elif segment is not None:
             self._open.stored = segment
-        await self._segments.confirm(sealed.marks, sealed.finished)
-        self._streams.drop(sealed.finished)
-        if self._feed is not None and self._collected is not None and sealed.steps is not None:
-            await self._feed.written(sealed.steps)
+        await self._segments.confirm(content.marks, content.finished)
+        self._streams.drop(content.finished)
+        if self._feed is not None and self._collected is not None and content.steps is not None:
+            await self._feed.written(content.steps)
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
@@ -360,7 +361,7 @@ class LogWriter:
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:
-        """Return the data that groups have collected in sealed steps, as far as the server has them."""
+        """Return the series and remembered calls of sealed steps, as far as the server has them."""
         return NOTHING if self._collected is None else await self._collected.unwritten()
 
     async def _written(self) -> None:
@@ -387,7 +388,7 @@ class LogWriter:
     async def _store_rest(self) -> None:
         if self._open.waiting:
             closed = self._open.rows > 0
-            await self._store(self._seal(closed=closed), closed=closed)
+            await self._store(self._take_content(closed=closed), closed=closed)
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
         return asyncio.create_task(self._guard(work), name=f"ray_messaging log {name} of {self.exp_id}")

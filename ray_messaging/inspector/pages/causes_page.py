@@ -22,7 +22,7 @@ from ray_messaging.inspector.pages.layout import (
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
-_STEPS = 10  # Effects are shown of at most so many steps.
+_STEPS = 10  # the most steps of which effects are shown
 _LEAF = 36  # the height of a leaf of the tree, in pixels
 
 
@@ -68,7 +68,7 @@ class CausesPage:
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return the command for a fork of the run at a message's step in which a rule blocks it; "" if there is none."""
+    """Return the command that forks the run at a message's step, with a rule that blocks the message, or ""."""
     if log_dir is None or row.step is None or not (row.from_id.isdecimal() and row.to_id.isdecimal()):
         return ""
     folders = shlex.join([log_dir, log_dir.rstrip("/") + "-fork"])

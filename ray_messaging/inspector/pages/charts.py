@@ -4,12 +4,20 @@ Names of agents and groups are only ever used as values, because NiceGUI runs th
 as code. Tooltips are drawn as text (`richText`), not as HTML.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import isfinite, sqrt
 from typing import Any
 
-from ray_messaging.inspector.page_values import BusiestAgents, Cause, Series, TrafficBins, cut, spoken
+from ray_messaging.inspector.page_values import (
+    BusiestAgents,
+    Cause,
+    Series,
+    SocietyInStep,
+    TrafficBins,
+    cut,
+    spoken,
+)
 from ray_messaging.inspector.pages.layout import GREY
 from ray_messaging.model.fates import STORED, facts_of
 
@@ -18,6 +26,8 @@ Options = dict[str, Any]
 _PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
 _LIGHT, _DARK = (169, 200, 245), (30, 58, 138)
 _LONGEST = 40
+_MOST_LABEL = 14  # the most characters of a text beside a map
+_POINT = 7  # the size of an agent at its position, in pixels
 _FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
 _TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
 _LINE = "rgba(139,147,161,0.22)"
@@ -35,7 +45,7 @@ def blocked(traffic: TrafficBins) -> Options:
 
 
 def collected(found: Series) -> Options:
-    """Draw the values that a run has collected by step."""
+    """Draw the values that a run has recorded by `collect`, by step."""
     lines = [
         {"type": "line", "name": name, "data": values, "showSymbol": len(values) == 1, "sampling": "lttb"}
         for name, values in found.lines.items()
@@ -90,7 +100,10 @@ def _place(traffic: TrafficBins, at: float) -> str:
 
 
 def network(society: BusiestAgents) -> Options:
-    """Draw who writes to whom. Agents are coloured by their last collected values, or by their numbers of messages."""
+    """Draw who writes to whom.
+
+    The value that `collect` recorded last, or else the number of messages, colours an agent.
+    """
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
     colours = _colours(society.values or dict(society.agents))
@@ -131,6 +144,130 @@ def network(society: BusiestAgents) -> Options:
             }
         ],
     }
+
+
+def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Options:
+    """Draw the values of one run, or of two runs, by step, with a line at `step`. The second run has dashed lines.
+
+    Args:
+        runs: The values of each run.
+        kinds: The names of the lines that have the colours of a map.
+        step: The step of the map.
+    """
+    steps = sorted({each for run in runs for each in run.steps})
+    options = _over([f"step {each:,}" for each in steps], [])
+    colours = dict(zip(kinds, _PALETTE, strict=False))
+    for run, dash in zip(runs, ("solid", "dashed"), strict=False):
+        for place, (line, values) in enumerate(run.lines.items()):
+            known = dict(zip(run.steps, values, strict=True))
+            colour = colours.get(line) or (_shade(0.7) if len(run.lines) == 1 else _PALETTE[place % len(_PALETTE)])
+            options["series"].append(
+                {
+                    "type": "line",
+                    "name": line if dash == "solid" else f"{line} (the other run)",
+                    "data": [known.get(each) for each in steps],
+                    "showSymbol": len(steps) == 1,
+                    "itemStyle": {"color": colour},
+                    "lineStyle": {"type": dash},
+                }
+            )
+    if options["series"]:
+        here = {"xAxis": f"step {step:,}", "lineStyle": {"color": GREY, "type": "solid"}}
+        options["series"][0]["markLine"] = {"symbol": "none", "silent": True, "label": {"show": False}, "data": [here]}
+    return options
+
+
+def society_map(found: SocietyInStep, size: int) -> Options:
+    """Draw the agents of a step where they are, in the colours of their values, `size` pixels wide and high."""
+    left, right, low, high = found.bounds
+    # Half a cell around a lattice, or some percent around positions.
+    aside, above = (0.5, 0.5) if found.lattice else (0.03 * (right - left) or 1, 0.03 * (high - low) or 1)
+    cell = size / (1 + max(right - left, high - low))
+    axis = {"type": "value", "show": False}
+    return {
+        "animation": False,
+        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "visualMap": _value_colours(found, size),
+        "grid": {"left": 0, "top": 0, "width": size, "height": size},
+        "xAxis": axis | {"min": left - aside, "max": right + aside},
+        # The first row of a lattice is on top. Positions have their y upwards.
+        "yAxis": axis | {"min": low - above, "max": high + above, "inverse": found.lattice},
+        "series": [
+            {
+                "type": "scatter",
+                "symbol": "rect" if found.lattice else "circle",
+                "symbolSize": round(max(2.0, 0.9 * cell), 1) if found.lattice else _POINT,
+                "itemStyle": {"opacity": 1},
+                "data": [
+                    {"name": _told(agent, found, value), "value": [*place, _drawn(value, found)]}
+                    for agent, place, value in zip(found.agents, found.places, found.values, strict=True)
+                ],
+            }
+        ],
+    }
+
+
+def society_network(found: SocietyInStep, size: int) -> Options:
+    """Draw the agents of a step in a circle, in the colours of their values, and the messages of the step."""
+    heaviest = max((count for *_, count in found.edges), default=1)
+    return {
+        "animation": False,
+        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "visualMap": _value_colours(found, size),
+        "series": [
+            {
+                "type": "graph",
+                "layout": "circular",
+                "left": 20,
+                "top": 20,
+                "width": size - 40,
+                "height": size - 40,
+                "symbolSize": 12,
+                "itemStyle": {"opacity": 1},
+                "data": [
+                    {"id": str(place), "name": _told(agent, found, value), "value": _drawn(value, found)}
+                    for place, (agent, value) in enumerate(zip(found.agents, found.values, strict=True))
+                ],
+                "links": [
+                    {
+                        "source": str(one),
+                        "target": str(other),
+                        "tooltip": {"formatter": _plain(f"{found.agents[one]} to {found.agents[other]}: {count:,}")},
+                        "lineStyle": {"width": 0.5 + 2 * count / heaviest},
+                    }
+                    for one, other, count in found.edges
+                ],
+                "lineStyle": {"color": GREY, "curveness": 0.25, "opacity": 0.5},
+                "emphasis": {"focus": "adjacency"},
+            }
+        ],
+    }
+
+
+def _value_colours(found: SocietyInStep, size: int) -> Options:
+    shown = {"left": size + 10, "top": "middle", "textStyle": _FONT}
+    if isinstance(found.scale, list):
+        kinds = found.scale[: len(_PALETTE)]
+        pieces = [
+            {"value": place, "label": cut(kind, _MOST_LABEL), "color": colour}
+            for place, (kind, colour) in enumerate(zip(kinds, _PALETTE, strict=False))
+        ]
+        return shown | {"type": "piecewise", "pieces": pieces, "outOfRange": {"color": GREY}}
+    low, high = found.scale
+    colours = [_shade(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    reach = {"min": low, "max": high if high > low else low + 1, "precision": 3}
+    return shown | reach | {"type": "continuous", "calculable": True, "inRange": {"color": colours}}
+
+
+def _drawn(value: float | str, found: SocietyInStep) -> float:
+    """Return the number by which a value gets its colour. A value without a colour is below all others."""
+    if isinstance(found.scale, list):
+        return found.scale.index(str(value)) if value in found.scale else -1
+    return float(value) if isfinite(value) else found.scale[0]  # type: ignore[arg-type]
+
+
+def _told(agent: str, found: SocietyInStep, value: float | str) -> str:
+    return f"{agent}: {found.measure} {cut(value, _LONGEST)}"
 
 
 def tree(found: Cause) -> Options:
@@ -201,5 +338,5 @@ def _shade(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text with ( and ) for braces, as a formatter takes braces for variables."""
+    """Return a text with ( and ) for braces, because a formatter takes braces for variables."""
     return text.replace("{", "(").replace("}", ")")

@@ -114,6 +114,7 @@ _BODY = r"""
 
 _TITLES = {
     "/": "Overview",
+    "/society": "Society",
     "/search": "Search",
     "/conversation": "Conversation",
     "/agent": "Agent",

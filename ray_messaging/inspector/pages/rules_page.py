@@ -41,7 +41,7 @@ class RuleForm:
         return self._spec.value or ""
 
     def tell(self, steps: StepFacts | None) -> None:
-        """Say from which step on a change can be repeated, if the experiment has steps."""
+        """Say from which step a change must apply so that the run can be repeated, if the experiment has steps."""
         self._step.set_visibility(steps is not None)
         if steps is not None:
             when = (

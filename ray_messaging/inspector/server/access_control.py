@@ -28,7 +28,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _NO_STORE = {"cache-control": "no-store"}
-# The page leads on by a script: on a redirect after a link from another site, browsers send no strict cookie.
+# The page leads on by a script, because browsers send no strict cookie on a redirect after a link from another site.
 _ENTER = """<!doctype html><meta charset="utf-8"><title>Inspector</title>
 <script>location.replace("/")</script><noscript><a href="/">Open the inspector</a></noscript>"""
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 _THREADS = 4
 _LOOK_S = 1.0
-_WAITING = 32  # At most so many questions are asked at a time; further questions wait.
+_WAITING = 32  # the most questions that are asked at a time; further questions wait
 
 
 @dataclass(slots=True)

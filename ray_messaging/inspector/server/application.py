@@ -14,6 +14,7 @@ from ray_messaging.inspector.pages.layout import page_layout
 from ray_messaging.inspector.pages.overview_page import OverviewPage
 from ray_messaging.inspector.pages.rules_page import RulesPage
 from ray_messaging.inspector.pages.search_page import SearchPage
+from ray_messaging.inspector.pages.society_page import SocietyPage
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 
 
@@ -34,6 +35,7 @@ def application(cache: AnswerCache) -> FastAPI:
 
 _PAGES: dict[str, Callable[[AnswerCache, Mapping[str, str]], object]] = {
     "/": lambda cache, _: OverviewPage(cache),
+    "/society": SocietyPage,
     "/search": SearchPage,
     "/conversation": ConversationPage,
     "/agent": AgentPage,

@@ -74,7 +74,10 @@ class Bound(NamedTuple):
 
 
 def bind(place: Place, *, token: bool) -> Bound:
-    """Bind to a place; raise ConfigError if that fails. A token is demanded with `token`, or off loopback."""
+    """Bind to a place; raise ConfigError if that fails.
+
+    Requests need a token if `token` is True, or if other machines can reach the place.
+    """
     if not 0 <= place.port <= 65535:
         raise ConfigError(f"--port {place.port} is no port: write one from 1 to 65535, or 0 for a free one")
     try:
@@ -113,7 +116,7 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
                 on_ready()
 
     checked = AccessControl(app, bound.access, bound.port)  # type: ignore[arg-type]
-    # No log of requests: the URL of the first one has the token.
+    # Requests are not logged, because the URL of the first request has the token.
     config = uvicorn.Config(checked, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
     server = Server(config)
     if until is not None:

@@ -10,11 +10,14 @@ from ray_messaging.model.fates import STORED
 
 AGENTS = 60
 PAIRS = 12
-MOST = 500_000  # At most so many rows are counted.
+MOST = 500_000  # the most rows that are counted
 
 
 def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:
-    """Return the society of a log's rows after a position, without the user and broadcasts. Many rows are sampled."""
+    """Return who writes to whom in a log's rows after a position, without the user and broadcasts.
+
+    Of many rows a sample is counted.
+    """
     sample = log.sample(["from_id", "to_id", "fate"], after=after, most=MOST)
     delivered = pc.is_in(sample.counts["fate"], pa.array(STORED))
     counts = sample.counts.filter(pc.and_(delivered, pc.not_equal(sample.counts["from_id"], sample.counts["to_id"])))

@@ -10,13 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.types import is_floating, is_integer
 
+from ray_messaging.eventlog.comparison import compare
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.inspector.page_values import (
     AgentFacts,
     BusiestAgents,
+    Differences,
     RuleFacts,
     Series,
+    SocietyInStep,
     TrafficBins,
     clock,
     cut,
@@ -26,6 +29,7 @@ from ray_messaging.inspector.page_values import (
 )
 from ray_messaging.inspector.sources.busiest_agents import society_of
 from ray_messaging.inspector.sources.log_rows import RunFacts, agent_id
+from ray_messaging.inspector.sources.society_in_step import measures_of, over_steps, society_in_step
 from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
 from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP, TAKEN
@@ -33,24 +37,30 @@ from ray_messaging.transports.step_values import CollectedKind
 
 T = TypeVar("T")
 
-_SERIES_FILES = 8  # of some MB each: longer series do not fit a page
+_SERIES_FILES = 8  # the most files of a series, of some MB each; a longer series does not fit a page
 _MOST, _LONGEST = 15, 400  # the most lines of the record that are shown, and the most characters of each
 
 
 class FolderFacts(RunFacts):
     """Source for the folder of a log. It counts the log once, and again if the log has grown."""
 
-    def __init__(self, log_dir: str | Path) -> None:
-        """Open a folder; raise LogError if it holds no log."""
+    def __init__(self, log_dir: str | Path, beside: str | Path | None = None) -> None:
+        """Open a folder, and the folder of another run beside it; raise LogError if one of them holds no log."""
+        self.beside = None if beside is None else FolderFacts(beside)
         self.log_dir = str(log_dir)
         self.log = EventLog.open(log_dir)
         self.title = name(str(log_dir).rstrip("/").rpartition("/")[2] or str(log_dir))
         self.phase = "no end" if self.log.unended else "ended"
         run = self.log.run
         had_rules = run is None or run["rule_changes"] or any(start["rules"] for start in run["starts"])
-        lacks = {"Rules": not had_rules, "Why": run is not None and run["steps"] is None, "Dead letters": True}
-        self.lacks = tuple(title for title, lacking in lacks.items() if lacking)
         self._folder = Folder(log_dir)
+        lacks = {
+            "Society": not self._folder.collected_files(CollectedKind.SERIES),
+            "Why": run is not None and run["steps"] is None,
+            "Rules": not had_rules,
+            "Dead letters": True,
+        }
+        self.lacks = tuple(title for title, lacking in lacks.items() if lacking)
         self._found: dict[Callable[[int], Any], tuple[int, Any]] = {}
 
     def _once(self, count: Callable[[int], T]) -> T:
@@ -92,12 +102,44 @@ class FolderFacts(RunFacts):
         return replace(found, measure=name(measure), values=values) if values else found
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent, with its last collected values."""
+        """Return the facts about one agent, with the values that `collect` recorded last."""
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 
+    def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:
+        """Return all agents in one step, each with one collected value; None: the run has collected none, or too many.
+
+        Raises: InvalidQuery for a value that the run has not collected.
+        """
+        series = self._by_agent()
+        return None if series is None else society_in_step(series, self.log, measure, step, columns)
+
+    def over_steps(self, measure: str) -> Series | None:
+        """Return the mean of a collected value of all agents by step, or how many agents have each text.
+
+        If the run collected values of all agents together, return these.
+        """
+        series = self._by_agent()
+        return self.series() if series is None else over_steps(series, measure or measures_of(series)[0])
+
+    def differences(self) -> Differences | None:
+        """Return the messages in which the run differs from the run beside it; None: there is no other run.
+
+        Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
+        """
+        return None if self.beside is None else self._once(self._differences)
+
+    def _differences(self, _rows: int) -> Differences:
+        found = compare(self.log, cast(RunFacts, self.beside).log)
+        columns = found.table.to_pydict()
+        return Differences(cut(found.headline()), Series(columns["step"], {"messages": columns["differ"]}))
+
+    def _by_agent(self) -> pa.Table | None:
+        series = pa.table({}) if self._is_long() else self._once(self._series)
+        return series if measures_of(series) and len(series) else None
+
     def _last(self, _rows: int) -> dict[str, dict[str, Any]]:
-        """Return the values that were collected of each agent in the last step, by the agent's name."""
+        """Return the values that `collect` recorded of each agent in the last step, by the agent's name."""
         table = pa.table({}) if self._is_long() else self._once(self._series)
         if AGENT not in table.column_names:
             return {}
@@ -113,7 +155,7 @@ class FolderFacts(RunFacts):
         return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return the values that the run has collected of all agents, or of one agent; None: no values, or too many."""
+        """Return the values that `collect` recorded of all agents, or of one agent; None: no values, or too many."""
         if self._is_long():
             return None
         table = self._once(self._series)

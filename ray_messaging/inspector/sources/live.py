@@ -36,12 +36,13 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # One call counts at most so many rows; of more rows, it counts a sample of this size.
-_FIRST_COUNTED = 500_000  # The first call counts more, because it also counts earlier rows.
+_MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows it counts a sample of this size
+_FIRST_COUNTED = 500_000  # the same for the first call, which counts more because it also counts earlier rows
 _LETTERS = 50
-_TEXTS = 3  # At most so many texts of a dead letter are shown.
-_TEXT = 300  # At most so many characters of each text are shown.
-_MOST_HOSTED = 20_000  # The agents of a larger group are not shown, because the states of all its agents would be read.
+_TEXTS = 3  # the most texts of a dead letter that are shown
+_TEXT = 300  # the most characters of each text that are shown
+# No states are shown of a group with more agents, because the states of all its agents would be read.
+_MOST_HOSTED = 20_000
 
 
 class LiveSource(RunFacts):
@@ -55,7 +56,7 @@ class LiveSource(RunFacts):
         self._connection = connect(messaging.exp_id)
         self.title = name(messaging.exp_id)
         self.log_dir = messaging.log_dir
-        self.lacks = () if messaging.log_dir else ("Search", "Conversation", "Why")
+        self.lacks = ("Society", *(() if messaging.log_dir else ("Search", "Conversation", "Why")))
         self._by_second = RollingTraffic(PERIOD_S)
         self._by_step = RollingTraffic(BINS, in_steps=True)
         self._position: int | None = None
@@ -65,7 +66,8 @@ class LiveSource(RunFacts):
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
             return None
-        ray.shutdown()  # Ray kills a process a while after its cluster has ended, and this process goes on with the log
+        # Ray would kill this process some time after its cluster has ended, but this process goes on with the log.
+        ray.shutdown()
         if log_dir is None:
             return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
         try:
@@ -157,7 +159,7 @@ class LiveSource(RunFacts):
             return {}
         try:
             state = ask(interceptor.step_state.remote(group))
-        except (ConfigError, UnknownName):  # there are no steps, or the group takes no part in them
+        except (ConfigError, UnknownName):  # the experiment has no steps, or the group takes no part in them
             return {}
         return {} if state is None else in_words(state_of(agent, hosted, state))
 

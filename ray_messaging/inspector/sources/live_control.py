@@ -37,7 +37,7 @@ ReadRule = Callable[[str], Rule]
 
 
 class LiveControl:
-    """Changes of a running experiment that a reader makes: as its owner, or by messages as the user.
+    """Changes of a running experiment by a reader of the pages, who steers it, or writes messages as the user.
 
     Args: `read_rule` builds a rule from what a reader has typed; `examples` show how rules are written.
     """
@@ -167,7 +167,7 @@ def _recipient(text: str) -> AgentId:
 
 
 def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
-    """Apply a new rule to the messages that passed in the last minute, at most MOST.
+    """Apply a new rule to the messages that passed in the last minute, at most MOST of them.
 
     Raise LogError if the log is damaged.
     """

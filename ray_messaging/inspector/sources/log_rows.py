@@ -17,11 +17,13 @@ from ray_messaging.inspector.page_values import (
     AgentFacts,
     BusiestAgents,
     Cause,
+    Differences,
     LetterFacts,
     Row,
     RowQuery,
     RuleFacts,
     Series,
+    SocietyInStep,
     State,
     TrafficBins,
     cut,
@@ -133,6 +135,7 @@ class RunFacts:
     All calls block, so pages make them in threads, and all might raise a MessagingError. The answer None means that the
     source cannot know the answer. `live` says whether the run goes on, and `phase` is a word for that. `lacks` has the
     titles of the pages that would be empty. If there is no log, `log` raises ConfigError, and `log_dir` is None.
+    `beside` is another run with which this one is compared.
     """
 
     title: str
@@ -141,6 +144,7 @@ class RunFacts:
     lacks: Collection[str] = ()
     log_dir: str | None = None
     log: EventLog
+    beside: "RunFacts | None" = None
 
     def ended(self) -> "RunFacts | None":
         """Return the source that takes over when the run has ended; None while it goes on, and for a log."""
@@ -155,7 +159,28 @@ class RunFacts:
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return the values collected of all agents, or of one; raise InvalidQuery if the agent's id is not valid."""
+        """Return the values that `collect` recorded of all agents, or of one; raise InvalidQuery for an invalid id."""
+        return None
+
+    def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - a log has some
+        """Return all agents in one step, each with one collected value; None: the run has collected none, or too many.
+
+        The arguments are those of `sources.society_in_step.society_in_step`. Raises the same errors.
+        """
+        return None
+
+    def over_steps(self, measure: str) -> Series | None:  # noqa: ARG002 - a log has some
+        """Return the mean of a collected value of all agents by step, or how many agents have each text.
+
+        If the run collected values of all agents together, return these.
+        """
+        return None
+
+    def differences(self) -> Differences | None:
+        """Return the messages in which the run differs from the run beside it; None: there is no other run.
+
+        Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
+        """
         return None
 
     def state(self) -> State | None:
@@ -207,7 +232,7 @@ class RunFacts:
         return cause_of(self.log.why(message_id, depth))
 
     def effects(self, message_id: str, steps: int) -> Series:
-        """Return how many agents a message could have moved, by step. Raises the same errors as `why`."""
+        """Return how many agents a message could have influenced, by step. Raises the same errors as `why`."""
         counts = self.log.effects(message_id, steps).counts().to_pydict()
         return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
 
@@ -219,7 +244,7 @@ class RunFacts:
 class LostSource(RunFacts):
     """An experiment that has ended without a log that can be read here; `why` says what to do."""
 
-    lacks = ("Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
+    lacks = ("Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
 
     def __init__(self, title: str, why: str) -> None:
         self.title = title

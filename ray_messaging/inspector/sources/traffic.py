@@ -10,7 +10,7 @@ from ray_messaging.inspector.page_values import TrafficBins, name
 from ray_messaging.model.fates import BLOCKED, FATES
 
 OTHERS = "(others)"
-RULES = 8  # A chart shows at most so many rules.
+RULES = 8  # the most rules that a chart shows
 BINS = 120  # the most bins into which steps are put
 _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2_592_000.0), ("day", 86_400.0, 1e18))
 
@@ -101,10 +101,10 @@ def traffic_of(
             fates[key.fate][place] += messages
             if key.fate == FATES[BLOCKED]:
                 by_rule.setdefault(name(key.rule or "?"), [0] * count)[place] += messages
-    return TrafficBins(start, width, in_steps, fates, _fewest(by_rule, count), per_second, rows, share)
+    return TrafficBins(start, width, in_steps, fates, _of_busiest_rules(by_rule, count), per_second, rows, share)
 
 
-def _fewest(by_rule: dict[str, list[int]], count: int) -> dict[str, list[int]]:
+def _of_busiest_rules(by_rule: dict[str, list[int]], count: int) -> dict[str, list[int]]:
     """Return the bins of the rules that block most. All other rules together have the bins OTHERS."""
     order = sorted(by_rule, key=lambda rule: -sum(by_rule[rule]))
     found = {rule: by_rule[rule] for rule in order[:RULES]}

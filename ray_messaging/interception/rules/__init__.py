@@ -81,7 +81,7 @@ __all__ = [
     "rewrite",
 ]
 
-if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
+if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any name
 
     def __getattr__(name: str) -> object:
         return resolve(__name__, _HOMES, name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray_messaging.interception.server.interceptor import Interceptor
 
 _TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
-_FAILED = {"content": "Message sent failed"}  # AgentSociety uses these words.
+_FAILED = {"content": "Message sent failed"}  # AgentSociety sends these words.
 _KINDS = {kind.value: kind for kind in MessageKind}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -48,8 +48,8 @@ class Block(SlowRule):
     Args:
         block: the instance.
         llm: passed on to `forward`.
-        make_llm: a function that returns `llm`, for clients that cannot be pickled (most cannot). It is called once, in
-            the interceptor's process.
+        make_llm: a function that returns `llm`, for clients that cannot be pickled (most clients cannot). It is called
+            once, in the interceptor's process.
         timeout_s: limit for one call.
         on_error: the verdict if a block raises, takes too long or returns anything but (bool, str): "block" or "allow".
         name: the rule's name; by default the block's `name`, or its class's name.
@@ -74,7 +74,11 @@ class Block(SlowRule):
         form = "self, llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)"
         _check_forward(block, "block", form, self.name)
         if make_llm is not None and (llm is not None or not callable(make_llm)):
-            raise RuleError("give either llm, or make_llm, which is a function that returns it", rule=self.name)
+            raise RuleError(
+                "llm and make_llm cannot be used together, and make_llm must be a function that returns the llm: "
+                "give one of the two",
+                rule=self.name,
+            )
         self.block = block
         self.timeout_s = check_positive("timeout_s", timeout_s, self.name)
         self.on_error = check_choice("on_error", on_error, ("block", "allow"), self.name)
@@ -155,7 +159,7 @@ class ViolationCounts(UserDict[AgentId, int]):
     """The interceptor's violation counts; a missing sender has 0, as in a defaultdict."""
 
     def __init__(self, context: "Interceptor") -> None:
-        self.data: Any = context.violations  # The object itself, not a copy.
+        self.data: Any = context.violations  # This is the interceptor's own table, not a copy.
 
     def __missing__(self, from_id: AgentId) -> int:
         return 0
@@ -165,10 +169,10 @@ class ViolationCounts(UserDict[AgentId, int]):
         return self.data.get(from_id, default)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # copies and pickles are plain, and change nothing here
+        return dict, (dict(self),)  # changes of a copy or of an unpickled object do not change the original
 
     def __repr__(self) -> str:
-        return f"ViolationCounts({len(self)} senders)"  # short: AgentSociety's lock_decorator writes it at every call
+        return f"ViolationCounts({len(self)} senders)"  # it is short, because AgentSociety writes it at every call
 
 
 class BlackSet(MutableSet[Pair]):
@@ -203,7 +207,8 @@ class BlackSet(MutableSet[Pair]):
 
     def clear(self) -> None:
         """Remove all pairs."""
-        self.difference_update(self)  # all at once: pair by pair, the time grows with the square of their number
+        # Removing pair by pair would take a time that grows with the square of their number.
+        self.difference_update(self)
 
     def update(self, *others: Iterable[Pair]) -> None:
         """Add pairs."""
@@ -224,7 +229,7 @@ class BlackSet(MutableSet[Pair]):
         return self
 
     def copy(self) -> set[Pair]:
-        """Return a plain set."""
+        """Return a copy as a plain set."""
         return set(self)
 
     def union(self, *others: Iterable[Pair]) -> set[Pair]:
@@ -240,10 +245,10 @@ class BlackSet(MutableSet[Pair]):
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return set, (list(self),)  # copies and pickles are plain, and change nothing here
+        return set, (list(self),)  # changes of a copy or of an unpickled object do not change the original
 
     def __repr__(self) -> str:
-        return f"BlackSet({len(self)} pairs)"  # short: AgentSociety's lock_decorator writes it at every call
+        return f"BlackSet({len(self)} pairs)"  # it is short, because AgentSociety writes it at every call
 
 
 def _name_of(block: object) -> str:
@@ -263,12 +268,12 @@ class Supervisor(StepRule):
     """Run a supervisor: an instance of a class written for AgentSociety's message interceptor, unchanged.
 
     Such a class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
-    supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that it finds invalid
-    is blocked, and its sender gets "Message sent failed" from the recipient. The messages that the supervisor returns
-    are sent.
+    supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that the supervisor
+    finds invalid is blocked, and its sender gets the message "Message sent failed" from the recipient. The messages
+    that the supervisor returns are sent.
 
-    A message's `created_at` is made from the step (as seconds) and the message's place in it (as microseconds), so that
-    it is the same in each run. A supervisor's own attributes are lost if the interceptor's process dies.
+    A message's `created_at` is made from the step (as seconds) and the message's place in the step (as microseconds),
+    so that it is the same in each run. A supervisor's own attributes are lost if the interceptor's process dies.
 
     Args:
         supervisor: the instance.

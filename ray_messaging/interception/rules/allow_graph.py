@@ -18,7 +18,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
 class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
-    """The data of an AllowGraph: edges, (member, network number) pairs, and receivers open to all senders."""
+    """The data of an AllowGraph: edges, (member, network number) pairs, and receivers to whom all senders may write."""
 
     name: str
     edges: Collection[tuple[Int64 | str, Int64 | str]]
@@ -42,7 +42,7 @@ class AllowGraph(Rule):
         public: names of networks to whose members all agents may write. The other networks are private: only along an
             edge can a message reach their members.
         user: whether the user (from_id None) may write to every agent; if not, only to members of public networks.
-        channels: whether all agents may write to plain channels; if not, no agent may.
+        channels: whether agents may write to plain channels: all agents (True), or none (False).
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid, InvalidAddress if an id is not valid.
@@ -162,7 +162,7 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
     chosen = tuple([public] if isinstance(public, str) else public)
     for key in chosen:
         if key not in (networks or {}):
-            raise RuleError(f"public names {key!r}, which is none of the networks {sorted(networks or {})}", rule=name)
+            raise RuleError(f"public={key!r} is none of the networks {sorted(networks or {})}", rule=name)
     return chosen
 
 

@@ -18,16 +18,16 @@ from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
 _FAILED = "the rule failed: "  # the beginning of each text that `rule.failure` returns
-_CHECK = "check"  # marks the check's entries in `state`, which are the only entries with keys of three parts
+_CHECK = "check"  # the first part of the keys of the check's entries in `state`; only these keys have three parts
 
 
 class Ban(Rule):
-    """Block the messages that `check` blocks, and after `after` violations with one key, all messages with that key.
+    """Block the messages that `check` blocks, and all messages with a key that has `after` violations.
 
-    The key of a message is its sender, or its sender and receiver. A violation is a message that the check blocks. A
-    message on which the check fails is blocked too, unless `on_error` of either rule is "allow", but it is no
-    violation. The user's violations are blocked and not counted. `state` holds the count of each key, up to `after`,
-    and the check's own state. The check sees no messages with banned keys.
+    The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
+    blocks. A message on which the check fails is blocked too, unless `on_error` of the check or of this rule is
+    "allow", but it is no violation. The user's violations are blocked, but not counted. `state` holds the number of
+    violations of each key, up to `after`, and the check's own state. The check sees no messages with banned keys.
     """
 
     state: Table[Any]
@@ -103,7 +103,7 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that may keep counts, part by part.
+        """Apply the check, which may keep counts, to a batch part by part.
 
         The check must not count messages after the message with which a ban begins. So in each part only the last row
         of a key can begin a ban. Each sender's rows stay in order.
@@ -141,7 +141,7 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check to the whole batch; then look only at rows that the check blocks, or that may be banned."""
+        """Apply the check to a whole batch; then look only at the rows that the check blocks, or that may be banned."""
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -164,7 +164,7 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for banned rows. With `begins`, only for rows after the row at which their key's ban began."""
+        """Return blocks for banned rows; with `begins` only for rows after the row that began the ban of their key."""
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -262,7 +262,8 @@ class EdgeBan(Ban):
     A message that the rule `check` blocks is a violation of its sender and receiver. After the first `after`
     violations, all further messages from that sender to that receiver are blocked. All plain channels count as one
     receiver. The user is never banned. See `Ban` for the details of counting. A banned receiver does not hear the
-    sender's broadcasts. If the check blocks a broadcast as one message, the violation counts as one on a plain channel.
+    sender's broadcasts. If the check judges a broadcast as one message and blocks it, this is a violation on a plain
+    channel.
 
     Args:
         check: the rule that finds violations; any but a slow one.

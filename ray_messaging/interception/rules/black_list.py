@@ -15,8 +15,8 @@ __all__ = ["BlackList", "Pair"]
 class BlackList(Rule):
     """Block listed (from_id, to_id) pairs.
 
-    None on either side stands for any agent; the user is not an agent. An index of the pairs rules out most rows of a
-    batch, so large lists are fast. The pairs are kept in `state`.
+    None on either side stands for any agent; the user is not an agent. Large lists are fast, because an index of the
+    pairs excludes most rows of a batch. The pairs are kept in `state`.
 
     Args:
         pairs: (from_id, to_id) pairs, or a single pair.

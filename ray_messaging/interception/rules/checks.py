@@ -17,7 +17,7 @@ def check_count(setting: str, value: object, least: int, rule: str, why: str = "
 
 
 def check_positive(setting: str, value: float, rule: str, below: float = inf) -> float:
-    """Return the value of a setting; raise RuleError unless it is a number above 0 and below `below`."""
+    """Return the value of a setting; raise RuleError unless it is a number between 0 and `below`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
         raise RuleError(f"{setting}={value!r} is invalid: give a number above 0, such as 0.5", rule=rule)
     return value
@@ -31,7 +31,7 @@ def check_choice(setting: str, value: T, choices: Sequence[T], rule: str) -> T:
 
 
 def check_name(name: object) -> str:
-    """Return a rule's name; raise RuleError unless it is a text that is not empty."""
+    """Return a rule's name; raise RuleError unless it is a str that is not empty."""
     if not isinstance(name, str) or not name:
-        raise RuleError(f"a rule's name must be a text, not {name!r}", rule=repr(name))
+        raise RuleError(f"a rule's name must be a str that is not empty, not {name!r}", rule=repr(name))
     return name

@@ -19,9 +19,9 @@ from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
-_ROUNDING = 1e-6  # this part of a token may be missing, because rounding must not cost a message
+_ROUNDING = 1e-6  # the part of a token that may be missing, because a rounding error must not block a message
 _LEAST_SWEEP = 1024
-_BEGUN = None  # the key in `state` that marks a begun round
+_BEGUN = None  # the key in `state` which says that the beginning of the round was recorded
 
 
 class RowsById(NamedTuple):
@@ -69,12 +69,12 @@ class RateLimit(Rule):
     """Limit the messages of each agent per second, and per round.
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
-    but at least one token. A message takes one token. So an agent may send `per_second` messages at once after a pause.
-    Time is the interceptor's. Buckets are not kept in `state`, because they mean nothing on another process's clock,
-    and fill in a second. Per round, each agent's count is kept in `state` until `new_round`.
+    but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
+    The clock is the interceptor's. Buckets are not kept in `state`, because they mean nothing on another process's
+    clock, and fill in a second. Per round, each agent's count is kept in `state` until `new_round`.
 
-    A message that this rule blocks takes no token. A message that a later rule blocks takes one. So to count only
-    messages that pass, put this rule last. The user is not limited. A broadcast is one message.
+    A message that this rule blocks takes no token. A message that a later rule blocks has taken its token. So to count
+    only messages that pass, put this rule last. The user is not limited. A broadcast is one message.
 
     Args:
         per_second: messages per second; None: no limit.
@@ -103,7 +103,7 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        # When each bucket was empty; if it never was, when it would have been, had it filled since then.
+        # The time at which each bucket was last empty. If it never was, the time is computed back from its tokens.
         self._empty_at: dict[AgentId | None, float] = {}
         self._sweep_at = _LEAST_SWEEP
 
@@ -167,7 +167,7 @@ class RateLimit(Rule):
 
     def _reason(self, sender: AgentId | None, *, by_round: bool) -> str:
         limit = f"{self.per_round} a round" if by_round else f"{self.per_second:g} a second"
-        return f"{name_of(sender)} writes more messages than it may: the limit is {limit}"
+        return f"{name_of(sender)} sends more messages than it may: the limit is {limit}"
 
 
 class RoundQuota(Rule):
@@ -216,7 +216,7 @@ class RoundQuota(Rule):
         return self.blocked is not None
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many blocked messages are left in each sender's quota; UNLIMITED if none is left."""
+        """Return how many blocked messages are left in each sender's quota; UNLIMITED if the sender has used it up."""
         if self.blocked is None:
             return super().room(senders)
         if _BEGUN not in self.state:
@@ -250,7 +250,9 @@ class RoundQuota(Rule):
         if not over:
             return {}
         return {
-            row: f"{quota} messages of {name_of(senders.keys[code])} were blocked in this round: wait for the next"
+            row: (
+                f"{quota} messages of {name_of(senders.keys[code])} were blocked in this round: wait for the next round"
+            )
             for row, code in enumerate(senders.codes.tolist())
             if code in over
         }
@@ -273,7 +275,7 @@ class RoundQuota(Rule):
             if sender is None or receiver is None or row in silenced or pair in known:
                 continue
             if met[sender] >= quota:
-                found[row] = f"{name_of(sender)} has written to {quota} agents in this round: wait for the next"
+                found[row] = f"{name_of(sender)} has written to {quota} agents in this round: wait for the next round"
                 continue
             met[sender] += 1
             self.state[pair] = 1

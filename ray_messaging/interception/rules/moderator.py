@@ -24,7 +24,7 @@ OnError = Literal["block", "allow"]
 
 logger = logging.getLogger(__name__)
 
-# Time for a cancelled call to clean up. After this time, the call counts as one that will never end.
+# Time for a cancelled call to clean up. After this time, the call counts as a call that will never end.
 _GRACE_S = 1.0
 # The limit from a message's arrival to its verdict, in seconds. It is long, because a message must not fail while it
 # waits until other messages are judged. Each call has its own, shorter limit.
@@ -33,7 +33,7 @@ _DIGEST_BYTES = 20  # to find two payloads with the same digest takes about 2**8
 
 
 class ModeratorCalls:
-    """At most `concurrency` calls at a time, none awaited longer than `timeout_s`.
+    """Calls of a moderator: at most `concurrency` at a time, each of which is awaited for `timeout_s` at most.
 
     The limit is for the call itself: waiting until another call has ended is not limited. A call that goes on after it
     was cancelled (because it caught the cancellation) is abandoned. While `concurrency` abandoned calls run, further
@@ -60,7 +60,8 @@ class ModeratorCalls:
             return found
         if isinstance(found, Exception):
             raise found
-        cancelled = isinstance(found, asyncio.CancelledError)  # is not raised: it would look like the caller's own
+        # It is not raised, because it would look like a cancellation of the caller.
+        cancelled = isinstance(found, asyncio.CancelledError)
         why = "was cancelled from within" if cancelled else f"would have ended the process: {found!r}"
         raise RuntimeError(f"the call {why}")
 
@@ -70,8 +71,8 @@ class ModeratorCalls:
             left_s = self._calls.abandoned_at + _GRACE_S - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise TimeoutError(
-                    f"{len(abandoned)} earlier calls go on although they were cancelled: let CancelledError through "
-                    "(an `except:` without a class catches it)"
+                    f"{len(abandoned)} earlier calls still run although they were cancelled: let CancelledError "
+                    "through (an `except:` without a class catches it)"
                 )
             await asyncio.wait(abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -86,8 +87,8 @@ class ModeratorCalls:
 class Moderator(SlowRule):
     """Ask an async callable about each message.
 
-    The callable returns True (or ALLOW) to pass a message, False or a text (the reason) to block it, or a `Verdict`.
-    Any other answer, None and "" included, is an error. After an error or a timeout, `on_error` decides.
+    The callable returns True (or ALLOW) to pass a message, False or a str (the reason) to block it, or a `Verdict`. Any
+    other answer, None and "" included, is an error. After an error or a timeout, `on_error` decides.
 
     Verdicts are cached by payload; errors are not. Messages with the same key that are judged at the same time share
     one call.
@@ -95,10 +96,10 @@ class Moderator(SlowRule):
     Args:
         judge: the callable, which takes one `Message`. `judge` and `key` must be picklable, because rules are sent to
             the interceptor.
-        timeout_s: limit for one message's call, retries included. While the call waits, because `concurrency` other
-            calls run, the time does not count.
+        timeout_s: limit for one message's call, retries included. The time in which the call waits for a place among
+            the `concurrency` calls does not count.
         concurrency: most calls at a time.
-        cache: how many verdicts to keep, those used most recently; 0: none.
+        cache: how many verdicts to keep: those that were used last stay; 0: none.
         key: returns the part of a message on which its verdict depends, as a hashable. By default that is the payload.
             If ids, channel or step matter, too, pass for example `lambda message: (message.from_id, message.data)`.
         on_error: the verdict after an error or a timeout: "block" or "allow".
@@ -174,7 +175,7 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Return how many messages were asked about, cached, shared (used another message's call), failed, or wait."""
+        """Count messages: asked about, cached, shared (they used another message's call), failed, waiting."""
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 
@@ -197,7 +198,7 @@ class Moderator(SlowRule):
         return verdict
 
     async def _shared(self, call: asyncio.Task[Verdict]) -> Verdict:
-        """Wait for a call that several messages may share, and that goes on if this waiter is cancelled."""
+        """Wait for a call that several messages may share. The call goes on if this waiter is cancelled."""
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -236,7 +237,7 @@ class Moderator(SlowRule):
     def _fail(self, error: Exception) -> Verdict:
         work = self._work
         work.failed += 1
-        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs it, once
+        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs the failure once
             work.failing = True  # failures in a row are logged once: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
             logger.warning(
@@ -264,18 +265,18 @@ def as_verdict(answer: object) -> Verdict:
         return block(answer)
     if isinstance(answer, Verdict):
         return checked(answer)
-    raise TypeError(f"{answer!r} is no answer: return True, False, a reason (str) or a Verdict")
+    raise TypeError(f"the moderator returned {answer!r}: it must return True, False, a reason (str) or a Verdict")
 
 
 def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]]:  # noqa: ANN401 - given by a user
     if not callable(judge):
         raise RuleError(
-            f"a moderator needs an async function that takes a message, and {judge!r} cannot be called", rule=rule
+            f"{judge!r} cannot be called: a moderator needs an async function that takes a message", rule=rule
         )
     if not is_async(judge):
         raise RuleError(
-            f"{judge!r} is not async, and would hold all messages while it works: write it as `async def`, and what "
-            "blocks as `await asyncio.to_thread(...)`",
+            f"{judge!r} is not async, and would hold up all messages while it works: write it as `async def`, and "
+            "call what blocks by `await asyncio.to_thread(...)`",
             rule=rule,
         )
     found: Callable[[Message], Awaitable[Answer]] = judge

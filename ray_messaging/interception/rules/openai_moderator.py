@@ -22,7 +22,7 @@ from ray_messaging.message import Message
 
 MISSING = "OpenAIModerator needs the openai package: pip install 'ray-messaging[llm]'"
 _ENV_KEY = "OPENAI_API_KEY"
-_ERROR_CHARS = 500  # so many characters of an endpoint's error text are kept
+_ERROR_CHARS = 500  # the most characters that are kept of an endpoint's error text
 
 _SCHEMA = {
     "type": "object",
@@ -30,7 +30,7 @@ _SCHEMA = {
     "required": ["allow", "reason"],
     "additionalProperties": False,
 }
-# Response formats, strictest first; after a refusal the next one is tried.
+# Response formats, the strictest first. If the endpoint refuses a format, the next format is tried.
 _FORMATS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": _SCHEMA}}},
     {"response_format": {"type": "json_object"}},
@@ -38,8 +38,8 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )
 
 _REASON_CHARS = 500
-# Limits on the search for a verdict in an answer, because other messages wait meanwhile. An answer with more
-# characters, or with more braces that open no object, counts as an answer without a verdict.
+# Limits on the search for a verdict in an answer, because other messages wait meanwhile: the most characters, and the
+# most braces that open no JSON object. An answer above a limit counts as an answer without a verdict.
 _ANSWER_CHARS, _ATTEMPTS = 20_000, 50
 
 _SYSTEM = """You moderate messages between agents. Judge each by this policy:
@@ -105,7 +105,7 @@ class Endpoint:
     async def _opened(self) -> Any:  # noqa: ANN401 - openai is optional
         async with self._opening:
             if self._client is None:
-                # In a thread: the import takes a second, and must not block other messages.
+                # This runs in a thread, because the import takes a second, and must not block other messages.
                 self._client = await asyncio.to_thread(self._open)
             return self._client
 
@@ -117,7 +117,7 @@ class Endpoint:
         key = self._key()
         if key is None and self._base_url is None:
             raise ConfigError(f"there is no API key: pass api_key, or set {_ENV_KEY} where the interceptor runs")
-        # The moderator's timeout bounds all attempts together.
+        # The client has no timeout, because the moderator's timeout limits all attempts together.
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
         )
@@ -145,7 +145,7 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a less strict form for a request that was refused, or None if it was not refused for its form."""
+        """Return a less strict form for a refused request, or None if its form was not the reason."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()
@@ -173,7 +173,7 @@ class Endpoint:
                 "interceptor runs"
             )
         if status == 404:
-            return ConfigError(f"{self.address} knows no such page or model as {self.model!r} (404): {text}")
+            return ConfigError(f"{self.address} has no model {self.model!r}, or base_url is wrong (404): {text}")
         if status is not None:
             return RuntimeError(f"{self.address} answered {status}: {text}")
         if type(error).__name__ == "APIConnectionError":
@@ -193,7 +193,7 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
         choice = reply.choices[0]
         content = choice.message.content
     except (AttributeError, IndexError, TypeError):
-        raise ValueError("the endpoint's answer is no chat completion: look at base_url") from None
+        raise ValueError("the endpoint's answer is no chat completion: check base_url") from None
     if not isinstance(content, str) or not content.strip():
         why = getattr(choice.message, "refusal", None) or f"finish_reason {getattr(choice, 'finish_reason', None)!r}"
         raise ValueError(f"the model said nothing: {why}")
@@ -215,20 +215,20 @@ def check_url(url: object, rule: str) -> str | None:
 
 
 def check_key(key: object, rule: str) -> SecretStr | None:
-    """Return an API key that no text shows, or None for None; raise RuleError if it is not a text without blanks."""
+    """Return an API key that no text shows, or None for None; raise RuleError unless it is a str without blanks."""
     if key is None:
         return None
     secret = key if isinstance(key, SecretStr) else SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
-        raise RuleError(f"api_key must be a text without blanks; leave it out to use {_ENV_KEY}", rule=rule)
+        raise RuleError(f"api_key must be a str without blanks; leave it out to use {_ENV_KEY}", rule=rule)
     return secret
 
 
 class OpenAIModerator(Moderator):
     """Ask a language model whether a message complies with a policy, the `prompt`.
 
-    The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint can do
-    that. Any other answer is an error. Verdicts are cached by the text that the model sees.
+    The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint
+    supports it. Any other answer is an error. Verdicts are cached by the text that the model sees.
 
     The message is quoted as a JSON object in a separate turn of the chat, so it cannot pose as the policy, nor end the
     quotation. It may still persuade the model. Use `MaxLength` and `Pattern`, which cannot be persuaded, for all that
@@ -238,8 +238,8 @@ class OpenAIModerator(Moderator):
         prompt: the policy.
         model: the model's name.
         base_url: the endpoint's address; None for OpenAI's.
-        api_key: the key, which is never shown. By default it is OPENAI_API_KEY in the interceptor's environment; an
-            endpoint of your own may need none.
+        api_key: the key, which is never shown. By default it is OPENAI_API_KEY in the interceptor's environment; your
+            own endpoint may need no key.
         show: returns what the model sees of a message, as text or JSON; by default the payload.
         options: added to each request, such as `{"max_tokens": 200, "seed": 1}`.
         timeout_s: limit for one message, retries included.
@@ -270,7 +270,7 @@ class OpenAIModerator(Moderator):
     ) -> None:
         for setting, value in (("prompt", prompt), ("model", model)):
             if not isinstance(value, str) or not value.strip():
-                raise RuleError(f"{setting} must be a text, not {value!r}", rule=name)
+                raise RuleError(f"{setting} must be a str that is not empty, not {value!r}", rule=name)
         if show is not None and not callable(show):
             raise RuleError(f"show must be a function of a message, not {show!r}", rule=name)
         if importlib.util.find_spec("openai") is None:
@@ -313,12 +313,12 @@ class OpenAIModerator(Moderator):
         return read_verdict(await self._endpoint.ask([system, {"role": "user", "content": self._turn(message)}]))
 
     def _digest(self, message: Message) -> bytes:
-        """Return the same key for all messages that look the same to the model."""
+        """Return a key that is the same for all messages that look the same to the model."""
         return blake2b(self._turn(message).encode(errors="replace"), digest_size=20).digest()
 
     def _turn(self, message: Message) -> str:
         if self._show is None:
-            return f'{{"message": {message.data.decode()}}}'  # it is JSON
+            return f'{{"message": {message.data.decode()}}}'  # the payload is JSON already
         return json.dumps({"message": self._show(message)}, ensure_ascii=False)
 
 

@@ -15,19 +15,20 @@ from ray_messaging.model.edge_pairs import edge_pairs
 Pair = tuple[AgentId | None, AgentId | None]
 Edge = tuple[AgentId, AgentId]
 
-# Odd 64-bit constants that spread ids over the table: one from the golden ratio, and a prime.
+# Odd 64-bit constants that spread ids over the table: the first is made from the golden ratio, the second is a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
-_LEAST_SLOTS = 2**16  # a false hit costs a lookup, as much as the arithmetic of a hundred rows
+# Few slots cause false hits; each costs a lookup, which takes as long as the arithmetic of a hundred rows.
+_LEAST_SLOTS = 2**16
 _LEAST_ROOM = 16
-FEW_ROWS = 8  # up to so many rows, looking up each is faster than arithmetic on the columns
+FEW_ROWS = 8  # up to this many rows, looking up each row is faster than arithmetic on the columns
 
 
 def check_pair(pair: object, rule: str) -> Pair:
     """Return a pair with normalized ids; raise RuleError if it is not a pair, InvalidAddress if an id is not valid."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), None for any agent", rule=rule)
+        raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), with None for any agent", rule=rule)
     return (None if pair[0] is None else check_id(pair[0]), None if pair[1] is None else check_id(pair[1]))
 
 
@@ -41,7 +42,7 @@ def check_pairs(pairs: object, rule: str) -> set[Pair]:
 
 
 def name_of(agent_id: AgentId | None) -> str:
-    """Return an agent's name, as the reasons of blocks show it."""
+    """Return an agent's name in the form in which the reasons of blocks show it."""
     return f"agent {agent_id!r}"
 
 
@@ -133,7 +134,8 @@ class _Bitmap:
         self._places[self._slots(hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()))] = True
 
     def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        # The hash is mixed once more, because ids are often consecutive, and their products with one constant collide.
+        # The hash is multiplied a second time, because ids are often consecutive, and their products with one constant
+        # collide.
         return ((hashes ^ (hashes >> _HALF)) * _SPREAD_FROM) >> self._shift
 
     def holds(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -215,14 +217,14 @@ class Edges:
         hashes = hash_pairs(sources, targets)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
-        # If only the hashes match, the edge may stand behind another one with the same hash.
+        # If only the hash matches, the edge may be one of the next entries, which have the same hash.
         for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
             found[row] = (int(sources[row]), int(targets[row])) in self._edges
         return found
 
 
 class PairTable:
-    """The listed pairs at the time when the table was built. None on either side stands for any agent, not the user."""
+    """The pairs that were listed when the table was built. None in a pair stands for any agent, not for the user."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         listed = set(pairs)
@@ -256,7 +258,7 @@ def _ints(ids: Iterable[object]) -> NDArray[np.int64]:
 
 
 def of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
-    """Return, for each id, whether it is of a kind."""
+    """Return, for each id, whether it has the given kind: INT, STR or NONE."""
     if ids.kinds is None:
         return np.full(len(ids), kind == INT)
     found: NDArray[np.bool_] = ids.kinds == kind

@@ -16,8 +16,8 @@ from ray_messaging.interception.rules.checks import check_choice, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
 from ray_messaging.model.batch import Batch
 
-# Scripts without spaces between words, whose letters need no word boundary beside them: Thai, Lao, Myanmar, Khmer, Han,
-# Hiragana, Katakana.
+# Scripts that write no spaces between words. A word of these scripts may be found inside of longer text: Thai, Lao,
+# Myanmar, Khmer, Han, Hiragana, Katakana.
 _UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u19e0-\u19ff\u2e80-\u2fdf\u3005\u3007"
     r"\u3021-\u3029\u3038-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001b000-\U0001b16f"
@@ -35,7 +35,7 @@ _HIDDEN = re.compile(
 )
 _UUID4 = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2} [0-9]{2}(:[0-9]{2}){2}")
-# The fields in which a Msg describes itself, each with a test whether a value has the form of such a field.
+# The fields that describe a Msg, besides its content. Each has a test for the form that the field has in a Msg.
 _OWN: dict[str, Callable[[Any], object]] = {
     "__module__": lambda _: True,
     "__name__": lambda _: True,
@@ -46,8 +46,9 @@ _OWN: dict[str, Callable[[Any], object]] = {
 _decode = msgspec.json.Decoder().decode
 
 MASK = "***"
-_RUNAWAYS = 20  # once so many messages of a batch exceed the time limit, the rest fails at once: other batches wait
-_SHORT = 0.1  # share of the time limit within which CPU time is not measured
+# Once this many messages of a batch exceed the time limit, the rest fail at once, because other batches wait.
+_RUNAWAYS = 20
+_SHORT = 0.1  # CPU time is measured only after this share of the time limit
 _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}
 _LOWER_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(range(128, 256))
@@ -70,7 +71,7 @@ def _visible(text: str) -> str:
 
 
 def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return a decoded payload. A foreign client's payload that is not JSON is returned as one text."""
+    """Return a decoded payload. A foreign client's payload that is not JSON is returned as one str."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -78,7 +79,10 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return what a reader sees of a payload: of a Msg, all but class, role, id and time that have a Msg's form."""
+    """Return what a reader sees of a payload.
+
+    Of a Msg, its class, role, id and time are left out, if they have the form that a Msg gives them.
+    """
     if not names_msg(payload):
         return payload
     return {key: value for key, value in payload.items() if key not in _OWN or not _OWN[key](value)}
@@ -118,8 +122,8 @@ class Word(NamedTuple):
 class Words:
     """A set of words and phrases to find in plain text (see `plain`).
 
-    A word is found by its longest run of letters, which is looked up among the text's runs. A word without letters
-    (of signs, or of a script without spaces) is found by its longest part.
+    A word is found by its longest run of letters, which is looked up among the text's runs. A word without such
+    letters, because it has only signs or is in a script without spaces, is found by its longest part.
     """
 
     def __init__(self, words: Iterable[str], *, fold: bool, rule: str) -> None:
@@ -148,7 +152,8 @@ class Words:
         if not line.isascii():
             return True
         if b"\\" in line:
-            if isinstance(decoded(line), str):  # no JSON, or a JSON text: it is searched as one text
+            # The payload is no JSON, or is one JSON string: it is searched as one text.
+            if isinstance(decoded(line), str):
                 return True
             for escape, space in _ESCAPES:
                 line = line.replace(escape, space)
@@ -237,7 +242,9 @@ class Pattern(Rule):
         for line in suspects:
             try:
                 if ran_away >= _RUNAWAYS:
-                    raise TimeoutError(f"regexes ran away on {ran_away} other messages of this batch")  # noqa: TRY301
+                    raise TimeoutError(  # noqa: TRY301 - counted as the other failures
+                        f"not searched, because regexes took too long on {ran_away} other messages of this batch"
+                    )
                 verdict = self._judge(lines[line])
             except TimeoutError as error:
                 ran_away += 1
@@ -283,7 +290,7 @@ class Pattern(Rule):
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
             masked = _finder(word.plain, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
-            return MASK  # the hit is found only without case: mask the whole text rather than miss a word
+            return MASK  # the word is found only if case is ignored: mask the whole text rather than miss a word
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
         return text if masked == shown else masked
@@ -297,12 +304,14 @@ class _Clock:
         self._began: tuple[float, float] | None = None
 
     def _left(self) -> float:
-        # CPU time, as the regex package measures it: messages must not be blocked because the machine is busy.
+        # The limit is on CPU time, as in the regex package, because messages must not be blocked when the machine is
+        # busy.
         now = time.perf_counter()
         if self._began is None:
             self._began = now, time.process_time()
         began, began_cpu = self._began
-        if now - began < _SHORT * self._limit_s:  # skipped, because to read the CPU time takes as long as a search
+        # The CPU time is not read yet, because reading it takes as long as a search.
+        if now - began < _SHORT * self._limit_s:
             return self._limit_s
         left = self._limit_s - (time.process_time() - began_cpu)
         if left <= 0:
@@ -310,11 +319,11 @@ class _Clock:
         return left
 
     def search(self, compiled: "regex.Pattern[str]", text: str) -> bool:
-        """Return whether a regex is found in a text; raise TimeoutError if the time is over."""
+        """Return whether a regex is found in a text; raise TimeoutError if the time limit is exceeded."""
         return self._in_time(compiled, compiled.search, text) is not None
 
     def sub(self, compiled: "regex.Pattern[str]", text: str) -> str:
-        """Mask the hits of a regex; raise TimeoutError if the time is over."""
+        """Mask the hits of a regex; raise TimeoutError if the time limit is exceeded."""
         return str(self._in_time(compiled, compiled.sub, lambda match: MASK if match[0] else "", text))
 
     def _in_time(self, compiled: "regex.Pattern[str]", call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
@@ -322,7 +331,7 @@ class _Clock:
             return call(*arguments, timeout=self._left())
         except TimeoutError:
             raise TimeoutError(
-                f"regex {compiled.pattern!r} ran away: the limit for a message is {self._limit_s:g} s"
+                f"regex {compiled.pattern!r} took too long: the limit for a message is {self._limit_s:g} s"
             ) from None
 
 
@@ -334,7 +343,7 @@ def _listed(name: str, values: object, rule: str) -> tuple[str, ...]:
 
 def _compiled(text: object, flags: int, rule: str) -> "regex.Pattern[str]":
     if not isinstance(text, str):
-        raise RuleError(f"regex {text!r} is no str: pass its text", rule=rule)
+        raise RuleError(f"a regex must be a str, not {text!r}: pass its text", rule=rule)
     try:
         return regex.compile(text, flags)
     except (regex.error, ValueError, OverflowError, RecursionError) as error:

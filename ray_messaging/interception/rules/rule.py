@@ -70,8 +70,10 @@ class Rule:
         needs_payload: whether the rule reads payloads. If not, batches may come without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
         judges_broadcasts: "pair": the rule judges each pair of sender and hearer, and cannot rewrite or label a pair.
-            "message": the rule judges a broadcast once, with to_id None; good for texts, lengths, rates or senders.
-        state: a `Table` with all that must survive the death of the rule's process; None if there is nothing.
+            "message": the rule judges a broadcast once, with to_id None; this suits rules on texts, lengths, rates or
+            senders.
+        state: a `Table` with everything that must survive the death of the rule's process; None if the rule keeps
+            nothing.
         context: the interceptor, set when the rule is inserted.
 
     Example:
@@ -131,10 +133,10 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages may be blocked until this changes a later verdict.
+        """Return, for each sender, how many of its messages must be blocked before that changes a later verdict.
 
         For a rule that counts blocked messages, batches are judged in parts in steps. In a part, a sender has at most
-        so many messages, but at least one.
+        as many messages as this returns, but at least one.
         """
         return [UNLIMITED] * len(senders)
 
@@ -166,7 +168,7 @@ class SlowRule(Rule):
     broadcast once, with to_id None.
 
     Attributes:
-        time_limit_s: a verdict that takes longer is a failure of the rule.
+        time_limit_s: the rule fails on a message if its verdict takes longer than this.
     """
 
     needs_payload = True
@@ -235,12 +237,12 @@ class StepVerdicts(NamedTuple):
 class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any message is delivered.
 
-    The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If its
-    process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The rule
-    sees all messages to agents of groups that the other rules have passed.
+    The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
+    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. Of
+    the messages to groups' agents, the rule sees all that the other rules have passed.
 
     Attributes:
-        time_limit_s: an answer that takes longer is a failure of the rule.
+        time_limit_s: the rule fails on a step if its answer takes longer than this.
 
     Example:
         class Quiet(StepRule):
@@ -249,10 +251,11 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    admission: str = ""  # set by the interceptor, and unique, so that a later rule of this name does not get its state
+    # A unique mark, set by the interceptor: a later rule with this rule's name does not get this rule's state.
+    admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
-        """Return the verdicts on the rows of a step, which are in canonical order, and the messages to add to it."""
+        """Return the verdicts on a step's rows, which are in canonical order, and the messages to add to the step."""
         raise NotImplementedError(f"rule {self.name!r} must override check_step")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's

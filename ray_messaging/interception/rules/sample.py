@@ -69,14 +69,16 @@ class Sample(Rule):
         else:
             rows = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
             mixed = self._start(batch.sender) + (rows + np.uint64(batch.first + 1)) * _GAMMA
-        # This is the k-th output of splitmix64: k multiples of splitmix64's gamma were added before.
+        # These lines compute the k-th output of splitmix64, because k times splitmix64's gamma was added above.
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
         mixed ^= mixed >> np.uint64(31)
         picked = np.flatnonzero((mixed >> np.uint64(11)) * 2.0**-53 < self.share)
         if not len(picked):
             return {}
-        verdict = block(f"it is of the {100 * self.share:g}% of messages picked by chance (seed {self.seed})")
+        verdict = block(
+            f"the message is one of the {100 * self.share:g}% of messages that are picked by chance (seed {self.seed})"
+        )
         return dict.fromkeys(picked.tolist(), label(self.name) if self.action == "label" else verdict)
 
     def _start(self, of: str) -> np.uint64:

@@ -15,7 +15,7 @@ def attempt_of(key: str) -> Attempt | None:
 
 
 class StepAttempts:
-    """The latest attempt of each group that has asked for verdicts, and the attempt's layer in the tables of rules.
+    """The latest attempt of each group that has asked for verdicts, with its layer: its changes in the tables of rules.
 
     When a group begins another attempt at the same step, the layer of the earlier attempt is dropped. When the group
     begins the next step, the layer is merged into the tables. A batch that waits for slow rules has no answer yet. Its

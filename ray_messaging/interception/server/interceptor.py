@@ -44,12 +44,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VIOLATIONS = ":violations"  # the name of the table of violations; no rule's name begins with a colon on the server
+VIOLATIONS = ":violations"  # the name of the table of violations on the server; no rule's name begins with a colon
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
-_ROUND_CALLS = 100  # so many of the last calls that have begun a round are remembered
+_ROUND_CALLS = 100  # the number of latest calls that have begun a round and are remembered
 _CLOSE_S = 3.0  # time limit for a rule's close()
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
@@ -58,9 +58,9 @@ class Interceptor:
     """Ordered rules that judge batches. This is a plain class, so that Ray wraps none of its hot code.
 
     One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
-    counted and encoded, and the answer is kept for a sender that asks again. `judge`, for messagers of this process,
-    works without answers. A batch of a step is judged once in each attempt: its answer waits for slow rules, and is
-    kept until the group goes on to the next step.
+    counted and encoded, and the answer is kept for a sender that asks again. `judge` serves messagers of this process,
+    which get the verdict itself. A batch of a step is judged once in each attempt at the step: its answer waits for
+    slow rules, and is kept until the group goes on to the next step.
 
     Args:
         store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
@@ -84,7 +84,7 @@ class Interceptor:
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
-        self.supervised = False  # whether somebody asks the rules that judge whole steps
+        self.supervised = False  # whether a supervisor asks the rules that judge whole steps
         self.versions = RuleVersions() if versions is None else versions
         self.gate = StepGate()
         self.tracer: AnyTracer = UNTRACED
@@ -94,7 +94,7 @@ class Interceptor:
         # Under "step": the last step whose end has ended a round. Under "calls": calls that have begun a round, each
         # with the names of the rules that failed in the call.
         self.rounds: Table[Any] = Table()
-        self.changes: Table[Any] = Table()  # a record of changes of the rules, written by those who change them
+        self.changes: Table[Any] = Table()  # a record of changes of the rules, written by the code that changes them
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -124,7 +124,8 @@ class Interceptor:
         self._check()
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
-            # The verdict is encoded as for other processes, because one that cannot be sent must not pass here either.
+            # The verdict is encoded as for other processes, because a verdict that cannot be sent must not count here
+            # either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
         return verdict
@@ -144,7 +145,7 @@ class Interceptor:
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
-            # In a task, because the work must run to its end even if nobody awaits the result.
+            # A task is needed, because the work must run to its end even if nobody awaits the result.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         if self.versions.first < math.inf:
             return self._judge_outside(batch)
@@ -252,7 +253,8 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                rule.room(())  # what the rule now records about the beginning of a round belongs to no attempt
+                # A round may begin now: this belongs to no attempt, so the rule records it before the attempt.
+                rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
             self._slow_rules.advance(judging)
@@ -329,7 +331,10 @@ class Interceptor:
             answer = verdict.encode(self.epoch, wants_payload=wants_payload, snapshot=snapshot)
             if len(answer) <= FRAME_LIMIT:
                 return answer
-            raise ValueError(f"the verdicts take {len(answer)} bytes, above {FRAME_LIMIT}: rewrite less in a batch")  # noqa: TRY301
+            raise ValueError(  # noqa: TRY301 - handled like an error of `encode`
+                f"the verdicts on a batch take {len(answer)} bytes, and the limit is {FRAME_LIMIT}: rewrite fewer or "
+                "shorter payloads"
+            )
         except Exception as error:
             # A verdict may pass every check, and still be impossible to send. The sender must not wait forever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", rows)
@@ -346,7 +351,10 @@ class Interceptor:
         return found
 
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
-        """Count messages on which a rule failed. If another rule is running, and has called it, they count for that."""
+        """Count messages on which a rule failed.
+
+        If another rule is running, and has called this rule, the failure counts for the other rule.
+        """
         self.failures.note(self.watch.rule or rule, error, messages)
 
     @property
@@ -360,7 +368,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load a predecessor's tables and packed answers; with `merge` rules keep their entries."""
+        """Load a predecessor's tables and packed answers; with `merge` the rules also keep their present entries."""
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
@@ -383,7 +391,7 @@ class Interceptor:
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
         """Call `change`, which changes rules or their state; return its result once the change is saved and in force.
 
-        Args: `also` is awaited before the change is saved, if other rules are in the set than before.
+        Args: `also` is awaited before the change is saved, if rules were inserted, replaced or removed.
         """
         before, tables = self.rules.now, dict(self._tables)
         result = change()
@@ -425,7 +433,7 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget the calls and changes of an earlier run, because Ray may give the calls' names to other calls."""
+        """Forget calls and changes of an earlier start of the experiment: Ray may use the calls' names again."""
         self.rounds.pop("calls", None)
         self.changes.clear()
 
@@ -508,5 +516,5 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to an attempt that is over: all rows are blocked, as the server accepts none of them anyway."""
+    """Return the answer to an attempt that is over: all rows are blocked, because the server accepts none of them."""
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)

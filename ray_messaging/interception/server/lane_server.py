@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = 10_000
 STALLED_S = 60.0  # time limit to complete a request, and to read an answer: slow callers hold memory
 HELD_BYTES = 2**30  # most bytes of incomplete requests, of all callers together
-_UNREAD_BYTES = 2**20  # when a caller leaves so many bytes of answers unread, its further requests are not read
+_UNREAD_BYTES = 2**20  # when a caller leaves this many bytes of answers unread, its further requests are not read
 _TOKEN_LIMIT = 128
 
 
@@ -175,7 +175,8 @@ class _LanePeer(FrameProtocol):
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            asyncio.get_running_loop().call_soon(self._resume)  # first uvloop writes, or calls pause_writing
+            # Before that call, uvloop writes the waiting answers, or calls pause_writing.
+            asyncio.get_running_loop().call_soon(self._resume)
         return True
 
     def _resume(self) -> None:

@@ -65,7 +65,7 @@ class RuleDelegation:
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
-        self._packed = 0.0, b""  # the stretch of the last encoded snapshot, and the snapshot
+        self._packed = 0.0, b""  # the factor `stretch` of the last encoded snapshot, and this snapshot
         self._since = time.monotonic()
         # The tables of rules that cannot be delegated are not watched, because they may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)

@@ -14,7 +14,7 @@ from ray_messaging.default_limits_and_leases import PAYLOAD_LIMIT
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
-from ray_messaging.interception.server.watchdog import FAILURES, RunningRule, Stuck, told
+from ray_messaging.interception.server.watchdog import FAILURES, RunningRule, Stuck, explained
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
@@ -145,7 +145,8 @@ class RulePipeline:
             began = perf_counter()
             try:
                 found = rule.check_batch(batch, self._exp_id)
-                watch.spent[rule.name] += perf_counter() - began  # inside the `try`, as an interrupt may come here too
+                # This is inside the `try`, because an interrupt may come here, too.
+                watch.spent[rule.name] += perf_counter() - began
             finally:
                 watch.rule = None
                 if watch.struck:
@@ -156,7 +157,7 @@ class RulePipeline:
             if found:
                 found = checked_rows(found, batch.rows)
             elif not isinstance(found, Mapping):
-                raise TypeError(f"{found!r} is no mapping of rows to verdicts")
+                raise TypeError(f"check_batch returned {found!r}, which is no mapping of rows to verdicts")
         except FAILURES as error:
             verdict = failed(rule, error, len(batch))
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
@@ -280,7 +281,7 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
     """Count messages on which a rule failed; return the rule's verdict on each of them."""
-    error = told(error)
+    error = explained(error)
     if rule.context is None:  # the rule is in no interceptor, or was removed
         logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
     try:
@@ -308,5 +309,5 @@ def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdi
 def _row(row: object, count: int) -> int:
     number = index(row)  # type: ignore[arg-type]  # others raise
     if not 0 <= number < count:
-        raise ValueError(f"it judges row {number}, and the batch has {count} rows")
+        raise ValueError(f"the rule judges row {number}, but the batch has only {count} rows")
     return number

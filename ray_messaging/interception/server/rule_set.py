@@ -101,10 +101,10 @@ class RuleSet:
             )
         if any(rule.name == other.name for other in others):
             raise RuleError(
-                f"there is a rule named {rule.name!r} already: give this one another name, by name=", rule=rule.name
+                f"there is a rule named {rule.name!r} already: give the new rule another name, by name=", rule=rule.name
             )
         if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
-            known = "'message', as it is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
+            known = "'message', because the rule is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
             wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
             raise RuleError(wrong, rule=rule.name)
         others.insert(place, rule)

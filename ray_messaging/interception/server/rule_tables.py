@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Change = int | list[Any]  # of a count: what was added; of another entry: [the new value], or [] if it was removed
-Layer = str | tuple[str]  # a group: the group's saved layer; (a group,): the layer of its batch without an answer
+Change = int | list[Any]  # an int: what was added to a count; a list: [the new value], or [] if the entry was removed
+Layer = str | tuple[str]  # a group: its saved layer; (a group,): the layer of its batch that has no answer yet
 _BASE = ""  # the layer of the changes that belong to no attempt
 
 _encode = msgspec.json.Encoder().encode
@@ -45,10 +45,12 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._values: dict[Key, V] = {_checked(key): _kept(value) for key, value in (values or {}).items()}
         self._touched: set[Key] = set()
         self._cleared = False
-        self.version = 0  # counts changes
-        # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [].
+        self.version = 0  # the number of changes so far
+        # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [] if there
+        # was none.
         self._journal: dict[Key, list[Any]] | None = None
-        self._layers: dict[Key, dict[Layer, Change]] = {}  # by entry: its own value first, then its layers' changes
+        # For each entry: its value without layers, then the changes of its layers.
+        self._layers: dict[Key, dict[Layer, Change]] = {}
         self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
         self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers
 
@@ -186,7 +188,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Note that an entry will change: in the layer that is being recorded, or without one, below all layers."""
+        """Record a coming change of an entry: in the layer that is being recorded, else below all layers."""
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
@@ -196,7 +198,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
         change = _change(self._copy(key), after)
         if isinstance(change, int):
             layers[_BASE] = _joined(layers[_BASE], change)
-        elif change is not None:  # the new value is no count, so that no layer can take back its part of a count
+        elif change is not None:
+            # The new value replaces what the layers have added, so no layer can be undone at this entry any more.
             for layer in [*layers][1:]:
                 self._laid[layer].discard(key)
                 self._take_off(key, layer)
@@ -251,7 +254,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, and the changes of all layers, as fields of a Redis hash."""
+        """Return all entries, with the changes of all layers applied, as fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
@@ -304,7 +307,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
     if isinstance(key, str):
         return _text(key)
     raise RuleError(
-        f"a rule cannot keep anything under {short_repr(key)}: use an id, a text, None, or a tuple of these", rule=""
+        f"a rule cannot keep anything under {short_repr(key)}: use an id, a str, None, or a tuple of these", rule=""
     )
 
 

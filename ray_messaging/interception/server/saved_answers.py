@@ -14,9 +14,9 @@ from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
 
-_MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender has one batch in flight
-# Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, if a
-# tenth is blocked, each for a different reason, takes 14 KB.
+_MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender asks about one batch at a time
+# The most bytes of all last answers, and of all answers that changed a count, here and on the server. The answer to
+# 16,384 messages, if a tenth is blocked, each for a different reason, takes 14 KB.
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 400  # memory that an entry takes in addition to its data
 _SMALL = 256  # bytes below which compression does not pay
@@ -134,7 +134,7 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that changed a count. It gets our epoch, even if a predecessor gave the answer."""
+        """Return an answer that changed a count. It gets this interceptor's epoch, even if a predecessor gave it."""
         data = self._counted.get(key)
         if data is None:
             return None

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.002  # verdicts that come this close together go into one answer
 _PASSED = BatchVerdict()
-_SLICE = 64  # after so many messages are started, or resumed, other tasks get a turn
-_GRACE_S = 1.0  # Cancelled calls have so many seconds to clean up.
+_SLICE = 64  # after this many messages are started or resumed, other tasks get a turn
+_GRACE_S = 1.0  # the seconds that cancelled calls have to clean up
 
 
 Sections = Generator[Asked, Sequence[Verdict] | None, None]
@@ -186,7 +186,7 @@ class SlowRuleRunner:
             place = next(at for at, rule in enumerate(judging.rules) if rule is judging.asked[0])
             judging.passed += tuple(rule.name for rule in judging.rules[:place])
             judging.rules = judging.rules[place:]
-            if self._writer.changed:  # rules between the two slow ones have counted the message
+            if self._writer.changed:  # the rules between the two slow rules have counted the message
                 self._save_progress(Deferred(judging.batch, judging.verdict, judging.rules, judging.passed))
 
     async def _ask_all(self, asked: Asked) -> list[Verdict]:
@@ -231,7 +231,7 @@ class SlowRuleRunner:
 
     def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
         passed = not (verdict.blocked or verdict.rewritten or any(verdict.labels.values()))
-        # All messages that pass share one object, because most messages pass.
+        # All messages that pass share one object, which saves memory, because most messages pass.
         self._known.put(message.message_id(0), _PASSED if passed else verdict)
 
     def _save_progress(self, deferred: Deferred) -> None:

@@ -52,7 +52,8 @@ class RuleReviewer:
     def __init__(self, interceptor: Interceptor, horizon: int) -> None:
         interceptor.supervised = True
         self._interceptor = interceptor
-        self._violations: Mapping[AgentId | None, int] = {}  # the violations in the step that was closed last
+        # The blocked messages of each sender in the step that was closed last.
+        self._violations: Mapping[AgentId | None, int] = {}
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
         self._first: dict[int, tuple[StepRule, Fields]] = {}  # id() of a rule -> the rule and its first state
@@ -94,7 +95,7 @@ class RuleReviewer:
         return bool(self._rules())
 
     async def review(self, number: int, batch: Batch) -> tuple[BatchVerdict, list[AddedMessage]]:
-        """Return the verdicts and added messages of the rules on a step, and end the round of these rules.
+        """Return the rules' verdicts on a step, and the messages that they add; then begin a new round for these rules.
 
         A rule that fails blocks the whole step, unless its `on_error` is "allow".
         """
@@ -121,7 +122,7 @@ class RuleReviewer:
             if isinstance(found, BaseException):
                 raise found
             if not isinstance(found, StepVerdicts):
-                raise TypeError(f"{found!r} is no answer about a step: return StepVerdicts(rows, add)")
+                raise TypeError(f"check_step returned {found!r}: it must return StepVerdicts(rows, add)")
             return checked_rows(found.rows, batch.rows), [self._added(rule, number, each) for each in found.add]
         except FAILURES as error:
             verdict = failed(rule, error, max(1, batch.rows))
@@ -130,12 +131,12 @@ class RuleReviewer:
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
         """Return an added message, encoded; raise TypeError, ValueError or a MessagingError if it is not valid."""
         if not isinstance(message, Added):
-            raise TypeError(f"{message!r} is no message to add: write Added(to_id, payload)")
+            raise TypeError(f"StepVerdicts.add has {message!r}, which is no message: write Added(to_id, payload)")
         deliver = number + 1 if message.deliver_at is None else message.deliver_at
         if not isinstance(deliver, int) or not number < deliver <= number + self._horizon:
             raise ValueError(
-                f"deliver_at={message.deliver_at!r} in step {number}: a message can be read in the steps {number + 1} "
-                f"to {number + self._horizon}"
+                f"deliver_at={message.deliver_at!r} is not possible in step {number}: an added message can be read in "
+                f"the steps {number + 1} to {number + self._horizon}"
             )
         return AddedMessage(
             rule.name,

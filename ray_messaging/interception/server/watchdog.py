@@ -24,7 +24,7 @@ T = TypeVar("T")
 # A rule times out after this many checks. Checks are counted, not seconds, because a process may be suspended for a
 # while although no rule hangs.
 _CHECKS = 4
-_MAX_ABANDONED = 1_000  # if more cancelled calls of a rule still run, further calls of the rule fail at once
+_MAX_ABANDONED = 1_000  # if this many cancelled calls of a rule still run, further calls of the rule fail at once
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
@@ -37,7 +37,7 @@ class Stuck(BaseException):
 FAILURES = (*RAISED, Stuck)
 
 
-def told(error: BaseException) -> BaseException:
+def explained(error: BaseException) -> BaseException:
     """Return a rule's error. A Stuck has no text, so a TimeoutError that explains it is returned instead."""
     if not isinstance(error, Stuck):
         return error
@@ -125,7 +125,10 @@ class RuleCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
         """Return the result of a call, or its error: after `limit_s` a TimeoutError that names the missing `result`."""
         if self.abandoned and sum(other is rule for other in self.abandoned.values()) >= _MAX_ABANDONED:
-            return TimeoutError(f"{_MAX_ABANDONED} earlier calls go on although they were cancelled: let them end")
+            return TimeoutError(
+                f"the rule was not called, because {_MAX_ABANDONED} earlier calls of it still run although they were "
+                "cancelled: let cancelled calls end"
+            )
         task = asyncio.create_task(_ended(rule, call), name=f"ray_messaging rule {rule.name}")
         try:
             await asyncio.wait((task,), timeout=limit_s)
@@ -147,7 +150,7 @@ async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseExcept
     try:
         found = await watched(RunningRule() if rule.context is None else rule.context.watch, rule, call)
     except FAILURES as error:  # returned, not raised, because a SystemExit that a task raises would end the loop
-        return told(error)
+        return explained(error)
     return found
 
 
@@ -201,8 +204,8 @@ class Watchdog:
         rule = self._watch.rule
         frame = sys._current_frames().get(self._loop_thread)
         logger.error(
-            "rule %r is at work for more than %g s, and holds all messages up: it is interrupted, and the messages "
-            "that it was judging are treated as after an error\n%s",
+            "rule %r is at work for more than %g s, and holds all messages up: it is interrupted, and counts as failed "
+            "on the messages that it was judging\n%s",
             None if rule is None else rule.name,
             self._timeout_s,
             "".join(traceback.format_stack(frame)) if frame is not None else "",

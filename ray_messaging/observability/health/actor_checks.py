@@ -24,8 +24,8 @@ from ray_messaging.observability.health.node_checks import CUT_OFF
 from ray_messaging.observability.health.server_checks import check_clock
 
 MANY_RESTARTS = 5
-LOG_BEHIND_S = 60.0  # A log that is so far behind is in trouble, because it writes a file every half minute.
-MANY_ENTRIES = 1_000_000  # So many entries take 300 MB.
+LOG_BEHIND_S = 60.0  # A log that is this far behind is in trouble, because it writes a file every half minute.
+MANY_ENTRIES = 1_000_000  # This many entries take 300 MB.
 LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # in bytes
 _WITHOUT = {
     "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
@@ -37,7 +37,7 @@ _WITHOUT = {
 _COUNTERS = {
     "unreadable": ("{:,} entries were no valid frames", "see the dead letters: who writes to this experiment's keys?"),
     "ingress_dropped": (
-        "{:,} messages of foreign clients were dropped, as the inbox was full",
+        "{:,} messages of foreign clients were dropped, because the inbox was full",
         "fetch more often, or raise inbox_messages",
     ),
     "server_behind": (
@@ -156,7 +156,7 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
     if stats.get("lag_s", 0.0) > LOG_BEHIND_S:
         yield warning(
             f"{actor}: lag",
-            f"what it read last had waited for {stats['lag_s']:,.0f} s",
+            f"the entries that it read last had waited for {stats['lag_s']:,.0f} s",
             "give its disk and its process time; if it stays behind, senders wait for it",
         )
     for missing in stats.get("missing", ()):
@@ -187,7 +187,7 @@ def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
         f"{actor}: rule {rule!r}",
         f"has failed {times}; what it fails on {then}; the last error: {found['last_error']}",
         f"mend it and messaging.rules.replace({rule!r}, ...), or pop({rule!r}); the log of the {actor} has the "
-        f"traceback; reset_rule_failures({rule!r}) where no more is to be done",
+        f"traceback; reset_rule_failures({rule!r}) if nothing else is to be done",
     )
 
 
@@ -202,8 +202,8 @@ def _kept(actor: str, kept: dict[str, int]) -> Finding:
     return warning(
         f"{actor}: kept by rules",
         text,
-        "each takes up to 0.3 KB here and on the server: interceptor.new_round.remote() has quotas and rates of rounds "
-        "forget; messaging.rules.replace(name, rule) begins a ban anew; "
+        "each takes up to 0.3 KB here and on the server: interceptor.new_round.remote() makes quotas and rates per "
+        "round forget; messaging.rules.replace(name, rule) begins a ban anew; "
         "interceptor.reset_violation_counts.remote() forgets what was blocked",
     )
 

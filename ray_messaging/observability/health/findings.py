@@ -119,7 +119,7 @@ def in_bytes(count: int) -> str:
     return f"{size:.1f} GiB"
 
 
-SERVER_ACTOR = "server's actor"  # its name in findings
+SERVER_ACTOR = "server's actor"  # the name of the embedded server's actor in findings
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ from ray_messaging.observability.health.findings import (
 )
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
-OLD_S = 300.0  # A message that has waited so long is reported, because steps of a simulation are shorter.
+OLD_S = 300.0  # A message that has waited this long is reported, because steps of a simulation are shorter.
 MANY_NAMES = 500
 
 
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
-    """Return the findings about an experiment's data on the server; `dead_owners` are owners of mailboxes that died."""
+    """Return findings about an experiment's data on the server; `dead_owners` names dead owners of mailboxes."""
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
@@ -39,7 +39,7 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
 def _names(kept: Kept) -> Finding:
     """Check the number of names of closed messagers. Each has a mailbox and sender state, and every sender knows it."""
     closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
-    text = f"{closed:,} of messagers that are closed are kept, until they are removed"
+    text = f"{closed:,} for closed messagers, until they are removed"
     if kept.mailboxes_in_all > len(kept.mailboxes):
         text += f" (of the first {len(kept.mailboxes):,} mailboxes of {kept.mailboxes_in_all:,})"
     if closed < MANY_NAMES:

@@ -40,7 +40,8 @@ class NodeFacts:
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
     """Return the findings about the nodes; nothing for a single node, whose processes need no network.
 
-    Args: `silent` has the groups in steps from whose drivers the server has heard nothing for long, in seconds.
+    Args: `silent` maps groups to the seconds for which the server has heard nothing from their drivers, if these are
+    many.
     """
     cut = [node for node in nodes if node.unreached_by]
     found = [] if len(nodes) < 2 or cut else [ok("nodes", _all_reached(nodes))]
@@ -55,7 +56,7 @@ def _all_reached(nodes: Sequence[NodeFacts]) -> str:
         for who, took in node.reached.items():
             slowest[who] = max(slowest.get(who, 0.0), took or 0.0)
     measured = ", ".join(f"{who} ({took:.1f} ms at most)" for who, took in slowest.items())
-    return f"{len(nodes):,} are reached by {measured or 'nobody, as nobody was asked'}"
+    return f"{len(nodes):,} are reached by {measured or 'nobody, because nobody was asked'}"
 
 
 def _unreached(node: NodeFacts) -> Finding:

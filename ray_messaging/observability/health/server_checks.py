@@ -83,13 +83,14 @@ def _rights(facts: ServerFacts) -> Iterator[Finding]:
     if facts.lacking is None:
         yield ok(
             "server rights",
-            "not examined, as the user may not use MULTI, in which they are: docs/security.md lists all that we need",
+            "not examined, because the user may not use MULTI, in which rights are tested: docs/security.md lists "
+            "the rights",
         )
     elif facts.lacking:
         yield critical(
             "server rights",
             f"the user lacks {' '.join(facts.lacking)}",
-            "give it these by ACL SETUSER: docs/security.md lists all that we need",
+            "give the user these rights by ACL SETUSER: docs/security.md lists all of them",
         )
 
 
@@ -118,7 +119,9 @@ def _round_trip(facts: ServerFacts) -> Finding:
     took = f"{facts.round_trip_ms:.2f} ms"
     if facts.round_trip_ms > SLOW_MS:
         return warning(
-            "server round trip", took, "each awaited send takes as long: run the server nearer, or send in bulk"
+            "server round trip",
+            took,
+            "each awaited send takes at least this time: run the server nearer, or send in bulk",
         )
     return ok("server round trip", took)
 
@@ -143,13 +146,13 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
             "configuration file, too",
         )
         return
-    fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
+    fsync = settings.get("appendfsync", "unknown, because CONFIG is forbidden")
     if fsync == "no" and not embedded:  # The guard of an embedded server calls fsync itself.
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",
-            "a power cut may take half a minute of messages: CONFIG SET appendfsync everysec (a second) or always. An "
-            "embedded server needs none of that: its guard process has its data written",
+            "a power cut may take half a minute of messages: CONFIG SET appendfsync everysec (a second) or always. "
+            "An embedded server needs none of that: its guard process makes the disk write its data",
         )
     else:
         yield ok("server persistence", f"appendonly, appendfsync {fsync}")

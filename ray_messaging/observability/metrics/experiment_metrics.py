@@ -35,7 +35,14 @@ def families_of(exp_id: str, facts: ExperimentReport | None) -> list[Family]:
         )
         found += (family for actor in facts.actors for family in _of_actor(actor))
         if facts.server is not None:
-            found.append(single("server_round_trip_seconds", "gauge", "A ping", facts.server.round_trip_ms / 1000))
+            found.append(
+                single(
+                    "server_round_trip_seconds",
+                    "gauge",
+                    "Time of a ping of the server",
+                    facts.server.round_trip_ms / 1000,
+                )
+            )
             found += [] if facts.server.kept is None else of_mailboxes(facts.server.kept)
     return labelled(found, experiment=exp_id)
 
@@ -63,7 +70,7 @@ def of_interceptor(stats: dict[str, Any]) -> Iterator[Family]:
     """Yield the metrics of the interceptor."""
     failures = {name: found["failures"] for name, found in stats.get("rule_failures", {}).items()}
     for key in ("judged", "blocked") if "judged" in stats else ():
-        about = f"Messages that the interceptor has {key}: not those that senders judge by delegated rules"
+        about = f"Messages that the interceptor has {key}, without those that senders judge by delegated rules"
         yield single(f"interceptor_{key}", "counter", about, stats[key])
     yield counter("rule_seconds", "Time in which a rule judged", stats.get("rule_seconds", {}), "rule")
     stragglers = stats.get("stragglers", {})
@@ -76,9 +83,12 @@ def of_mailboxes(kept: Kept) -> Iterator[Family]:
     waiting = {mailbox.name: mailbox.messages - mailbox.acked for mailbox in kept.mailboxes}
     ages = {mailbox.name: mailbox.oldest_s or 0.0 for mailbox in kept.mailboxes}
     yield gauge("mailbox_messages", "Messages that wait in a mailbox", waiting, "mailbox")
-    yield gauge("mailbox_oldest_seconds", "Age of the oldest of them", ages, "mailbox")
+    yield gauge("mailbox_oldest_seconds", "Age of the oldest message that waits in a mailbox", ages, "mailbox")
     yield gauge(
-        "mailbox_bytes", "Bytes of them", {mailbox.name: mailbox.nbytes for mailbox in kept.mailboxes}, "mailbox"
+        "mailbox_bytes",
+        "Bytes of the messages that wait in a mailbox",
+        {mailbox.name: mailbox.nbytes for mailbox in kept.mailboxes},
+        "mailbox",
     )
     yield single("dead_letters", "gauge", "Dead letters", kept.dead_letters)
     yield single(

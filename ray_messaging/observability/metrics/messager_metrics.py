@@ -13,8 +13,8 @@ from ray_messaging.observability.observer import Observer
 _COUNTS = {
     "fetched": "Messages that fetches returned",
     "frames": "Frames that the server has taken",
-    "frame_bytes": "Bytes of these frames",
-    "connections": "Connections to the server, also those in place of broken ones",
+    "frame_bytes": "Bytes of the frames that the server has taken",
+    "connections": "Connections to the server, including those that replaced broken ones",
     "retries": "Calls of the server that were made again",
 }
 _SECONDS = {
@@ -44,50 +44,50 @@ class MessagerMetrics(Observer):
         self._seconds = {name: Histogram(SECONDS) for name in _SECONDS}
 
     def batch_taken(self, messages: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """See `Observer`."""
+        """Observe the time for which a batch collected messages."""
         self._seconds["accept"].observe(seconds)
 
     def batch_judged(self, messages: int, seconds: float) -> None:
-        """See `Observer`."""
+        """Observe the number of a batch's messages, and the time until its verdicts."""
         self._batches.observe(messages)
         self._seconds["judge"].observe(seconds)
 
     def batch_sent(self, fates: NDArray[np.uint8], seconds: float) -> None:
-        """See `Observer`."""
+        """Count a batch's messages by fate, and observe the time until its receipts."""
         self._fates += np.bincount(fates, minlength=len(self._fates))
         self._seconds["send"].observe(seconds)
 
     def messages_blocked(self, rule: str, messages: int) -> None:
-        """See `Observer`."""
+        """Count messages that a rule has blocked."""
         self._blocked[rule] += messages
 
     def frame_written(self, mailbox: str, messages: int, nbytes: int) -> None:  # noqa: ARG002 - an Observer's
-        """See `Observer`."""
+        """Count a written frame, and its bytes."""
         self._counts["frames"] += 1
         self._counts["frame_bytes"] += nbytes
 
     def call_made(self, frames: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """See `Observer`."""
+        """Observe the time of a call that writes frames."""
         self._seconds["write"].observe(seconds)
 
     def messages_fetched(self, messages: int) -> None:
-        """See `Observer`."""
+        """Count fetched messages."""
         self._counts["fetched"] += messages
 
     def fetch_delayed(self, seconds: float) -> None:
-        """See `Observer`."""
+        """Observe the age of the oldest message of a fetch."""
         self._seconds["delivery"].observe(seconds)
 
     def step_committed(self, step: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """See `Observer`."""
+        """Observe the time for which a step was open."""
         self._seconds["step"].observe(seconds)
 
     def connected(self, server: str) -> None:  # noqa: ARG002 - an Observer's
-        """See `Observer`."""
+        """Count a new connection to the server."""
         self._counts["connections"] += 1
 
     def retried(self, server: str, error: BaseException) -> None:  # noqa: ARG002 - an Observer's
-        """See `Observer`."""
+        """Count a call to the server that is made again."""
         self._counts["retries"] += 1
 
     def families(self, stats: dict[str, Any]) -> list[Family]:

@@ -192,7 +192,7 @@ class SentBatch:
         self._judge = None
 
     def writing(self, outgoing: Batch) -> None:
-        """Start the write span when frames of the batch are made. They carry the span's context."""
+        """Start the write span when frames of the batch are made. The frames carry the span's context."""
         if self._write is None:
             self._write = self._tracer.start("write", self._context, SpanKind.PRODUCER, messages=outgoing.rows)
         outgoing.trace = TracePoint(packed(self._write), 0.0)
@@ -211,7 +211,7 @@ class SentBatch:
 
 
 class Tracer:
-    """The maker of the spans of one messager, handle or interceptor, whose name is `name`.
+    """The maker of the spans of one messager, handle or interceptor, which is called `name`.
 
     Only a batch that belongs to a trace gets spans. That is decided where the batch begins.
     """
@@ -245,7 +245,7 @@ class Tracer:
         return SentBatch(self, accept) if accept.is_recording() else UNTRACED
 
     def _parent(self) -> Context | None:
-        """Return the context in which a batch is traced, or None if it is not.
+        """Return the context in which a new batch is traced, or None if the batch is not traced.
 
         It is the context of the caller's span, or an empty context if the batch is sampled.
 
@@ -262,7 +262,7 @@ class Tracer:
 
     @contextmanager
     def sending(self, batches: Sequence[Batch]) -> Iterator[None]:
-        """Trace a call that sends batches through the actor of a group, if it is sampled."""
+        """Trace a call that sends batches through the actor of a group, if the call is sampled."""
         parent = self._parent()
         if parent is None:
             yield
@@ -287,7 +287,7 @@ class Tracer:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fetched(self, slices: Iterable[Slice]) -> None:
-        """Trace the way of traced messages from the mailbox to a fetch, which ends now."""
+        """Trace how long traced messages took from the mailbox to a fetch, which ends now."""
         for part in slices:
             point = part.batch.trace
             if point is not None:

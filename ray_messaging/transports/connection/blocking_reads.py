@@ -21,6 +21,11 @@ class BlockingReads:
         self._link = link
         self._wire: Wire | None = None
 
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds from the last read to the first byte of its answer."""
+        return 0.0 if self._wire is None else self._wire.waited_s
+
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float | None) -> Any:  # noqa: ANN401 - a reply
         """Return up to `count` entries of each stream after its cursor; wait up to `block_s` for the first one.
 

@@ -177,6 +177,7 @@ class Wire(TakenSocket):
         self._waiting: deque[_Call] = deque()
         self._written = self._left = 0  # bytes that were given to the socket, and bytes that have left the socket
         self._left_at = self._heard_at = -math.inf  # times of the event loop's clock
+        self.waited_s = 0.0  # from the oldest command that waited to the first byte after it, when a byte came last
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # a time of the event loop's clock
         self._reader.setmaxbuf(_KEPT_BYTES)
@@ -264,7 +265,10 @@ class Wire(TakenSocket):
 
     def data_received(self, data: bytes) -> None:
         """Give each reply to its call."""
-        self._heard_at = self._loop.time()
+        now, waiting = self._loop.time(), self._waiting
+        if waiting and self._heard_at <= waiting[0].began:
+            self.waited_s = now - waiting[0].began
+        self._heard_at = now
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:

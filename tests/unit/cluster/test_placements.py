@@ -27,7 +27,7 @@ def test_amounts_that_ray_does_not_take_are_no_placement(wanted):
 
 
 def test_amounts_in_options_are_those_that_ray_takes():
-    with pytest.raises(ConfigError, match=r"of group 'west' are no options of Ray's: 1\.5 GPUs"):
+    with pytest.raises(ConfigError, match=r"of group 'west' are no options of Ray's: num_gpus=1\.5 is above 1"):
         Placement("spread", {"num_gpus": 1.5}, ["west"])
     options = {"num_cpus": 1.5, "num_gpus": 2.0, "memory": 1e6 + 0.5, "resources": {"moon": 1.5}}
     assert Placement("spread", options, ["west"]).of("west").items() >= options.items()

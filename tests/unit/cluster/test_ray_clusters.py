@@ -77,7 +77,7 @@ def test_one_that_does_not_let_us_in(joined, monkeypatch, call):
 def test_none_runs(joined, monkeypatch):
     monkeypatch.setattr(clusters, "local_clusters", lambda **_: [])
     assert not clusters.join_ray("town")
-    with pytest.raises(ConfigError, match=r"no Ray cluster runs on this machine .* call ray\.init\(address=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"no Ray cluster runs on this machine, .* call ray\.init\(address=\.\.\.\)"):
         Messaging.connect("town")
     assert joined == []
 

@@ -330,3 +330,15 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
         ConfigError, match=rf"data of format {ours}, .* reads format {ours + 1} only: fork with the ver"
     ):
         next(checkpoint_files.read_checkpoint(folder, 1))
+
+
+def test_a_uri_with_a_password_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY") as caught:
+        Folder("s3://key:verysecret@bucket/log")
+    assert "verysecret" not in str(caught.value)
+    assert "://***@bucket/log" in str(caught.value)
+
+
+def test_a_uri_that_pathlib_has_changed_is_refused():
+    with pytest.raises(ConfigError, match=r"pass it as text, 's3://bucket/town'"):
+        Folder(Path("s3://bucket/town"))

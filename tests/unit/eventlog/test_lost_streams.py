@@ -106,7 +106,7 @@ async def test_an_old_runs_writer_writes_nothing_into_a_folder_that_a_new_run_ha
     before = list(society.written)
     society._epoch, society._seq = None, {}
     await society.send("a", 2)
-    with pytest.raises(LogError, match=r"5 rows.*in no file.*another run"):
+    with pytest.raises(LogError, match=r"5 rows.*in no file.*newer run"):
         await old.close()
     await new.close()
     assert logged(tmp_path / "log") == society.written[len(before) :]
@@ -125,7 +125,7 @@ async def test_an_old_runs_writer_with_the_new_runs_epoch_writes_nothing_into_it
     old._streams.update(*await old._reader.list_streams())
     await society.send("a", 4)
     await until(lambda: old.error)
-    assert "another run" in str(old.error)
+    assert "newer run" in str(old.error)
     assert logged(tmp_path / "log") == []
     await new.close()
     assert logged(tmp_path / "log") == society.written

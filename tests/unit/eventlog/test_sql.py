@@ -181,12 +181,12 @@ def test_what_does_not_read_the_log_alone_is_refused(log, tmp_path, query):
     [
         ("selec 1", 'syntax error at or near "selec"'),
         ("select nope from messages", 'column "nope" not found'),
-        ("select * from mesages", "Table with name mesages does not exist.*messages, calls alone"),
+        ("select * from mesages", "Table with name mesages does not exist.*only the tables messages, calls"),
         ("select cast(payload as int) from messages", "Could not convert string"),
         ("create table t as select 1", "CREATE does not only read: write a SELECT"),
         ("select 1; select 2", "it has 2 statements: write one"),
-        (5, "must be a text"),
-        (None, "must be a text of SQL"),
+        (5, "must be a str"),
+        (None, "must be a str of SQL"),
     ],
 )
 def test_an_error_says_what_is_wrong(log, query, words):

@@ -11,7 +11,7 @@ from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import RuleChange, RunStart, note_end, note_start, write_rule_changes
 from ray_messaging.inspector.page_values import TEXT_WIDTH, RowQuery, Series, spoken
-from ray_messaging.inspector.pages.charts import network
+from ray_messaging.inspector.pages.charts import network, society_network
 from ray_messaging.inspector.sources.busiest_agents import AGENTS
 from ray_messaging.inspector.sources.folder_facts import FolderFacts
 from ray_messaging.transports.step_values import CollectedKind
@@ -100,12 +100,14 @@ def test_the_rules_of_the_run_have_their_settings_and_changes(tmp_path):
 
 
 def test_pages_that_would_be_empty_are_named(source, tmp_path):
-    assert source.lacks == ("Dead letters",)
+    assert source.lacks == ("Society", "Dead letters")
     note_start(
         Folder(tmp_path / "log"), "town", None, RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey", [])
     )
     ruleless = FolderFacts(tmp_path / "log")
-    assert (ruleless.lacks, ruleless.phase) == (("Rules", "Why", "Dead letters"), "no end")
+    assert (ruleless.lacks, ruleless.phase) == (("Society", "Why", "Rules", "Dead letters"), "no end")
+    write_series(Folder(tmp_path / "log"), step=[0], mood=[0.5])
+    assert "Society" not in FolderFacts(tmp_path / "log").lacks
     note_end(Folder(tmp_path / "log"), "r", {})
     assert FolderFacts(tmp_path / "log").phase == "ended"
 
@@ -209,3 +211,62 @@ def test_or_of_each_agent(tmp_path):
     assert society.measure == "mood"
     assert society.values == {"1": 3, "ann": 4}
     assert "mood 3" in str(network(society))
+
+
+def society_of(tmp_path, rows=ROWS, **columns):
+    folder = write_folder(tmp_path / "log", [rows])
+    write_series(folder, **columns)
+    return FolderFacts(folder.where)
+
+
+def test_a_society_in_a_step_has_each_agent_with_its_value(tmp_path):
+    source = society_of(tmp_path, step=[0, 0, 2, 2], agent=[0, 1, 0, 1], side=["left", "left", "left", "right"])
+    last, first = source.society_in_step("", None, None), source.society_in_step("side", 1, None)
+    assert (last.step, last.agents, last.values) == (2, ["0", "1"], ["left", "right"])
+    assert (first.step, first.values, first.steps) == (0, ["left", "left"], [0, 2])  # step 1 has no values
+    assert last.scale == first.scale == ["left", "right"]
+    assert source.over_steps("") == Series([0, 2], {"left": [2, 1], "right": [0, 1]})
+    with pytest.raises(InvalidQuery, match="has not collected 'mood' of its agents, but side"):
+        source.society_in_step("mood", None, None)
+
+
+def test_agents_stand_at_their_positions_or_in_the_cells_of_a_lattice(tmp_path):
+    source = society_of(
+        tmp_path / "moving", step=[0, 0, 1, 1], agent=[7, 9] * 2, x=[0.0, 1.0, 2.0, 1.5], y=[1, 1, 5, 3], mood=[1.0] * 4
+    )
+    found = source.society_in_step("mood", 0, None)
+    assert (found.places, found.bounds, found.lattice) == ([(0.0, 1), (1.0, 1)], (0.0, 2.0, 1, 5), False)
+    source = society_of(
+        tmp_path / "lattice", step=[0] * 6 + [1] * 5, agent=[*range(6), 0, 1, 2, 4, 5], mood=[*range(6), *range(5)]
+    )
+    found = source.society_in_step("mood", 1, 3)
+    assert found.places == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1)]  # agent 3 has departed: its cell is empty
+    assert (found.bounds, found.lattice, found.scale) == ((0, 2, 0, 1), True, (0, 5))
+    assert source.over_steps("mood") == Series([0, 1], {"mean": [2.5, 2.0]})
+
+
+def test_messages_of_the_step_join_the_agents_of_a_small_society(tmp_path):
+    rows = [
+        row(0, 1, 2, step=0),
+        row(1, 1, 2, step=0),
+        row(2, 2, 2, step=0),
+        row(3, 2, 1, step=1),
+        row(4, 2, 7, step=0),
+    ]
+    source = society_of(tmp_path, rows, step=[0, 0, 1, 1], agent=[1, 2, 1, 2], mood=[1.0, float("nan"), 2.0, 3.0])
+    found = source.society_in_step("mood", 0, None)
+    assert (found.linked, found.edges, found.scale) == (True, [(0, 1, 2)], (1.0, 3.0))
+    assert "mood nan" in str(society_network(found, 400))
+
+
+def test_a_run_is_compared_with_another_run_beside_it(tmp_path):
+    def said(folder, text):
+        rows = [row(number, 1, 2, step=number, ordinal=0, text=text if number else "a") for number in range(2)]
+        return write_folder(tmp_path / folder, [rows]).where
+
+    source = FolderFacts(said("one", "b"), said("other", "c"))
+    assert source.beside.title == "other"
+    assert "differ first in step 1" in source.differences().first
+    assert source.differences().lines == Series([0, 1], {"messages": [0, 1]})
+    assert FolderFacts(tmp_path / "one", tmp_path / "one").differences().first == "The runs sent the same messages."
+    assert FolderFacts(tmp_path / "one").differences() is None

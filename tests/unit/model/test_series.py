@@ -29,8 +29,12 @@ def dealt(values, groups):
     return [part for number in range(groups) if len(part := values[number::groups])]
 
 
+def encoded(aggregate, values, living=None):
+    return encode_aggregates({aggregate.name: aggregate.partial(values, living)})
+
+
 def aggregated(aggregate, values, groups):
-    (row,) = table_of([encode_aggregates([aggregate], [part]) for part in dealt(values, groups)]).to_pylist()
+    (row,) = table_of([encoded(aggregate, part) for part in dealt(values, groups)]).to_pylist()
     return {name: value for name, value in row.items() if name != "step"}
 
 

@@ -269,7 +269,7 @@ def test_names_that_last_are_counted_without_groups_and_without_those_that_are_o
 
     few = [box("closed"), box("open", lease_s=9.0), box("nameless", leased=True), box("group", hosts=True)]
     [finding] = [finding for finding in kept(*few) if finding.what == "kept names"]
-    assert finding == ok("kept names", "1 of messagers that are closed are kept, until they are removed")
+    assert finding == ok("kept names", "1 for closed messagers, until they are removed")
     many = [box(f"closed-{number}") for number in range(MANY_NAMES)]
     [finding] = [finding for finding in kept(*many, mailboxes_in_all=9_000) if finding.what == "kept names"]
     assert finding.level == "warning"

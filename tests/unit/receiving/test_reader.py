@@ -25,6 +25,8 @@ def frame(nbytes, first=0):
 class Scripted:
     """A transport with prepared answers to reads, then empty ones."""
 
+    waited_s = 0.0
+
     def __init__(self, *replies):
         self.replies = [*replies]
         self.counts = []

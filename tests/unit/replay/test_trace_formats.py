@@ -105,9 +105,9 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
     line, found = blame(write(name, content, zipped=name.endswith("gz")))
     assert line == 1
     assert (
-        f"a JSON array, and one object per line is wanted: convert it, as by `jq -c '.[]' {name} > export.jsonl`"
-        in found
-    )
+        "a JSON array, but a trace has one object per line: convert it, "
+        f"for example by `jq -c '.[]' {name} > export.jsonl`"
+    ) in found
 
 
 @pytest.mark.parametrize(

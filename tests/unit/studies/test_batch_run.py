@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.studies import work_here
 
-from ray_messaging import ConfigError, Count, LogError, Mean, Share, Study, batch_run, rules, run
+from ray_messaging import ConfigError, Count, LogError, Mean, Of, Share, Study, batch_run, rules, run
 from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.run_workers import run_packed
@@ -502,3 +502,54 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
         study.plot("chance", "nose")
     with pytest.raises(ConfigError, match="'nose' was not collected: the series has 'knows'"):
         study.plot("step", "nose")
+
+
+def test_a_study_measures_chosen_agents(here, tmp_path):
+    outcomes = [Mean("knows"), Of([0], Mean("first", of="knows"))]
+    study = sweep(tmp_path / "a", outcomes=outcomes)
+    assert study.to_pandas()["first"].tolist() == [1, 1]
+    assert sweep(tmp_path / "a", outcomes=outcomes).to_pandas().equals(study.to_pandas())
+    with pytest.raises(ConfigError, match="another study: its options"):
+        sweep(tmp_path / "a", outcomes=[Mean("knows"), Of([1], Mean("first", of="knows"))])
+    rows = sweep(tmp_path / "b", collect=Of([0, 3], lambda me: {"heard": me.state["knows"]}))
+    assert {*rows.series.agent} == {0, 3}
+    with pytest.raises(ConfigError, match="another study: its options"):
+        sweep(tmp_path / "b", collect=Of([0], lambda me: {"heard": me.state["knows"]}))
+    gone = sweep(tmp_path / "c", outcomes=Of([3, "boss"], Mean("first", of="knows")))
+    assert gone.to_pandas().error.str.contains("names 'boss': no agents").all()
+
+
+def test_runs_of_a_study_end_by_a_condition(here, tmp_path):
+    def never(now):
+        return False
+
+    def all_know(now, goal):
+        return now["knows"] >= goal
+
+    study = sweep(
+        tmp_path / "a", parameters={"chance": [0.6, 1], "goal": [0.5, 1]}, until=all_know, max_steps=lambda goal: 30,
+        outcomes=[Mean("knows"), {"steps": lambda result: result.steps}],
+    )  # fmt: skip
+    table = study.to_pandas()
+    assert table.error.isna().all()
+    assert table.knows.tolist() == table.goal.tolist()
+    assert table.steps.tolist()[2:] == [2, 4]
+    for _, row in table.iterrows():
+        one = run(
+            lambda me, inbox, row=row: person(me, inbox, chance=row.chance), agents=4, seed=int(row.seed),
+            until=lambda now, row=row: now["knows"] >= row.goal, max_steps=30, collect=Mean("knows"),
+            start=lambda me: {"knows": me.id == 0}, progress=False,
+        )  # fmt: skip
+        assert (one.steps, one.series.knows.iloc[-1]) == (row.steps, row.knows)
+    for changed, said in (
+        ({"until": lambda now: True}, "until= takes 'now', which is no parameter .* pass max_steps="),
+        ({"until": 5, "max_steps": 5}, "max_steps=5 is for a condition"),
+        ({"until": all_know, "max_steps": 5, "collect": Mean("knows")}, "until= takes 'goal', which is no parameter"),
+        ({"until": lambda now: True, "max_steps": 5}, "pass collect="),
+        (
+            {"until": never, "max_steps": 2, "collect": Mean("knows"), "vary_from": 2, "before": {"chance": 1}},
+            "max_steps=2 must be above",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            sweep(tmp_path / "b", **changed)

@@ -287,3 +287,17 @@ def test_a_row_that_ends_too_early_and_another_folder_are_told(tmp_path):
     with pytest.raises(ConfigError, match="its options is"):
         sweep(tmp_path / "a", person, {"chance": [0.1, 0.9]}, until=lambda chance: 4 if chance < 0.5 else 9)
     assert len(Study(tmp_path / "a")) == 4
+
+
+def test_a_condition_ends_rows_as_whole_runs(tmp_path):
+    ends = {"until": lambda now: now["heard"] >= 9, "max_steps": 30, "collect_every": 2}
+    chances = {"chance": [0.3, 0.5, 0.9]}
+    shared = sweep(tmp_path / "a", person, chances, vary_from=FROM, before={"chance": 0.5}, **ends)
+    whole = sweep(tmp_path / "b", changing, chances, **ends)
+    assert shared.to_pandas().error.isna().all()
+    assert table(shared).equals(table(whole))
+    assert shared.series.equals(whole.series)
+    for at in (int(shared.series.step.max()) + 1, 20):
+        early = sweep(tmp_path / f"{at}", person, {"chance": [0.5]}, vary_from=at, before={"chance": 0.5}, **ends)
+        errors = early.to_pandas().error
+        assert errors.str.contains(rf"until= ends the run after step \d+, before vary_from={at}").all()

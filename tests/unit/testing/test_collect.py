@@ -8,9 +8,11 @@ from ray_messaging import (
     ConfigError,
     Count,
     Gini,
+    InvalidAddress,
     Max,
     Mean,
     Min,
+    Of,
     PayloadTooLarge,
     Quantile,
     Share,
@@ -188,3 +190,107 @@ def test_a_collect_that_is_wrong_is_told_with_its_place(model, collect, error, t
 def test_every_is_a_number_of_steps():
     with pytest.raises(ConfigError, match="collect_every=0"):
         series(person, rows, 1, collect_every=0)
+
+
+CHOSEN = [3, 4, 17]
+
+
+@pytest.mark.parametrize("model", [person, crowd])
+def test_rows_of_chosen_agents_are_those_of_all(model):
+    whole = series(model, rows, 1)
+    for groups in (1, 3, 20):
+        found = series(model, Of(CHOSEN[::-1], rows), groups)
+        pd.testing.assert_frame_equal(found, whole.loc[(slice(None), CHOSEN), :], check_exact=True)
+
+
+@pytest.mark.parametrize("model", [person, crowd])
+def test_aggregates_of_chosen_agents_beside_those_of_all(model):
+    def luck(owner):
+        return np.abs(owner.state["mood"])
+
+    def is_left(owner):
+        return owner.state["mood"] < 0
+
+    chosen = [
+        Sum("total", of="mood"), Min("least", of="mood"), Max("most", of="mood"), Quantile("p90", 0.9, of="mood"),
+        Gini("luck", of=luck), Share("side"), Count("sides", of="side"), Sum("left", of=is_left),
+    ]  # fmt: skip
+    one, *others = (series(model, [Mean("mood"), Of(CHOSEN, chosen)], groups) for groups in (1, 3, 20))
+    for other in others:
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    whole = series(model, rows, 1)
+    moods = whole.mood.loc[:, CHOSEN].groupby("step")
+    assert one.mood.tolist() == series(model, Mean("mood"), 1).mood.tolist()
+    assert (one.least.tolist(), one.most.tolist()) == (moods.min().tolist(), moods.max().tolist())
+    assert ((one["sides=left"] + one["sides=right"]) == len(CHOSEN)).all()
+    assert one.left.tolist() == one["sides=left"].tolist()
+
+
+def test_only_chosen_agents_need_the_key_that_is_collected():
+    def market(me, inbox):
+        if me.id == "book":
+            me.state["price"] = 10 * me.step
+        me.state["cash"] = 1.5
+
+    collect = [Sum("cash"), Of(["book"], [Max("price"), Count("at", of="price")])]
+    for groups in (1, 3):
+        found = run(market, agents=[*range(5), "book"], until=2, groups=groups, collect=collect).series
+        assert found.to_dict("list") == {"cash": [9, 9], "price": [0, 10], "at=0": [1, 0], "at=10": [0, 1]}
+        assert found.price.dtype == np.int64
+
+
+def test_chosen_agents_that_stop_count_unless_only_the_living_are_asked_for():
+    def mortal(me, inbox):
+        me.state["age"] = me.step
+        if me.step == me.id:
+            me.stop()
+
+    collect = Of([0, 2], [Sum("all", of="age"), Sum("living", of="age", living=True), Max("age", living=True)])
+    for groups in (1, 4):
+        found = run(mortal, agents=4, until=4, groups=groups, collect=collect).series
+        assert found["all"].tolist() == [0, 1, 2, 2]
+        assert found.living.tolist() == [0, 1, 0, 0]
+        assert found.age.fillna(-1).tolist() == [0, 1, -1, -1]
+
+
+def test_agents_that_move_are_followed():
+    def nomad(me, inbox):
+        me.state["at"] = me.step * 10 + me.id
+        if me.shared:
+            me.move(f"group{(me.step + me.id) % 3}")
+
+    for collect in (Of([1, 5], lambda me: {"at": me.state["at"]}), Of([1, 5], [Sum("at"), Count("n", of="at")])):
+        one, three = (run(nomad, agents=6, until=4, groups=n, shared=n > 1, collect=collect).series for n in (1, 3))
+        pd.testing.assert_frame_equal(one, three, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("collect", "error", "text"),
+    [
+        (lambda: Of([], rows), ConfigError, "names no agent"),
+        (lambda: Of("book", rows), InvalidAddress, "not 'book'"),
+        (lambda: Of([3, 0.5], rows), InvalidAddress, "0.5 is a float"),
+        (lambda: Of([3, 99, "book"], rows), ConfigError, r"Of\(...\) names 99, 'book': no agents of this run"),
+        (lambda: Of(range(30), Mean("mood")), ConfigError, "names 20, 21, 22, 23, 24, ...:"),
+        (lambda: Of([3], 5), ConfigError, "must be a function"),
+        (lambda: Of([3], []), ConfigError, "must be a function"),
+        (lambda: Of([3], Of([3], Mean("mood"))), ConfigError, "must be a function"),
+        (lambda: [Mean("mood"), Of([3], rows)], ConfigError, "a function in a list"),
+        (lambda: [Mean("mood"), Of([3], Sum("mood"))], ConfigError, "have one name"),
+        (lambda: Of([3], lambda me: {"x": None}), StepFailed, "agent 3 .*NoneType"),
+        (lambda: Of([3, 7], lambda me: 1 / (me.id - 7)), StepFailed, "agent 7 .*ZeroDivisionError|must return a dict"),
+        (lambda: Of([3, 7], Mean("x", of=lambda me: "no" if me.id == 7 else "")), StepFailed, "needs numbers"),
+        (lambda: Of([3, 7], Sum("x", of=lambda me: 2**60 if me.id == 7 else 1)), StepFailed, "agent 7 "),
+    ],
+)  # fmt: skip
+def test_a_choice_of_agents_that_is_wrong_is_told(collect, error, text):
+    with pytest.raises(error, match=text):
+        series(person, collect(), 2)
+
+
+def test_chosen_agents_of_several_groups_have_values_of_one_kind():
+    collect = Of([0, 1], Count("at", of=lambda me: me.id or "home"))
+    with pytest.raises(StepFailed):
+        run(lambda me, _: None, agents=2, until=1, collect=collect)
+    with pytest.raises(ConfigError, match=r"Count\('at'\) found .*home.* of one kind"):
+        run(lambda me, _: None, agents=2, until=1, groups=2, collect=collect)

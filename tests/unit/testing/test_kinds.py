@@ -141,7 +141,7 @@ def test_kinds_that_do_not_fit_are_named(agents, words):
     ("given", "words"),
     [
         ({"model": {}}, "model={} has no kind"),
-        ({"model": {1: trader}}, "model= has the kind 1: name each kind by a text"),
+        ({"model": {1: trader}}, "model= has the kind 1: name each kind by a str"),
         ({"model": BOTH | {"book": 7}}, r"model\['book'\]=7 must be a function"),
         ({"model": BOTH | {"book": first}}, r"model\['book'\]=.*must take two arguments"),
         ({"start": {"clerk": first}}, "start= has the kind 'clerk', for which model= has no function"),

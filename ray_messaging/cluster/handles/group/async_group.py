@@ -374,7 +374,7 @@ class AsyncGroup(StampedHandle):
         async with self._fetching.held():
             self._tracer.committed()
             number = self._fetches = self._fetches + 1
-            limit = None if limit is None else int(limit)  # it may be an integer of numpy's
+            limit = None if limit is None else int(limit)  # `limit` may be an integer of numpy's
             options = FetchOptions(commit, complete, number, self._received)
             try:
                 token, messages = await self._fetch(limit, timeout, options)
@@ -441,7 +441,8 @@ class AsyncGroup(StampedHandle):
                 except CommitFailed:
                     self._token = None  # another handle has the messages
                     raise
-                self._token = None  # only now, because a call that is cancelled may have committed nothing
+                # The token is dropped only now, because a call that is cancelled may have committed nothing.
+                self._token = None
         else:
             await self._commit(messages)
             self._tracer.committed(lambda: slices_of(messages))
@@ -469,7 +470,8 @@ class AsyncGroup(StampedHandle):
 
     async def give_up_lease(self, token: Token | None) -> None:
         """Return the messages of a lease to the mailbox."""
-        self._forget(token)  # first, so that a fetch at the same time does not commit the messages
+        # The handle forgets the lease first, so that a fetch at the same time does not commit the messages.
+        self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:

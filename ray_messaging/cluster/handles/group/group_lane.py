@@ -1,7 +1,7 @@
 """The lane of a group, on the handle's side: sockets over which a handle calls the group's actor.
 
 A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store. A message
-that one handle sends and another fetches needs two such calls, which take as long as all the rest of its way. A socket
+that one handle sends and another fetches needs two such calls, which take as long as all other work for it. A socket
 takes a fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the
 actor. Ray calls are used to open the socket, to return errors, and for calls that the socket does not answer.
 
@@ -39,15 +39,16 @@ _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
 # For longer waits the calls are made by Ray, because a task that waits for Ray lends its processor to other tasks, such
 # as the task for which it waits.
 WAIT_S = 0.5
-# The longest wait for an answer; large requests get one more second for every so many bytes.
+# The longest wait for an answer. Large requests get one more second for every _BYTES_PER_S bytes.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
-_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # no lane then: only Ray calls are encrypted
+# If True, there is no lane, because only Ray calls are encrypted.
+_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
 # The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
 # here still run there.
 _SENDS = WAITING // 2
-_SILENT = 5  # after so many checks in a row without an answer the connection is given up
+_SILENT = 5  # after this many checks in a row without an answer the connection is given up
 
 
 def patience_s(size: int) -> float:
@@ -122,7 +123,8 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        if self._lost:  # the actor's next process has another lane; a Ray call in the restart fails only after seconds
+        # The actor's next process has another lane, and a Ray call during the restart fails only after seconds.
+        if self._lost:
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
         try:
@@ -136,7 +138,8 @@ class GroupLane:
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._route.address = None
-            if not isinstance(error, MessagingError | ConnectionError):  # such errors end when the actor runs again
+            # A MessagingError or a ConnectionError passes when the actor runs again.
+            if not isinstance(error, MessagingError | ConnectionError):
                 self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
@@ -208,7 +211,7 @@ class LaneConnection:
                 self._socket.sendall(frame)
             begun = True
             return LaneReply(begun, self._answer())
-        except BaseException as error:  # also after an interrupt
+        except BaseException as error:  # an interrupt also closes the connection
             self.close()
             if not isinstance(error, OSError | FrameError):
                 raise
@@ -254,13 +257,13 @@ class LoopConnection:
     """A connection for all calls of one event loop, many at once. A call without an answer is made again by Ray.
 
     A call may take long, after many other calls or because of a slow rule. So a single call has no timeout. But if for
-    a while no call was answered, and no question for a sign of life, the connection is given up with all its calls.
+    a while neither a call nor a question for a sign of life is answered, the connection is given up with all its calls.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
         self.process = process
         self._client = client
-        self._life = life  # closes the client also when nothing refers to it any more
+        self._life = life  # this closes the client also when nothing refers to it any more
         self._loop = asyncio.get_running_loop()
         self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others are in flight
         self._calls = 0  # calls that have no answer yet

@@ -47,8 +47,8 @@ async def driven_steps(
 ) -> AsyncGenerator[Step, None]:
     """Yield the steps of a group that `task` drives.
 
-    This process itself reads from the server and writes to it, under the number of its attempt, because the detour by
-    the group's actor would double the work of a step. The messager of this process hosts no agents.
+    This process itself reads from the server and writes to it, with the number of its attempt to drive the group. A
+    detour by the group's actor would double the work of a step. The messager of this process hosts no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")

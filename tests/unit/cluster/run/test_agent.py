@@ -301,8 +301,8 @@ async def test_a_start_that_fails_and_a_collect_that_does_more_than_look_are_nam
         ({"start": lambda group: {"t": np.str_("a\0")}}, "group.state.'t'. holds a text that ends with a null"),
         ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
         ({"model": lambda group, step: {}}, "returned an object of type dict, .* keep results in group.state"),
-        ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*it raised StopIteration"),
-        ({"start": lambda group: next(iter([]))}, "start failed for group 'east'.*it raised StopIteration"),
+        ({"model": lambda group, step: next(iter([]))}, "the model failed for group 'east'.*raised StopIteration"),
+        ({"start": lambda group: next(iter([]))}, "start failed for group 'east'.*raised StopIteration"),
     ],
 )
 async def test_a_crowd_that_fails_is_named(options, text):

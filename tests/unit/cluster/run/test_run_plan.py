@@ -83,7 +83,7 @@ STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
         (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
         *((3, graph, STRANGE) for graph in ([(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4))),
         ({1: "a", 2: "b"}, None, "agents are a dict, whose values would be lost"),
-        (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), None, "two columns of agents have one name"),
+        (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), None, "two columns of agents= have the same name"),
         *((agents, None, TWICE) for agents in ([1, 1, 2], ["1", 1], iter([5, 5]))),
         (
             pd.DataFrame({"name": ["ann"], "lock": [Lock()]}),

@@ -245,7 +245,7 @@ async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches
 
 async def test_a_function_that_raises_stop_iteration_raises_in_the_model(run_again):
     async def person(me, inbox):
-        with pytest.raises(RuntimeError, match="it raised StopIteration"):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
             await me.remember(lambda: next(iter([])))
         me.state["caught"] = True
 

@@ -315,7 +315,7 @@ class Sync:
         (RudeBlock, {}, "no block"),
         (Sync(), {}, "async def forward"),
         (print, {}, "no block"),
-        (RudeBlock("e", 1), {"llm": 1, "make_llm": Model}, "either llm, or make_llm"),
+        (RudeBlock("e", 1), {"llm": 1, "make_llm": Model}, "llm and make_llm cannot be used together"),
         (RudeBlock("e", 1), {"make_llm": "gpt"}, "make_llm"),
         (RudeBlock("e", 1), {"timeout_s": 0}, "timeout_s"),
         (RudeBlock("e", 1), {"on_error": "no"}, "on_error"),

@@ -99,7 +99,7 @@ def test_reasons():
         (
             None,
             {"networks": {"team": [1]}, "public": ["square"]},
-            r"'square', which is none of the networks \['team'\]",
+            r"public='square' is none of the networks \['team'\]",
         ),
         ([(1, 2)], {"public": ["square"]}, "'square'"),
     ],

@@ -140,7 +140,7 @@ async def test_show_selects_the_models_text_and_the_cache_key():
         ((200, {"choices": []}), "no chat completion"),
         ((200, [1]), "no chat completion"),
         ((200, "<html>"), "asking http://127.0.0.1:"),
-        ((404, {"error": {"message": "no such model"}}), "no such page or model as 'm' (404)"),
+        ((404, {"error": {"message": "no such model"}}), "has no model 'm', or base_url is wrong (404)"),
         ((500, {"error": {"message": f"cannot use {KEY}"}}), "cannot use ***"),
     ],
 )

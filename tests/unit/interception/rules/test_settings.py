@@ -45,7 +45,7 @@ REFUSED = [
     (Pattern, {"words": [7]}, "7 is no word"),
     (Pattern, {"regexes": "a"}, "regexes='a' is no list"),
     (Pattern, {"regexes": ["ok", "(a"]}, r"regex '\(a' does not compile: missing \)"),
-    (Pattern, {"regexes": [regex.compile("a")]}, "is no str"),
+    (Pattern, {"regexes": [regex.compile("a")]}, "must be a str"),
     (Pattern, {"words": ["a"], "action": "drop"}, "action='drop'"),
     (Pattern, {"words": ["a"], "field": 7}, "field=7"),
     (Pattern, {"words": ["a"], "time_limit_s": 0}, "time_limit_s=0"),

@@ -145,7 +145,7 @@ async def test_verdicts_that_are_too_large_to_be_sent_block_and_say_so(monkeypat
     monkeypatch.setattr(interceptor_module, "FRAME_LIMIT", 1_000)
     found = await judged([whole("large", {n: rewrite({"text": f"{n}" * 400}) for n in range(4)})], 4)
     assert {rule for rule, _ in found.blocked.values()} == {"interceptor"}
-    assert "above 1000" in found.blocked[3][1]
+    assert "the limit is 1000" in found.blocked[3][1]
 
 
 async def test_failures_with_on_error_allow_are_counted():

@@ -1,0 +1,108 @@
+"""When a run ends: before a given step, or after the first step whose collected values fulfil a condition."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ray_messaging.common.awaitables import RAISED, call_problem, is_async
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.model.aggregates import Count
+from ray_messaging.model.collect import aggregates_of
+from ray_messaging.model.series import decode_series, values_of
+from ray_messaging.steps.step_loop import check_until
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.run_actor import RunOptions
+
+
+class Ending(NamedTuple):
+    """The end of a run: before step `most`, and with a `condition` after the first collected step that fulfils it.
+
+    The values of every n-th step are collected, where n is `every`. `counts` are the names of aggregates that have a
+    column for each value.
+    """
+
+    most: int
+    condition: Callable[[Mapping[str, Any]], bool] | None = None
+    every: int = 1
+    counts: Collection[str] = ()
+
+    def before(self, step: int) -> int:
+        """Return the first step that is not to run before the next look at the values, if `step` runs next."""
+        if self.condition is None:
+            return self.most
+        collected = -(-step // self.every) * self.every
+        return min(self.most, collected + 1)
+
+    def looks_at(self, step: int) -> bool:
+        """Return whether the condition is asked after a step."""
+        return self.condition is not None and step >= 0 and step % self.every == 0
+
+    def is_fulfilled(self, step: int, values: Mapping[str, Any]) -> bool:
+        """Return whether the run ends after a step with these collected values.
+
+        Raises: StepFailed if the condition raises an exception; ConfigError if it does not return a bool.
+        """
+        assert self.condition is not None
+        try:
+            answer = self.condition(_Values(values, self.counts))
+        except RAISED as error:
+            from ray_messaging.cluster.run.agent import users_trace  # noqa: PLC0415 - it imports this package's run
+
+            trace, where = users_trace(error)
+            text = f"until= failed after step {step}: {type(error).__name__}: {error}{where}"
+            raise StepFailed(text, agent=None, step=step, group="", trace=trace) from error
+        if not isinstance(answer, bool | np.bool_):
+            raise ConfigError(
+                f"until= returned {short_repr(answer)} after step {step}: it must return True, which ends the run, or "
+                "False"
+            )
+        return bool(answer)
+
+
+class _Values(dict[str, Any]):
+    """The values that were collected in a step, by column. A count that no agent has is 0."""
+
+    def __init__(self, values: Mapping[str, Any], counts: Collection[str]) -> None:
+        super().__init__(values)
+        self._counts = counts
+
+    def __missing__(self, name: object) -> int:
+        if isinstance(name, str) and name.partition("=")[0] in self._counts and "=" in name:
+            return 0
+        raise KeyError(f"{name!r} is not collected: collect= has {', '.join(map(repr, self)) or 'nothing'}")
+
+
+def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending:
+    """Return the end of a run; raise ConfigError for arguments that are invalid, or do not fit each other."""
+    if not callable(until):
+        if max_steps is not None:
+            raise ConfigError(
+                f"max_steps={max_steps!r} is for a condition, as in until=lambda now: now['ill'] == 0; here until= is "
+                "the number of steps already: leave max_steps= out"
+            )
+        return Ending(check_until(until))
+    if max_steps is None:
+        raise ConfigError(
+            "until= is a condition, which may never be fulfilled: pass max_steps=, the first step that does not run "
+            "in any case"
+        )
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        raise ConfigError(f"max_steps={max_steps!r} must be a number of steps")
+    if options.collect is None:
+        raise ConfigError("until= is a condition of collected values: pass collect=, such as Count('health')")
+    if is_async(until) or (problem := call_problem(until, 1)):
+        told = "it is async" if is_async(until) else problem
+        raise ConfigError(
+            f"until={short_repr(until)} must be a plain function of the collected values, such as lambda now: "
+            f"now['ill'] == 0: {told}"
+        )
+    counts = [each.name for each in aggregates_of(options.collect) if isinstance(each, Count)]
+    return Ending(max_steps, until, options.collect_every, counts)
+
+
+def values_after(step: int, parts: Sequence[bytes]) -> dict[str, Any]:
+    """Return the values that all groups have collected in a step, by column, from the encoded parts of the groups."""
+    return {"step": step} | values_of([decode_series(part) for part in parts if part])

@@ -1,0 +1,118 @@
+"""The argument `collect=` of a run: which agents are measured, and by which function or aggregates."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.aggregates import Aggregate, Quantile
+from ray_messaging.model.series_columns import TAKEN
+
+
+class Of:
+    """A choice of agents for `collect=`: what it has is collected of these agents only.
+
+    `Of([7, "book"], lambda me: {"price": me.state["price"]})` gives rows of two agents, and `Of(leaders, Mean("mood"))`
+    the mean of some agents. With aggregates it may stand in a list beside others.
+
+    Args:
+        agents: The ids of the agents. A run without one of them is an error.
+        collect: A function, an aggregate or a list of aggregates, as for `Messaging.run`.
+
+    Raises: ConfigError without agents; InvalidAddress for an invalid id.
+    """
+
+    def __init__(self, agents: Collection[AgentId], collect: Any) -> None:  # noqa: ANN401 - as for `run`
+        self.agents = AgentSet.of(agents)
+        self.collect = collect
+        if not len(self.agents):
+            raise ConfigError("Of([], ...) names no agent: name one, or leave this part of collect= out")
+
+    def __repr__(self) -> str:
+        return f"Of({[*self.agents]!r:.100}, {short_repr(self.collect)})"
+
+
+def aggregates_of(collect: object) -> Sequence[Aggregate]:
+    """Return the aggregates of an argument `collect`; none if it is a function, or None."""
+    return [*_aggregates(collect)]
+
+
+def _aggregates(collect: object) -> Iterator[Aggregate]:
+    if isinstance(collect, Aggregate):
+        yield collect
+    elif isinstance(collect, Of):
+        for each in _aggregates(collect.collect):
+            chosen = copy(each)
+            chosen.among = collect.agents
+            yield chosen
+    elif isinstance(collect, list | tuple):
+        for part in collect:
+            yield from _aggregates(part)
+
+
+def function_of(collect: Any) -> tuple[Callable[[Any], Any] | None, AgentSet | None]:  # noqa: ANN401 - as in `Of`
+    """Return the function of an argument `collect`, if it is one, and the agents that are chosen (None: all)."""
+    if isinstance(collect, Of):
+        return (collect.collect, collect.agents) if callable(collect.collect) else (None, None)
+    return (collect, None) if callable(collect) else (None, None)
+
+
+def chosen_agents(collect: Any) -> Sequence[AgentSet]:  # noqa: ANN401 - as in `Of`
+    """Return the agents that each part of an argument `collect` chooses."""
+    found = [function_of(collect)[1], *(each.among for each in aggregates_of(collect))]
+    return [agents for agents in found if agents is not None]
+
+
+def check_collect(collect: object, every: object) -> None:
+    """Raise ConfigError unless the arguments `collect` and `collect_every` of a run are valid."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ConfigError(f"collect_every={every!r} must be a number of steps, at least 1")
+    parts = collect if isinstance(collect, list | tuple) else [collect]
+    listed: list[object] = []
+    for part in parts:
+        of = part.collect if isinstance(part, Of) else part
+        if callable(of) and part is not collect:
+            raise ConfigError(
+                f"collect={short_repr(collect)} has a function in a list: a run collects either aggregates, or a row "
+                "of each agent by one function"
+            )
+        listed += of if isinstance(of, list | tuple) else [of]
+    fits = callable(function_of(collect)[0]) or (listed and all(isinstance(each, Aggregate) for each in listed))
+    if collect is not None and not fits:
+        raise ConfigError(
+            f"collect={collect!r} must be a function that returns a dict, such as lambda me: {{'mood': "
+            "me.state['mood']}, or an aggregate, such as Mean('mood') or Count('health'), or a list of aggregates"
+        )
+    aggregates = aggregates_of(collect)
+    for each in aggregates:
+        if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
+            raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
+        if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
+            raise ConfigError(
+                f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
+            )
+        if isinstance(each, Quantile) and not (_is_number(each.q) and 0 <= each.q <= 1):
+            raise ConfigError(f"q={each.q!r} of {each!r} must be a number from 0 to 1: 0.5 is the median")
+    if len({each.name for each in aggregates}) < len(aggregates):
+        raise ConfigError(
+            f"two aggregates of collect={collect!r} have one name: give one of them another name, such as "
+            "Mean('average', of='wealth')"
+        )
+
+
+def check_chosen(collect: object, agents: AgentSet) -> None:
+    """Raise ConfigError if an argument `collect` chooses agents that are not among those of the run."""
+    for chosen in chosen_agents(collect):
+        if len(strangers := chosen - agents):
+            named = ", ".join(map(repr, [*strangers][:5]))
+            more = ", ..." if len(strangers) > 5 else ""
+            raise ConfigError(f"collect=Of(...) names {named}{more}: no agents of this run have these ids")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
