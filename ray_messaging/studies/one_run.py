@@ -17,7 +17,7 @@ from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.collect import aggregates_of
-from ray_messaging.model.exact import encode_exactly
+from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
@@ -185,8 +185,10 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
 
 def _digest(result: Result) -> str:
     """Return a digest of the run: of its last messages and of all states."""
-    whole = [result.steps, [*result.digests.items()], [*result.states.items()]]
-    return blake2b(encode_exactly(whole, "the states"), digest_size=16).hexdigest()
+    head = encode_exactly([result.steps, [*result.digests.items()], None], "the digests")
+    # The states take the place of None, which is the last byte.
+    whole = head[:-1] + encode_pairs_exactly(result.states, "the states")
+    return blake2b(whole, digest_size=16).hexdigest()
 
 
 def _ipc(table: pa.Table) -> bytes:
