@@ -15,6 +15,7 @@ from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
@@ -90,12 +91,15 @@ class RunTemplate:
         return int(name == "until" and self.given["max_steps"] is not None)
 
 
-def carry_out(template: RunTemplate, task: Task) -> EndedRun:
-    """Run a model once, and return the result. An error of the model, or of another function, is part of the result."""
+def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
+    """Run a model once, and return the result. An error of the model, or of another function, is part of the result.
+
+    Args: `server` is as for `run_part`.
+    """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
     try:
-        (result, end), values = _result(template, task)
+        (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             calls = result.calls.model, result.calls.store
             return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
@@ -109,7 +113,7 @@ def carry_out(template: RunTemplate, task: Task) -> EndedRun:
     return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
 
 
-def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
+def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:
     """Return the result of a task, and all values that functions may take by name in its run."""
     planned = task if isinstance(task, PlannedRun) else task.planned
     values = values_of(planned)
@@ -135,6 +139,7 @@ def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
         progress=False,
         beginning=task.beginning if isinstance(task, ForkedRun) else None,
         keep=isinstance(task, BeginningRun),
+        server=server,
         **given,
     )
     return part, values
