@@ -51,6 +51,7 @@ from ray_messaging.errors import (
 )
 
 if TYPE_CHECKING:
+    from ray_messaging.addressing.channels import id_tuple
     from ray_messaging.cluster.handles.audience import Audience
     from ray_messaging.cluster.handles.group.async_group import AsyncGroup
     from ray_messaging.cluster.handles.group.group import Group
@@ -142,6 +143,7 @@ _HOMES = {
     "columns": "ray_messaging.model.typed.input",
     "compare": "ray_messaging.eventlog.comparison",
     "grid": "ray_messaging.model.lattice",
+    "id_tuple": "ray_messaging.addressing.channels",
     "run": "ray_messaging.cluster.run.local_run",
 }
 
@@ -238,6 +240,7 @@ __all__ = [
     "columns",
     "compare",
     "grid",
+    "id_tuple",
     "rules",
     "run",
 ]

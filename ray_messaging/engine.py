@@ -92,6 +92,7 @@ class Engine:
             transport, self.directory, self.name, keep_s, mirror=self.settings.mirror, observer=observer
         )
         self.accumulator: Accumulator | None = None
+        self._bulk_sender: BulkSender | None = None
         # None while this takes no sends: before `open`, in steps, after `close`.
         self.accepting: Accumulator | None = None
         self.subscription: Subscription | None = None
@@ -163,6 +164,7 @@ class Engine:
         self.accumulator = Accumulator(
             self.frame_sender, verdict_client, self.settings, self.checks, self.log, self.tracer
         )
+        self._bulk_sender = BulkSender(self.accumulator, self.frame_sender, self.audiences)
         self._clients.append(verdict_client)
         self.accumulator.step = self._step
         self.accepting = self.accumulator
@@ -280,8 +282,10 @@ class Engine:
 
     @property
     def bulk_sender(self) -> BulkSender:
-        """Return a sender of many messages; raises the same errors as `sending`."""
-        return BulkSender(self.sending, self.frame_sender, self.audiences)
+        """Return the sender of many messages in one call; raises the same errors as `sending`."""
+        if self.accepting is None or self._bulk_sender is None:
+            raise self.not_open(Closed)
+        return self._bulk_sender
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -340,7 +344,7 @@ class Engine:
                 self.checks.refuse(leaving)
                 # The accepted messages of these agents are sent first, because the agents may send from their new group
                 # at once.
-                accumulator, question = self.sending, TransactionBatch(None)
+                accumulator, question = self.sending, TransactionBatch()
                 await accumulator.transact(question)
                 await asyncio.shield(question.future)
             await self.receiving.let_go(leaving, target, timeout)

@@ -1,4 +1,4 @@
-"""One message that users receive."""
+"""A received message, and the context in which a message is being handled."""
 
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -14,13 +14,13 @@ from ray_messaging.errors import FrameError, InvalidPayload, PayloadMismatch
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.typed.typed_table import TypedColumns
 
-# One reused decoder: payloads are JSON of any shape, foreign clients' included.
+# One decoder for all messages, without a type, because payloads may be any JSON.
 _decode = msgspec.json.Decoder().decode
 T = TypeVar("T")
 UNSET: Any = object()
 
 
-# C code builds a struct in a third of the time that a class takes.
+# This is a Struct, because msgspec's C code makes one in a third of the time that an ordinary class takes.
 class Message(msgspec.Struct, eq=False, gc=False):
     """One received message: a view of its frame, decoded on access.
 
@@ -32,7 +32,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     _batch: Batch
     _row: int
     _pattern: bytes | None = None
-    _payload: Any = UNSET  # bytes mean that it is not decoded yet, because JSON has no bytes
+    _payload: Any = UNSET  # bytes: the payload is not decoded yet; a decoded payload is never bytes
     _msg: Msg | None = UNSET
 
     @property
@@ -104,7 +104,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
         Raises: PayloadMismatch if the payload does not fit the type, FrameError if a foreign client sent invalid
         JSON.
         """
-        typed = isinstance(self._batch.lines, TypedColumns)  # NaN in a typed column would become null in JSON.
+        # A typed payload is not read from `data`, because NaN would become null in JSON.
+        typed = isinstance(self._batch.lines, TypedColumns)
         try:
             return reader_of(kind)(self.payload if typed else self.data)
         except Misfit as misfit:
@@ -143,7 +144,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def caused_by(self) -> str | None:
-        """Return the id of the message that the sender was handling when it sent this one, or None if there was none.
+        """Return the id of the message that the sender was handling when it sent this message, or None for no message.
 
         A handler of `serve` is handling its message until the handler ends, the body of `async for` until the loop
         requests the next message. An answer has `in_reply_to` instead. For a message of a step use `EventLog.why`.
@@ -213,7 +214,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 class DecodedMessage(Message, eq=False, gc=False):
     """A message whose payload is already decoded, so that reading the payload runs no Python code."""
 
-    payload = Message.__dict__["_payload"]  # the slot itself
+    payload = Message.__dict__["_payload"]  # the Struct's own slot, which Python reads without a call
 
 
 def _name(kind: object) -> str:
@@ -226,8 +227,8 @@ _KEYS = ("type", "pattern", "channel", "data")
 class Handled:
     """A message that is being handled by the code of one context, and by the tasks that this code starts.
 
-    The handling begins when the object is made, and ends when `over` is set. `outer` is the Handled during which this
-    one began, or None.
+    The handling begins when the object is made, and ends when `over` is set. `outer` is the Handled in whose code this
+    handling began, or None.
     """
 
     __slots__ = ("message", "outer", "over")

@@ -28,6 +28,7 @@ from ray_messaging.receiving.ack_ranges import slices_of
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.sending.bulk_input import batches_of_columns, unspread_batches
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode
@@ -171,7 +172,7 @@ class Messager(names.ChannelNames):
         Raises: the same errors as `send_message`.
         """
         bulk_sender = self.engine.bulk_sender
-        return await bulk_sender.send_entries(self.engine.checks.entries(messages))
+        return await bulk_sender.send_together(self.engine.checks.batches(messages, self.engine.step))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
@@ -184,7 +185,7 @@ class Messager(names.ChannelNames):
         """
         bulk_sender = self.engine.bulk_sender
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
-        return await bulk_sender.send_columns(columns, names.check_subtopic(subtopic))
+        return await bulk_sender.send(batches_of_columns(columns, names.check_subtopic(subtopic), self.engine.step))
 
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = names.AGENT_CHAT
@@ -205,7 +206,7 @@ class Messager(names.ChannelNames):
         """
         sender, engine = self.engine.bulk_sender, self.engine
         chunks = engine.checks.columns(from_ids, 0, payloads)
-        return await sender.broadcast(audience, chunks, names.check_subtopic(subtopic), engine.step)
+        return await sender.broadcast(unspread_batches(chunks, audience, names.check_subtopic(subtopic), engine.step))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send batches that `sending.bulk_input` encoded in another process; return one receipt for each row."""

@@ -17,9 +17,8 @@ from ray_messaging.compat.msg import Payload
 class Outgoing:
     """One message to send, or one payload for many recipients.
 
-    Build it with a channel, or for recipients with `to_agent` or `to_agents`. Ids are checked here, the channel when
-    the message is sent. A from_id of None means the user. So does a missing from_id, except in a group, where
-    from_id is required.
+    Build it with a channel, or with `to_agent` or `to_agents` for recipients. Ids are checked here; a channel is
+    checked when the message is sent. A from_id of None, or no from_id, means the user; but a group requires a from_id.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
@@ -29,7 +28,7 @@ class Outgoing:
     ) -> None:
         if not isinstance(channel, str):
             raise no_channel(channel)
-        self.channel: str | None = channel  # None: the channels of its recipients
+        self.channel: str | None = channel  # None: the message goes to its recipients' channels
         self.payload = payload
         self.unnamed = from_id is OMITTED
         self.from_id = None if from_id is None or from_id is OMITTED else check_id(from_id)
@@ -45,7 +44,7 @@ class Outgoing:
         made = cls("", payload, from_id, to_id)
         made.channel = None
         if to_id is None:
-            check_id(to_id)  # The call raises the error for this id.
+            check_id(to_id)  # This call raises the error for the id None.
         made.subtopic = check_subtopic(subtopic)
         return made
 

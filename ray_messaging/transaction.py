@@ -18,7 +18,8 @@ from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
 from ray_messaging.sending.accumulator import Accumulator
-from ray_messaging.sending.pending_batch import Entry, TransactionBatch
+from ray_messaging.sending.bulk_input import batches_of_columns
+from ray_messaging.sending.pending_batch import TransactionBatch
 from ray_messaging.transports.transport_values import Conclusion
 
 
@@ -128,12 +129,13 @@ class Transaction:
         """
         batch = self._running()
         sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)
-        batch.add([Entry(sender, [recipient], topic, line, cause_here())], time.time())
+        batch.check_room(1, len(line) + 1)
+        batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
         """Queue many messages, all of them or none; raises the same errors as `send_message`."""
         batch = self._running()
-        batch.add(self._engine.checks.entries(messages), time.time())
+        batch.add(self._engine.checks.batches(messages, None))
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
@@ -144,15 +146,7 @@ class Transaction:
         """
         batch = self._running()
         chunks = self._engine.checks.columns(from_ids, to_ids, payloads)
-        topic = names.check_subtopic(subtopic)
-        entries: list[Entry] = []
-        cause = cause_here()
-        for senders, receivers, lines in chunks:
-            ids = zip(senders.tolist(), receivers.tolist(), strict=True)
-            entries += [
-                Entry(from_id, [to_id], topic, lines.row(row), cause) for row, (from_id, to_id) in enumerate(ids)
-            ]
-        batch.add(entries, time.time())
+        batch.add(batches_of_columns(chunks, names.check_subtopic(subtopic), None))
 
     # -- after the block ------------------------------------------------------------------------------------------
 
@@ -180,7 +174,7 @@ async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
 
     After this call no late attempt to commit the transaction can arrive at the server.
     """
-    question = TransactionBatch(None)
+    question = TransactionBatch()
     await accumulator.transact(question)
     await asyncio.shield(question.future)
     return batch.number is not None and accumulator.send_loop.transactions >= batch.number

@@ -44,10 +44,8 @@ def volatility(replicates, rounds):
     result = run(
         play, by="group", agents=players + len(memories), until=2 * rounds, shared=shared,
         groups={"players": range(players), "markets": range(players, players + len(memories))},
-        start=lambda group: {
-            "points": np.zeros((len(group.ids), 2), int), "history": np.zeros(len(group.ids), int),
-            "squares": np.zeros(len(group.ids), int),
-        },
+        start=lambda group: {"points": np.zeros((len(group.ids), 2), int)}
+        | {name: np.zeros(len(group.ids), int) for name in ("history", "squares")},
     )  # fmt: skip
     return result.states["markets"]["squares"].reshape(replicates, -1) / (rounds / 2) / PLAYERS
 

@@ -15,11 +15,15 @@ an agent's channel, or `:` and the whole name of a plain channel. The two are ne
 colon.
 """
 
+import json
 import re
 import secrets
+from ast import literal_eval
+from contextlib import suppress
 from enum import Enum
+from functools import lru_cache
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import UUID
 
@@ -56,6 +60,7 @@ _OURS = "rm:{"
 _SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
 _INTERNAL = re.compile(rf"{_SURVEY.pattern}|.*\.answers|anon-[0-9a-f]{{16}}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_TUPLES = 100_000  # so many tuples are remembered, as a model asks for the same ones in each step
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -108,7 +113,8 @@ def escaped(agent_id: str) -> str:
 def check_id(agent_id: object) -> AgentId:
     """Return an id in canonical form: an int64, or a str that is not an integer; raise InvalidAddress otherwise.
 
-    numpy integers become int. A str that spells an integer becomes that integer, because both have the same channel.
+    numpy integers become int. A str that spells an integer becomes that integer, because both have the same channel. A
+    tuple becomes a text, which `id_tuple` makes a tuple again.
     """
     if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
         return agent_id
@@ -119,6 +125,8 @@ def check_id(agent_id: object) -> AgentId:
         return str(agent_id)  # numpy's str cannot be encoded
     if isinstance(agent_id, UUID):
         return str(agent_id)
+    if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is no id
+        return check_id(_tuple_text(agent_id, agent_id))
     # operator.index accepts numpy 1's bool; a check by its dtype needs no import of numpy.
     is_bool = isinstance(agent_id, bool) or getattr(getattr(agent_id, "dtype", None), "kind", "") == "b"
     try:
@@ -134,6 +142,40 @@ def check_id(agent_id: object) -> AgentId:
     raise InvalidAddress(
         f"agent id {short_repr(agent_id)} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
     )
+
+
+def _tuple_text(part: object, whole: object) -> str:
+    """Return a part of a tuple as Python writes it, but texts as JSON writes them, as their form never changes."""
+    if type(part) is tuple and part:
+        inner = [_tuple_text(each, whole) for each in part]
+        return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
+    if isinstance(part, str):
+        return json.dumps(part, ensure_ascii=False)
+    is_bool = isinstance(part, bool) or getattr(getattr(part, "dtype", None), "kind", "") == "b"
+    with suppress(TypeError):
+        if not is_bool:
+            return str(index(part))  # type: ignore[arg-type]  # others raise
+    raise InvalidAddress(
+        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple that is an id consists of ints, texts and "
+        "such tuples",
+        value=whole,
+    )
+
+
+@lru_cache(_TUPLES)
+def id_tuple(agent_id: str) -> tuple[Any, ...]:
+    """Return the tuple of an agent whose id was given as a tuple, such as a node of a lattice of networkx.
+
+    An agent `(3, 4)` has the id `"(3, 4)"` wherever ids are read: as `me.id`, in `me.neighbours`, messages, results and
+    the log. Where an id is passed, both forms are accepted.
+
+    Raises: InvalidAddress if the id is not the text of such a tuple.
+    """
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError, InvalidAddress):
+        found = literal_eval(agent_id)
+        if isinstance(found, tuple) and check_id(found) == agent_id:
+            return found
+    raise InvalidAddress(f"the id {short_repr(agent_id)} is no text of a tuple, such as '(3, 4)'", value=agent_id)
 
 
 def check_subtopic(subtopic: object) -> str:

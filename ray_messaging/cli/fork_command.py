@@ -3,7 +3,6 @@
 import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -20,9 +19,9 @@ Model = Annotated[
 
 
 def fork(
-    parent: Annotated[Path, typer.Argument(metavar="PARENT", help="The log's folder of a run with checkpoints.")],
+    parent: Annotated[str, typer.Argument(metavar="PARENT", help="The log's folder of a run with checkpoints.")],
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help=("The new run's folder; the run gets the folder's name."))
+        str, typer.Argument(metavar="FOLDER", help=("The new run's folder; the run gets the folder's name."))
     ],
     model: Model,
     until: Annotated[int, typer.Option(help="The first step that is not run.")],
@@ -39,7 +38,8 @@ def fork(
     function = _model(model)
     given = None if rules is None else parse_rules(rules)
     console = output()
-    with Messaging.fork(parent, folder.name, at_step=at_step, log_dir=folder, rules=given) as messaging:
+    name = folder.rstrip("/").rpartition("/")[2]
+    with Messaging.fork(parent, name, at_step=at_step, log_dir=folder, rules=given) as messaging:
         console.print(f"The fork of {parent} begins with step {messaging.steps.now}.")
         groups = {name: [*agents] for name, agents in messaging.steps.hosted().items()}
         everybody = [agent for agents in groups.values() for agent in agents]

@@ -24,7 +24,7 @@ from ray_messaging.config import Steps
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, NotRepeatable
 from ray_messaging.interception.rules import Rule
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.sending.bulk_input import ColumnChunk
+from ray_messaging.sending.bulk_input import ColumnChunk, batches_of_columns, unspread_batches
 from ray_messaging.surveys.surveys import open_mailbox, questions
 
 if TYPE_CHECKING:
@@ -127,12 +127,12 @@ class Fork:
             if audience is not None:
                 await engine.frame_sender.refresh()
                 self._check_audience(engine.directory.audiences, some[0])
-                await sender.broadcast(audience, chunks, subtopic, engine.step)
+                await sender.broadcast(unspread_batches(chunks, audience, subtopic, engine.step))
             elif asks:
                 await open_mailbox(engine, self._answers, len(rows))
-                await sender.send_batches([questions(engine, self._answers, chunk, subtopic) for chunk in chunks])
+                await sender.send_questions([questions(engine, self._answers, chunk, subtopic) for chunk in chunks])
             else:
-                await sender.send_columns(chunks, subtopic)
+                await sender.send(batches_of_columns(chunks, subtopic, engine.step))
 
     def _check_audience(self, audiences: "Audiences", row: "LogRow") -> None:
         """Raise NotRepeatable if a broadcast cannot be sent again because its audience was made outside of the run."""

@@ -38,7 +38,7 @@ from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.sending.bulk_input import batches_of_columns
 from ray_messaging.sending.message_checks import CheckedMessage
-from ray_messaging.sending.pending_batch import ConversationRows, EncodedBatch, Questions, Replies
+from ray_messaging.sending.pending_batch import ConversationRows, PendingBatch, Questions, Replies
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Ask
 
@@ -242,9 +242,9 @@ class Conversation:
         pending, place = [], 0
         for batch in batches:
             kind = Questions(mailbox, partial(self._asked_columns, answers, place))
-            pending.append(EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind)))
+            pending.append(PendingBatch.of(batch, ConversationRows(kind)))
             place += batch.rows
-        answers.sent(await self._engine.bulk_sender.send_batches(pending))
+        answers.sent(await self._engine.bulk_sender.send_questions(pending))
 
     def _asked_columns(self, answers: Answers, place: int, batch: Batch, _: "list[asyncio.Future[Message]]") -> None:
         self._open.add(batch, answers, place)

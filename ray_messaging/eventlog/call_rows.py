@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.collected import NOTHING, Unwritten, steps_in
-from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.collected import NOTHING, Unwritten
+from ray_messaging.eventlog.folder import Folder, steps_and_epoch
 from ray_messaging.model.calls import CallRecord, decode_calls, exact_of, json_of, json_text
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
@@ -154,7 +154,7 @@ def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Ta
 
     The `agent` of a dict is an int or a str.
     """
-    spans = ((file, *steps_in(file)) for file in files)
+    spans = ((file, *steps_and_epoch(file)[:2]) for file in files)
     stored = (_read(folder, file, step) for file, low, high in spans for step in sorted(steps) if low <= step <= high)
     for row in (row for table in (*more, *stored) for row in table.to_pylist()):
         yield row | ({} if row["agent_name"] is None else {"agent": row["agent_name"]})

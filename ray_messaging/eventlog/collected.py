@@ -1,15 +1,15 @@
 """The series and remembered calls that groups collect in steps: in files beside the event log, and on the server.
 
-The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`. Each file begins with the step after the last
-step of the file before it, and is complete or absent. `born` is the time at which the server began to count the steps:
-a server that has lost its data counts from 0 again, and gets a new folder. Programs that read the log's folder as one
-table skip these files, because of the underscore.
+The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`, or have the name that `folder.py` describes
+for object stores. Each file begins with the step after the last step of the file before it, and is complete or absent.
+`born` is the time at which the server began to count the steps: a server that has lost its data counts from 0 again,
+and gets a new folder. Programs that read the log's folder as one table skip these files, because of the underscore.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder import Folder, steps_and_epoch
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
 
@@ -28,14 +28,8 @@ class Unwritten(NamedTuple):
         Raises: LogError if the folder cannot be read.
         """
         files = folder.collected_files(kind, self.born)
-        last = steps_in(files[-1])[1] if files else -1
+        last = steps_and_epoch(files[-1])[1] if files else -1
         return files, [entry for entry in self.entries if entry.kind is kind and entry.step > last]
 
 
 NOTHING = Unwritten()
-
-
-def steps_in(file: str) -> tuple[int, int]:
-    """Return the first and the last step in a file."""
-    first, last = file.rpartition("/")[2].removesuffix(".parquet").split("-")
-    return int(first), int(last)

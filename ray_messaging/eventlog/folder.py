@@ -8,7 +8,8 @@ a name that readers ignore, made durable, and renamed.
 File systems that are not local (object stores) can neither rename nor lock. There a file is written in one piece, and
 appears when it is complete. A writer that has lost the log to a successor may still be writing a file. So that this
 file cannot replace one of the successor, the name of a segment ends with the writer's epoch there:
-`events-{number:08d}-e{epoch}.parquet`. Of several segments with one number, only that of the highest epoch counts.
+`events-{number:08d}-e{epoch}.parquet`. Of several segments with one number, only that of the highest epoch counts. The
+same holds for files of what groups collect, of which those with the same steps are compared.
 
 In version 5 of the schema, a segment had a file for each set of typed columns. Of these segments, those with only one
 file can be read.
@@ -55,7 +56,7 @@ _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
 _RECORDS = re.compile(r"_(run|rule_changes|account)\.json")
 _LOCK = "_lock"
 _ANY = re.compile(r".+")
-_COLLECTED_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
+_COLLECTED_FILE = re.compile(r"(\d{8,})-(\d{8,})(?:-e(\d+))?\.parquet")
 CHECKPOINTS = "_checkpoints"  # the name of the folder with checkpoints
 AUDIENCES = "audiences"  # the name of the folder with the files of audiences
 _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
@@ -246,14 +247,24 @@ class Folder:
         """
         found = self.subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
-        return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
+        kept: list[tuple[int, int, str]] = []
+        files = [(steps_and_epoch(info.path), info.path) for info in self._files(_COLLECTED_FILE, path)]
+        for (first, last, _), file in sorted(files, key=lambda each: each[0][2], reverse=True):
+            if all(last < low or first > high for low, high, _ in kept):
+                kept.append((first, last, file))
+        return [file for *_, file in sorted(kept)]
 
-    def write_collected(self, kind: CollectedKind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
-        """Write collected data of one kind and of the steps `first` to `last`, atomically and durably.
+    def write_collected(
+        self, kind: CollectedKind, born: str, steps: tuple[int, int], data: bytes | pa.Buffer, *, epoch: int
+    ) -> None:
+        """Write collected data of one kind and of some steps, atomically and durably.
+
+        Args: `steps` are the first and the last step, `epoch` is the writer's.
 
         Raises: OSError if that fails.
         """
-        self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
+        of_writer = "" if self.local else f"-e{epoch}"
+        self.write_file(f"_{kind}/{born}/{steps[0]:08d}-{steps[1]:08d}{of_writer}.parquet", data)
 
     def checkpoints(self) -> list[int]:
         """Return the steps that have a checkpoint after them, ascending; raise LogError if the folder is unreadable."""
@@ -414,6 +425,13 @@ def _number(name: str) -> int:
     found = SEGMENT.fullmatch(name)
     assert found is not None
     return int(found[1])
+
+
+def steps_and_epoch(file: str) -> tuple[int, int, int]:
+    """Return the first and the last step in a file of collected data, and its writer's epoch (-1: not in the name)."""
+    found = _COLLECTED_FILE.fullmatch(file.rpartition("/")[2])
+    assert found is not None
+    return int(found[1]), int(found[2]), int(found[3] or -1)
 
 
 def _epoch(name: str) -> int:

@@ -208,7 +208,7 @@ def _copy_collected(parent: Folder, folder: Folder, step: int) -> None:
         table = table.filter(pc.less_equal(table[STEP], step))
         if files and len(table):
             born, steps = files[-1].split("/")[-2], pc.min_max(table[STEP]).as_py()
-            folder.write_collected(kind, born, steps["min"], steps["max"], encoded(table))
+            folder.write_collected(kind, born, (steps["min"], steps["max"]), encoded(table), epoch=0)
 
 
 def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: int) -> None:

@@ -1,7 +1,7 @@
 """Sets of agents and of channels as int64 columns, so that a million agents need no Python object for each."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Set
 from itertools import islice
 
 import numpy as np
@@ -48,6 +48,8 @@ def check_agents(agents: object) -> None:
         raise InvalidAddress(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass its keys, as a list", value=agents
         )
+    if isinstance(agents, ItemsView):
+        raise InvalidAddress("agents are the items of a dict, whose values would become ids: pass its keys", value=None)
     if hasattr(agents, "itertuples"):
         raise InvalidAddress("agents are a DataFrame: pass its index, or the column of their ids", value=None)
 

@@ -88,28 +88,33 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     fold: Fold | None = None
 
     @classmethod
-    def joined(cls, parts: Sequence[tuple["Extension", int]]) -> "Extension | None":
-        """Return the joined extension of several batches, in their order, or None if there are none.
+    def joined(cls, parts: Sequence[tuple["Extension | None", int]]) -> "Extension | None":
+        """Return the joined extension of several batches, in their order, or None if none has an extension.
 
-        Args: `parts` are extensions of one `kind`, each with its number of rows. None of them may belong to an attempt
-        at a step.
+        Args: `parts` are the batches' extensions, each with the number of rows. They are of one `kind`, or some have
+        only causes and the others are None. None of them may belong to an attempt at a step.
         """
-        if not parts:
+        first = next((each for each, _ in parts if each is not None), None)
+        if first is None:
             return None
-        first = parts[0][0]
-        ordinals = [each.ordinal for each, _ in parts if each.ordinal is not None]
-        replies = [each.in_reply_to for each, _ in parts if each.in_reply_to is not None]
-        expects = [each.expects_answer for each, _ in parts if each.expects_answer is not None]
-        causes = [each.caused_by for each, _ in parts if each.caused_by is not None]
+        given = [(each or cls(), rows) for each, rows in parts]
+        ordinals = [each.ordinal for each, _ in given if each.ordinal is not None]
+        replies = [each.in_reply_to for each, _ in given if each.in_reply_to is not None]
+        expects = [each.expects_answer for each, _ in given if each.expects_answer is not None]
+        causes = None
+        if any(each.caused_by is not None for each, _ in given):
+            causes = MessageIdColumn.joined(
+                [MessageIdColumn.none(rows) if each.caused_by is None else each.caused_by for each, rows in given]
+            )
         return cls(
             ordinal=np.concatenate(ordinals) if ordinals else None,
             in_reply_to=MessageIdColumn.joined(replies) if replies else None,
             expects_answer=np.concatenate(expects) if expects else None,
             reply_mailbox=first.reply_mailbox,
-            asked_outside=_joined_rows([(each.asked_outside, rows) for each, rows in parts]),
-            behind=_joined_rows([(each.behind, rows) for each, rows in parts]),
+            asked_outside=_joined_rows([(each.asked_outside, rows) for each, rows in given]),
+            behind=_joined_rows([(each.behind, rows) for each, rows in given]),
             failed=first.failed,
-            caused_by=MessageIdColumn.joined(causes) if causes else None,
+            caused_by=causes,
             audience=first.audience,
         )
 

@@ -1,4 +1,4 @@
-"""Functions that join the columns of several frames."""
+"""Functions that join several batches, or some of their columns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 
@@ -50,6 +52,8 @@ def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArr
         joined = TypedColumns.joined(typed)
         return joined if order is None else joined.take(order)
     columns = [part.json for part in parts]
+    if order is None and all(column.index is None for column in columns):
+        return _joined_lines(columns, None)
     index = np.empty(sum(rows), np.uint32)
     low = first = 0
     for column, count in zip(columns, rows, strict=True):
@@ -57,8 +61,52 @@ def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArr
         places[:] = np.arange(count, dtype=np.uint32) if column.index is None else column.index
         places += first
         low, first = low + count, first + column.count
-    index = index if order is None else index[order]
+    return _joined_lines(columns, index if order is None else index[order])
+
+
+def _joined_lines(columns: Sequence[PayloadColumn], index: NDArray[np.uint32] | None) -> PayloadColumn:
     if any(column.raw for column in columns):  # raw lines may contain newlines, so they cannot be in a blob
         return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
     blob = b"".join([column.view for column in columns]) if len(columns) > 1 else columns[0].blob
-    return PayloadColumn(blob, first, index)
+    return PayloadColumn(blob, sum(column.count for column in columns), index)
+
+
+def joined_batches(parts: Sequence[Batch]) -> Batch:
+    """Return the messages of several batches, in order, as one batch that has no sender and no numbers yet.
+
+    Either all parts have payloads, or none has any; the same holds for steps. Their extensions are of one `kind`, or
+    some have only causes and the others have no extension.
+    """
+    rows = [part.rows for part in parts]
+    lines = [part.lines for part in parts if part.lines is not None]
+    table = {name: place for place, name in enumerate(dict.fromkeys(name for part in parts for name in part.topics))}
+    topic = None
+    if len(table) > 1:
+        places = [
+            np.array([table[name] for name in part.topics])[
+                np.zeros(part.rows, int) if part.topic is None else part.topic
+            ]
+            for part in parts
+        ]
+        topic = topic_column(np.concatenate(places), len(table))
+    return Batch(
+        sender="",
+        epoch=0,
+        first=0,
+        from_ids=joined_ids([part.from_ids for part in parts]),
+        rows=sum(rows),
+        to_ids=joined_ids([part.to_ids for part in parts]),
+        topics=tuple(table),
+        topic=topic,
+        step=None if parts[0].step is None else _by_row([part.step for part in parts], rows, np.int64),
+        sent_at=_by_row([part.sent_at for part in parts], rows, np.float64),
+        lines=joined_payloads(lines, rows) if lines else None,
+        extension=Extension.joined([*zip((part.extension for part in parts), rows, strict=True)]),
+    )
+
+
+def _by_row(values: Sequence[Any], rows: Sequence[int], dtype: type[np.generic]) -> Any:  # noqa: ANN401 - an array of this type
+    """Return an array with a value for each row. Each of `values` is an array, or one value for all rows of a part."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return np.repeat(np.array(values, dtype), rows)
+    return np.concatenate([np.broadcast_to(np.asarray(v, dtype), count) for v, count in zip(values, rows, strict=True)])

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import repeat, starmap
 from threading import get_ident
 from time import monotonic, time
@@ -21,7 +21,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
-from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receipt import Receipt
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
@@ -32,16 +32,14 @@ from ray_messaging.sending.pending_batch import (
     ROW_CELLS,
     BulkWaiter,
     ConversationRows,
-    Entry,
     PendingBatch,
     Questions,
     Replies,
-    RowBatch,
     TransactionBatch,
 )
 from ray_messaging.sending.send_loop import SendLoop
 
-_NONE_OPEN = RowBatch(None)  # stands for "no batch is open": no message is appended to it
+_NONE_OPEN = PendingBatch()  # stands for "no batch is open": no message is appended to it
 
 
 class CapacityLimiter:
@@ -241,7 +239,7 @@ class Accumulator:
                 raise self.broken.with_traceback(None)
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step)
         if cause is not None:
-            batch.causes[len(batch)] = cause
+            batch.causes[len(batch.cells) // ROW_CELLS] = cause
         future, cells = self._new_future(), batch.cells
         cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(cells)
@@ -268,7 +266,7 @@ class Accumulator:
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
         assert batch.conversation is not None
         if cause is not None:
-            batch.causes[len(batch)] = cause
+            batch.causes[len(batch.cells) // ROW_CELLS] = cause
         future = self._new_future()
         batch.cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(batch.cells)
@@ -278,51 +276,39 @@ class Accumulator:
         self.send_loop.wake()
         return batch.conversation, future
 
-    def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
-        """Accept messages with several recipients, as part of one batch. Call `enter` before."""
-        return self._extend(entries, repeat(time()), self._step)
-
-    def join(self, batch: Batch, call_row: int) -> "asyncio.Future[Receipts]":
-        """Accept a few messages that another process has encoded, as part of one batch. Call `enter` before.
+    def join(self, batch: Batch, call_row: int) -> BulkWaiter:
+        """Accept the messages of a small batch, as part of the open batch. Call `enter` before.
 
         Args: `call_row` is the number of the first message in the call that sends it.
         """
         assert batch.lines is not None
-        rows = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), batch.lines.by_row, strict=True)
-        causes = None if batch.extension is None else batch.extension.caused_by
-        entries = [
-            Entry(from_id, [to_id], batch.topic_of(row), line, None if causes is None else causes[row])
-            for row, (from_id, to_id, line) in enumerate(rows)
-        ]
         assert not isinstance(batch.step, np.ndarray)
-        return self._extend(entries, map(batch.sent_time, range(batch.rows)), batch.step, call_row)
-
-    def _extend(
-        self, entries: Sequence[Entry], times: Iterable[float], step: int | None, call_row: int | None = None
-    ) -> "asyncio.Future[Receipts]":
-        large = max(len(entry.line) + 1 for entry in entries)
         self._count()
-        nbytes = sum(len(entry.line) + 1 for entry in entries)
-        batch = self._batch_for(nbytes if large > LARGE_LINE else 0, step)
-        low = len(batch)
-        for entry, sent_at in zip(entries, times, strict=False):
-            batch.extend(entry, sent_at)
+        nbytes = batch.lines.nbytes
+        pending = self._batch_for(nbytes if nbytes > LARGE_LINE * batch.rows else 0, batch.step)
+        low, future = len(pending), self._loop.create_future()
+        pending.join(batch)
+        waiter = BulkWaiter(low, low + batch.rows, future, call_row)
+        pending.bulks.append(waiter)
+        self.capacity.rows += batch.rows
         self.capacity.nbytes += nbytes
-        batch.nbytes += nbytes
-        future: asyncio.Future[Receipts] = self._loop.create_future()
-        batch.bulks.append(BulkWaiter(low, len(batch), future, call_row))
-        self.capacity.rows += len(batch) - low
-        batch.counted = len(batch.cells)
-        self._prepare_futures()
+        self._futures = iter(())  # So many messages may not fit any more.
         self.send_loop.wake()
-        return future
+        return waiter
 
-    def put(self, pending: PendingBatch, nbytes: int) -> None:
-        """Accept a whole batch, with `nbytes` bytes of payload. Call `enter` before."""
+    def put_bulk(self, pending: PendingBatch, call_row: int) -> BulkWaiter:
+        """Accept a whole batch of a bulk send, as `put` does; arguments as those of `join`."""
+        waiter = BulkWaiter(0, len(pending), self._loop.create_future(), call_row)
+        pending.bulks.append(waiter)
+        self.put(pending)
+        return waiter
+
+    def put(self, pending: PendingBatch) -> None:
+        """Accept a whole batch. Call `enter` before."""
         self._close_batch()  # Closing the batch makes later messages come after it.
         self._pending.append(pending)
         self.capacity.rows += len(pending)
-        self.capacity.nbytes += nbytes
+        self.capacity.nbytes += pending.nbytes
         self.send_loop.wake()
 
     async def enter(self) -> None:
@@ -354,7 +340,7 @@ class Accumulator:
             transaction.trace = self.tracer.open()
         self._bulks += 1
         transaction.future.add_done_callback(self.bulk_done)
-        self.put(transaction, transaction.nbytes)
+        self.put(transaction)
 
     # -- the open batch -------------------------------------------------------------------------------------------
 
@@ -384,14 +370,14 @@ class Accumulator:
             self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
-    def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> RowBatch:
+    def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> PendingBatch:
         """Return the batch to which messages are to be appended.
 
         Args: `large` is the size of the messages' large payloads. With a `kind`, the messages are questions or answers.
         """
         opened = self._open
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.takes(large, step, kind):
-            batch = RowBatch(step, conversation=None if kind is None else ConversationRows(kind))
+            batch = PendingBatch(step, conversation=None if kind is None else ConversationRows(kind))
             self._open, self._cells, self._futures = batch, batch.cells, iter(())
             batch.trace = self.tracer.open()
             self._pending.append(batch)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
 from ray_messaging.addressing.directory import IdTable, Routes
-from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache
+from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache, name_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.compat.msg import Msg
@@ -25,7 +24,7 @@ from ray_messaging.model.extension import AudiencePairs, Extension
 from ray_messaging.model.typed.input import is_array, is_table, table_of
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.pending_batch import Entry, RowBatch, caused_by_one
+from ray_messaging.sending.pending_batch import PendingBatch, caused_by_one
 
 _KEPT = 200_000  # the most ids in `known`, because each takes 64 bytes
 
@@ -142,39 +141,40 @@ class ColumnChunk(NamedTuple):
         return [chunk for half in halves for chunk in half.within_limits()]
 
 
-def entries_of(
+def batches_of(
     messages: Sequence[Outgoing],
     address: Callable[[str], tuple[AgentId | None, str]],
     limit_bytes: int,
+    step: int | None,
     group: str | None = None,
-) -> list[Entry]:
-    """Check and encode messages; raise the error of the first invalid message.
+) -> list[Batch]:
+    """Check and encode messages; return them as batches within the limits, which have no sender and no numbers yet.
 
     Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id.
     None: any sender.
+    Raises: the error of the first invalid message.
     """
-    entries: list[Entry] = []
-    cause = cause_here()
+    drafts = [PendingBatch(step)]
+    cause, now = cause_here(), time.time()
     for message in messages:
         if not isinstance(message, Outgoing):
             raise InvalidPayload(
                 f"send_messages takes Outgoing, not {type(message).__name__}: Outgoing(channel, payload)"
             )
         line = encode_payload(message.payload, limit_bytes)
-        if message.channel is not None:
-            to_id, topic = address(message.channel)
-            if message.to_id is not None:
-                to_id = check_recipient(message.channel, to_id, message.to_id)
-            entries.append(Entry(message.from_id, [to_id], topic, line, cause))
-        elif message.to_ids is None:
-            entries.append(Entry(message.from_id, [message.to_id], message.subtopic, line, cause))
-        else:
-            for start in range(0, len(message.to_ids), BATCH_ROWS):
-                part: list[AgentId | None] = [*message.to_ids[start : start + BATCH_ROWS]]
-                entries.append(Entry(message.from_id, part, message.subtopic, line, cause))
+        to_id, topic = (message.to_id, message.subtopic) if message.channel is None else address(message.channel)
+        if message.channel is not None and message.to_id is not None:
+            to_id = check_recipient(message.channel, to_id, message.to_id)
+        to_ids = (to_id,) if message.to_ids is None else message.to_ids
+        for start in range(0, len(to_ids), BATCH_ROWS):
+            part = to_ids if len(to_ids) <= BATCH_ROWS else to_ids[start : start + BATCH_ROWS]
+            draft = drafts[-1]
+            if len(draft) + len(part) > BATCH_ROWS or draft.nbytes + len(line) > BATCH_BYTES:
+                drafts.append(draft := PendingBatch(step))
+            draft.append(message.from_id, part, topic, line, cause, now)
     if group is not None and any(message.unnamed for message in messages):
         raise no_from_id(group)
-    return entries
+    return [draft.seal("", 0, 0) for draft in drafts if len(draft)]
 
 
 def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
@@ -273,59 +273,28 @@ def _check_arrays(payload: object) -> None:
             )
 
 
-def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch]:
-    """Build batches from entries, for a messager in another process."""
-    batches: list[Batch] = []
-    now = time.time()
-    for chunk in entry_chunks(entries):
-        draft = RowBatch(step)
-        for entry in chunk:
-            draft.extend(entry, now)
-        batches.append(draft.seal("", 0, 0))
-    return batches
-
-
-def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Split entries into the entries of each batch, by the limits of rows and bytes."""
-    chunk: list[Entry] = []
-    rows = nbytes = 0
-    for entry in entries:
-        if chunk and (rows + len(entry.to_ids) > BATCH_ROWS or nbytes + len(entry.line) > BATCH_BYTES):
-            yield chunk
-            chunk, rows, nbytes = [], 0, 0
-        if entry.to_ids:
-            chunk.append(entry)
-        rows += len(entry.to_ids)
-        nbytes += len(entry.line)
-    if chunk:
-        yield chunk
-
-
-def payloads_of(entries: Sequence[Entry]) -> Iterator[Batch]:
-    """Yield the payloads of entries, each once and in order, as batches of one topic, for a check by the schema."""
-    parts = (nbytes // BATCH_BYTES for nbytes in accumulate(len(entry.line) for entry in entries))
-    for (topic, _), run in groupby(entries, lambda entry: (entry.topic, next(parts))):
-        rows = [*run]
-        from_ids, lines = [entry.from_id for entry in rows], [entry.line for entry in rows]
-        chunk = ColumnChunk(IdColumn.of(from_ids), nobody(len(rows)), PayloadColumn.of(lines))
-        yield chunk.batch((topic,), None, 0.0)
-
-
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of columns, for a messager in another process."""
+    """Build one batch from each chunk of columns, which has no sender and no numbers yet."""
     now, cause = time.time(), cause_here()
     return [chunk.batch((topic,), step, now, caused_by_one(cause, len(chunk.from_ids))) for chunk in chunks]
 
 
-def unspread_batches(
-    chunks: Sequence[ColumnChunk], audience: AudiencePairs, topic: str, step: int | None
-) -> list[Batch]:
-    """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients."""
-    batches = batches_of_columns([chunk._replace(to_ids=nobody(len(chunk.from_ids))) for chunk in chunks], topic, step)
-    for batch in batches:
-        batch.extension = batch.extension or Extension()
-        batch.extension.audience = audience
-    return batches
+def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str, step: int | None) -> list[Batch]:
+    """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients.
+
+    Args: `audience` is an audience's handle or name, or EVERYBODY.
+    """
+    return [to_audience(batch, audience) for batch in batches_of_columns(chunks, topic, step)]
+
+
+def to_audience(batch: Batch, audience: object) -> Batch:
+    """Make each message of a batch a broadcast to an audience, whose hearers are still to be found; return the batch.
+
+    Args: `audience` is an audience's handle or name, or EVERYBODY.
+    """
+    batch.to_ids, batch.extension = nobody(batch.rows), batch.extension or Extension()
+    batch.extension.audience = AudiencePairs(name_of(audience), UNRESOLVED)
+    return batch
 
 
 def is_unspread(batch: Batch) -> bool:

@@ -3,94 +3,73 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from functools import partial
 from time import time
+from typing import TypeVar
 
 import numpy as np
 
-from ray_messaging.audiences.cache import UNRESOLVED, AudienceCache, audience_of, current_audience, name_of
-from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.cache import AudienceCache, audience_of, current_audience
 from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import MessagingError, OutcomeUnknown
-from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import AudiencePairs, Extension
+from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
-from ray_messaging.sending.bulk_input import (
-    ColumnChunk,
-    edges_of,
-    entry_chunks,
-    is_unspread,
-    payloads_of,
-    unspread_batches,
-    within_pairs,
-)
+from ray_messaging.sending.bulk_input import edges_of, is_unspread, within_pairs
 from ray_messaging.sending.frame_sender import FrameSender
-from ray_messaging.sending.pending_batch import BulkWaiter, EncodedBatch, Entry, caused_by_one
+from ray_messaging.sending.pending_batch import BulkWaiter, PendingBatch
 from ray_messaging.sending.schema_checks import check_current
 
-AddPart = Callable[[], "asyncio.Future[Receipts]"]
+T = TypeVar("T")
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
-_FEW = 64  # plain batches with at most so many rows are joined with others, because each batch takes equally long
+# A plain batch of at most so many rows is joined with others, because each batch takes equally long.
+_FEW = 64
 
 
 class BulkSender:
-    """One send of many messages, in parts: each part is a batch, and is accepted when there is capacity for it."""
+    """The sender of many messages in one call: each batch of the call is accepted when there is capacity for it."""
 
     def __init__(self, accumulator: Accumulator, frames: FrameSender, audiences: AudienceCache) -> None:
         self._accumulator = accumulator
         self._frames = frames
         self._audiences = audiences
-        self._rows = 0  # the number of rows that were accepted
-        self._new_future: Callable[[], asyncio.Future[Receipts]] = asyncio.get_running_loop().create_future
 
-    async def send_entries(self, entries: Sequence[Entry]) -> Receipts:
-        """Send messages, each to one or more recipients; return their receipts.
+    async def send(self, batches: Sequence[Batch]) -> Receipts:
+        """Send batches, which get their step and time when they are accepted; return the receipts of all rows.
 
         Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
-        await check_current(self._frames, lambda: payloads_of(entries))
-        rows = sum(len(entry.to_ids) for entry in entries)
-        return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
+        await check_current(self._frames, lambda: batches)
+        return await self._send(batches, self._put_own, sum(batch.rows for batch in batches))
 
-    async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
-        """Send messages given as columns; return their receipts. Raises the same errors as `send_entries`."""
-        await check_current(self._frames, lambda: (chunk.batch((topic,), None, 0.0) for chunk in chunks))
-        rows = sum(len(chunk.from_ids) for chunk in chunks)
-        cause = cause_here()
-        return await self._send((partial(self._put_columns, chunk, topic, cause) for chunk in chunks), rows)
+    async def send_together(self, batches: Sequence[Batch]) -> Receipts:
+        """Send plain messages as `send` does, but together with other messages that are sent at the same time."""
+        await check_current(self._frames, lambda: batches)
+        return await self._send(batches, self._join_own, sum(batch.rows for batch in batches))
 
-    async def send_batches(self, batches: Sequence[EncodedBatch]) -> Receipts:
-        """Send batches; return their receipts. Raises the same errors as `send_entries`."""
-        await check_current(self._frames, lambda: (pending.batch for pending in batches))
-        for batch in batches:
-            batch.checked = self._frames.directory.schemas.version
-        parts = (partial(self._put_own, batch) for batch in batches)
-        return await self._send(parts, sum(map(len, batches)))
+    async def send_questions(self, batches: Sequence[PendingBatch]) -> Receipts:
+        """Send batches of questions; return the receipts of all rows. Raises the same errors as `send`."""
+        await check_current(self._frames, lambda: (batch for pending in batches for batch in pending.parts))
+        return await self._send(batches, self._put, sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches that another process has collected; return their receipts.
+        """Send batches that another process has made; return the receipts of all rows.
 
-        Raises: the same errors as `send_entries`.
+        Raises: the same errors as `send`.
         """
         if batches and is_unspread(batches[0]):
-            return await self._broadcast(batches)
+            return await self.broadcast(batches)
         await check_current(self._frames, lambda: batches)
-        receipts = await self._send((partial(self._put_relayed, batch) for batch in batches), sum(map(len, batches)))
+        receipts = await self._send(batches, self._add, sum(batch.rows for batch in batches))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
-    async def broadcast(self, audience: object, chunks: list[ColumnChunk], topic: str, step: int | None) -> Receipts:
+    async def broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
         """Send the message in each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
 
-        Raises: UnknownName for an audience that does not exist; otherwise the same errors as `send_entries`.
+        Raises: UnknownName for an audience that does not exist; otherwise the same errors as `send`.
         """
-        named = AudiencePairs(name_of(audience), UNRESOLVED)
-        return await self._broadcast(unspread_batches(chunks, named, topic, step))
-
-    async def _broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
         if not broadcasts:
             return Receipts([])
         await self._frames.refresh()  # once a call that changes the audience has returned, the new version must be used
@@ -103,50 +82,44 @@ class BulkSender:
         parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
         await check_current(self._frames, lambda: parts)
         pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in parts)
-        return await self._send((partial(self._put_spread, batch, edges) for batch in parts), pairs)
+        return await self._send(parts, lambda part, row: self._put(PendingBatch.of(spread(part, edges)), row), pairs)
 
-    def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
-        extension = caused_by_one(cause, len(chunk.from_ids))
-        batch = chunk.batch((topic,), self._accumulator.step, time(), extension)
-        return self._put_own(EncodedBatch(batch=batch, checked=self._frames.directory.schemas.version))
+    def _put_own(self, batch: Batch, call_row: int) -> BulkWaiter:
+        batch.step, batch.sent_at = self._accumulator.step, time()
+        return self._put(PendingBatch.of(batch), call_row)
 
-    def _put_spread(self, broadcasts: Batch, edges: Edges) -> "asyncio.Future[Receipts]":
-        pairs = self._encoded(spread(broadcasts, edges))
-        return self._put_own(pairs) if broadcasts.trace is None else self._put(pairs)
+    def _join_own(self, batch: Batch, call_row: int) -> BulkWaiter:
+        batch.step, batch.sent_at = self._accumulator.step, time()
+        return self._accumulator.join(batch, call_row)
 
-    def _put_relayed(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        extension, lines = batch.extension, batch.lines
+    def _add(self, batch: Batch, call_row: int) -> BulkWaiter:
+        """Accept a relayed batch: as part of the open batch if it is small and plain, otherwise as a batch of its own.
+
+        Args: `call_row` is the number of the first message in the call.
+        """
+        extension = batch.extension
         # The messages are neither of a step, nor questions, answers or broadcasts, and nothing traces them.
         plain = extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
-        plain = plain and batch.trace is None and not isinstance(batch.step, np.ndarray)
-        if plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw:
-            first, self._rows = self._rows, self._rows + batch.rows
-            return self._accumulator.join(batch, first)
-        return self._put(self._encoded(batch))
+        plain = plain and batch.trace is None and batch.numbers is None and not isinstance(batch.step, np.ndarray)
+        if plain and batch.rows <= _FEW and isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
+            return self._accumulator.join(batch, call_row)
+        return self._put(PendingBatch.of(batch), call_row, own=False)
 
-    def _encoded(self, batch: Batch) -> EncodedBatch:
-        trace = self._accumulator.tracer.follow(batch.trace)
-        return EncodedBatch(batch=batch, checked=self._frames.directory.schemas.version, trace=trace)
+    def _put(self, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
+        """Accept a batch of its own."""
+        tracer, [batch] = self._accumulator.tracer, pending.parts
+        # Another process has decided whether its batches are traced.
+        pending.trace = tracer.open() if own and batch.trace is None else tracer.follow(batch.trace)
+        pending.checked = self._frames.directory.schemas.version
+        return self._accumulator.put_bulk(pending, call_row)
 
-    def _put_own(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":
-        pending.trace = self._accumulator.tracer.open()
-        return self._put(pending)
-
-    def _put(self, pending: EncodedBatch) -> "asyncio.Future[Receipts]":
-        future = self._new_future()
-        pending.call_row = self._rows
-        self._rows += len(pending)
-        pending.bulks.append(BulkWaiter(0, len(pending), future))
-        self._accumulator.put(pending, pending.nbytes)
-        return future
-
-    async def _send(self, parts: Iterable[AddPart], rows: int) -> Receipts:
-        """Call each part's function when there is capacity; return the receipts of all rows."""
+    async def _send(self, batches: Iterable[T], add: Callable[[T, int], BulkWaiter], rows: int) -> Receipts:
+        """Accept each batch by `add` when there is capacity; return the receipts of all rows."""
         futures: list[asyncio.Future[Receipts]] = []
-        stopped: MessagingError | None = None
+        call_row, stopped = 0, None
         self._accumulator.bulk_begun()
         try:
-            for add in parts:
+            for batch in batches:
                 try:
                     await self._accumulator.enter()
                 except MessagingError as error:
@@ -154,13 +127,17 @@ class BulkSender:
                     stopped = copy(error)
                     stopped.__cause__ = error.__cause__
                     break
-                futures.append(add())
+                low, high, future, call_row = add(batch, call_row)
+                futures.append(future)
+                call_row += high - low
             return await join_receipts(futures, stopped, rows)
-        finally:
-            self._accumulator.bulk_done()
+        except BaseException:
             for future in futures:
                 # A cancelled caller no longer reads the errors of the other parts.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+        finally:
+            self._accumulator.bulk_done()
 
 
 async def join_receipts(

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.model.batch import Batch, topic_column
-from ray_messaging.model.columns import INT, IdColumn
-from ray_messaging.model.extension import Extension
-from ray_messaging.model.joining import joined_payloads
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import INT
+from ray_messaging.model.joining import joined_batches
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 
 if TYPE_CHECKING:
@@ -278,25 +277,10 @@ def _kind(place: DeferredRow) -> tuple[object, ...]:
 
 def _joined(parts: list[Batch]) -> Batch:
     """Build one batch from several; the messages keep their numbers."""
-    first = parts[0]
-    topics = {name: place for place, name in enumerate(dict.fromkeys(name for part in parts for name in part.topics))}
-    lines = [part.lines for part in parts if part.lines is not None]
-    steps = [np.broadcast_to(np.asarray(part.step, np.int64), len(part)) for part in parts if part.step is not None]
-    return Batch(
-        sender=first.sender,
-        epoch=first.epoch,
-        first=first.first,
-        from_ids=IdColumn.of([from_id for part in parts for from_id in part.from_ids.tolist()]),
-        rows=sum(map(len, parts)),
-        to_ids=IdColumn.of([to_id for part in parts for to_id in part.to_ids.tolist()]),
-        topics=tuple(topics),
-        topic=topic_column([topics[part.topic_of(row)] for part in parts for row in range(len(part))], len(topics)),
-        numbers=np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts]),
-        step=np.concatenate(steps) if steps else None,
-        sent_at=np.concatenate([np.broadcast_to(np.asarray(part.sent_at, np.float64), len(part)) for part in parts]),
-        lines=joined_payloads(lines, [*map(len, parts)]) if lines else None,
-        extension=Extension.joined([(part.extension, len(part)) for part in parts if part.extension is not None]),
-    )
+    made, first = joined_batches(parts), parts[0]
+    made.sender, made.epoch, made.first = first.sender, first.epoch, first.first
+    made.numbers = np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts])
+    return made
 
 
 def _numbers(part: Batch) -> NDArray[np.uint32]:

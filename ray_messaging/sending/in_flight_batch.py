@@ -73,10 +73,8 @@ class InFlightBatch:
 
     def row_in_call(self, row: int) -> int | None:
         """Return a row's number in the call that sent it, or None if the row was sent as a single message."""
-        if self.pending.call_row is not None:
-            return self.pending.call_row + row
         for bulk in self.pending.bulks:
-            if bulk.low <= row < bulk.high and bulk.call_row is not None:
+            if bulk.low <= row < bulk.high:
                 return bulk.call_row + row - bulk.low
         return None
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from ray_messaging.addressing.channels import OMITTED, AgentId, SenderId, check_id, check_recipient, parse_channel
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, encode_payload
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.bulk_input import AllowedSenders, ColumnChunk, columns_of, entries_of, no_from_id
-from ray_messaging.sending.pending_batch import Entry
+from ray_messaging.sending.bulk_input import AllowedSenders, ColumnChunk, batches_of, columns_of, no_from_id
 
 _ADDRESSES_KEPT = 200_000
 
@@ -89,14 +89,12 @@ class MessageChecks:
                 self._allowed.check(from_id)
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
-    def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
+    def batches(self, messages: Sequence[Outgoing], step: int | None) -> list[Batch]:
         """Check and encode messages; raise the same errors as `checked`, for the first invalid message."""
         group = None if self._allowed is None else self._name
-        entries = entries_of(messages, self.address, self._payload_bytes, group)
-        if self._allowed is not None:
-            for from_id in {entry.from_id for entry in entries}.difference(self._allowed.known):
-                self._allowed.check(from_id)
-        return entries
+        batches = batches_of(messages, self.address, self._payload_bytes, step, group)
+        self.check_senders(batch.from_ids for batch in batches)
+        return batches
 
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
         """Check and encode columns.

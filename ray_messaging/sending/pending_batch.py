@@ -1,4 +1,4 @@
-"""Batches that wait to be sent: their rows, and the futures of their receipts."""
+"""The batch that waits to be sent: its messages, to which more can be appended, and the futures of their receipts."""
 
 import asyncio
 from asyncio import Future
@@ -19,6 +19,7 @@ from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionErr
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Behind, Extension
+from ray_messaging.model.joining import joined_batches
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
 from ray_messaging.receipt import Receipt, Receipts
@@ -117,20 +118,8 @@ class Reaches:
         return bool((there[places] >= self.hearers[places]).all())
 
 
+# A payload that is larger than this counts as large: a batch of small payloads keeps within BATCH_BYTES by its rows.
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
-
-
-class Entry(NamedTuple):
-    """One payload for one or more recipients. A recipient of None means that the channel is not an agent's.
-
-    `cause` is the id of the message that the sender was handling.
-    """
-
-    from_id: AgentId | None
-    to_ids: list[AgentId | None]
-    topic: str
-    line: bytes
-    cause: str | None = None
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
@@ -144,7 +133,7 @@ class BulkWaiter(NamedTuple):
     low: int
     high: int
     future: "asyncio.Future[Receipts]"
-    call_row: int | None = None
+    call_row: int
 
 
 def _new_future() -> "asyncio.Future[Receipts]":
@@ -154,62 +143,58 @@ def _new_future() -> "asyncio.Future[Receipts]":
     return future
 
 
-class PendingBatch(msgspec.Struct, eq=False):
-    """Rows that will be sent as one batch, and the futures of their receipts.
-
-    `singles` has a future for each message that was sent alone, and None for a row of a bulk send; it is empty if no
-    message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own future.
-    `checked` is the version of the schemas by which the payloads were checked (0: not checked). `call_row` is the
-    number of the first row in the call that sends the batch (None: the messages are from several calls). With `reaches`
-    each row is a broadcast that no rule judges. `trace` has the batch's spans.
-    """
-
-    step: int | None = None
-    singles: "Sequence[asyncio.Future[Receipt] | None]" = ()
-    bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
-    all_single: bool = False
-    checked: int = 0
-    call_row: int | None = None
-    reaches: Reaches | None = None
-    trace: AnySpans = UNTRACED
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch, whose first message gets the number `first`."""
-        raise NotImplementedError
-
-
 # The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: it is of a bulk send).
 ROW_CELLS = 6
 _LINE_CELL = 3
 _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
 
 
-class RowBatch(PendingBatch, eq=False):
-    """A pending batch to which messages are appended one by one.
+class PendingBatch(msgspec.Struct, eq=False):
+    """Messages that will be sent as one batch, and the futures of their receipts.
 
-    The cells of all rows are in one list, row after row, so that slices of the list are the columns, and no row needs
-    an object. `causes` has, by row, the ids of the messages that the senders were handling. `counted` is how many cells
-    have been counted against the capacity, `nbytes` the size of these cells' payloads, `large` the size of all large
-    payloads.
+    Single messages are appended to `cells`, whole batches by `join` to `parts`; `seal` makes one `Batch` of all. The
+    cells of all single messages are in one list, row after row, so that slices of the list are the columns, and no row
+    needs an object. They come after all `parts`. `causes` has, by row of the cells, the ids of the messages that the
+    senders were handling. `counted` is how many cells have been counted against the capacity. `nbytes` is the size of
+    the payloads that are counted, `large` the size of all large payloads.
+
+    `singles` has, by row, a future for each message that was sent alone, and None for a row of a bulk send; it is empty
+    if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own future.
+    These are complete once the batch is sealed. `checked` is the version of the schemas by which the payloads were
+    checked (0: not checked). With `reaches` each row is a broadcast that no rule judges. `trace` has the batch's spans.
     """
 
-    all_single: bool = True
+    step: NDArray[np.int64] | int | None = None
+    conversation: ConversationRows | None = None  # None: plain messages
+    parts: list[Batch] = msgspec.field(default_factory=list)
     cells: list[Any] = msgspec.field(default_factory=list)
+    causes: dict[int, str] = msgspec.field(default_factory=dict)
+    shared: bool = False  # True: some rows of the cells have the same payload object
+    singles: "list[asyncio.Future[Receipt] | None]" = msgspec.field(default_factory=list)
+    bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
+    all_single: bool = False
     counted: int = 0
     nbytes: int = 0
     large: int = 0
-    shared: bool = False  # True: some rows have the same payload object
-    conversation: ConversationRows | None = None  # None: plain messages
-    causes: dict[int, str] = msgspec.field(default_factory=dict)
+    checked: int = 0
+    reaches: Reaches | None = None
+    trace: AnySpans = UNTRACED
+    _joined: int = 0  # the number of rows of all parts
+
+    @classmethod
+    def of(
+        cls, batch: Batch, conversation: ConversationRows | None = None, reaches: Reaches | None = None
+    ) -> "PendingBatch":
+        """Return a pending batch of the messages of one batch."""
+        made = cls(batch.step, conversation, reaches=reaches)
+        made.join(batch)
+        return made
 
     def __len__(self) -> int:
-        return len(self.cells) // ROW_CELLS
+        return self._joined + len(self.cells) // ROW_CELLS
 
     def lines(self, cell: int) -> list[bytes]:
-        """Return the payloads of the rows from a cell on."""
+        """Return the payloads of the single messages from a cell on."""
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
@@ -217,42 +202,85 @@ class RowBatch(PendingBatch, eq=False):
         same = self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
         return same and (self.large == 0 or self.large + large <= BATCH_BYTES)
 
-    def extend(self, entry: Entry, now: float) -> None:
-        """Append a payload for its recipients, as part of a bulk send."""
-        from_id, to_ids, topic, line, cause = entry
-        self.all_single = False
-        self.shared |= len(to_ids) > 1
-        if cause is not None:
-            self.causes |= dict.fromkeys(range(len(self), len(self) + len(to_ids)), cause)
-        for to_id in to_ids:
-            self.cells += (from_id, to_id, topic, line, now, None)
+    def append(
+        self,
+        from_id: AgentId | None,
+        to_ids: Sequence[AgentId | None],
+        topic: str,
+        line: bytes,
+        cause: str | None,
+        now: float,
+    ) -> None:
+        """Append one payload for one or more recipients, without a future for each message.
 
-    def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch; its first message gets the number `first`."""
-        from_ids, to_ids, topics, lines, times, self.singles = map(self.cells.__getitem__, _COLUMNS)
-        table, topic = (topics[0],), None
-        if topics.count(topics[0]) < len(topics):
+        Args: a recipient of None means that the channel is not an agent's; `cause` is the id of the message that the
+        sender is handling.
+        """
+        cells = self.cells
+        if len(to_ids) > 1:
+            self.shared = True
+        if cause is not None:
+            row = len(cells) // ROW_CELLS
+            self.causes |= dict.fromkeys(range(row, row + len(to_ids)), cause)
+        for to_id in to_ids:
+            cells += (from_id, to_id, topic, line, now, None)
+        self.nbytes += len(line) + 1
+
+    def join(self, batch: Batch) -> None:
+        """Append all messages of a batch, which has no extension but causes."""
+        if self.cells:
+            self._end_cells()
+        if self.singles:
+            self.singles += [None] * batch.rows
+        self.all_single = False
+        self.parts.append(batch)
+        self._joined += batch.rows
+        self.nbytes += 0 if batch.lines is None else batch.lines.nbytes
+
+    def _end_cells(self) -> None:
+        """Make a part of the single messages, to which no more are appended."""
+        from_ids, to_ids, topics, lines, times, futures = map(self.cells.__getitem__, _COLUMNS)
+        rows, table, topic = len(lines), (topics[0],), None
+        if topics.count(topics[0]) < rows:
             places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
             table, topic = tuple(places), topic_column([places[name] for name in topics], len(places))
         batch = Batch(
-            sender=sender,
-            epoch=epoch,
-            first=first,
+            sender="",
+            epoch=0,
+            first=0,
             from_ids=IdColumn.of(from_ids),
             to_ids=IdColumn.of(to_ids),
             topics=table,
             topic=topic,
             step=self.step,
-            sent_at=times[0] if len(times) == 1 else np.frombuffer(pack(f"={len(times)}d", *times), np.float64),
-            lines=once(lines) if self.shared else PayloadColumn.of(lines, nbytes=self.nbytes or -1),
-            rows=len(lines),
+            sent_at=times[0] if rows == 1 else np.frombuffer(pack(f"={rows}d", *times), np.float64),
+            lines=_once(lines)
+            if self.shared
+            else PayloadColumn.of(lines, nbytes=-1 if self.parts else self.nbytes or -1),
+            rows=rows,
         )
         if self.causes:
-            batch.extension = Extension(caused_by=MessageIdColumn.of([*map(self.causes.get, range(batch.rows))]))
+            batch.extension = Extension(caused_by=MessageIdColumn.of([*map(self.causes.get, range(rows))]))
+            self.causes = {}
+        if futures[0] is not None:  # otherwise these are no messages that were sent alone
+            self.all_single = not self.parts
+            self.singles = futures if self.all_single else [*(self.singles or [None] * self._joined), *futures]
+        self.parts.append(batch)
+        self._joined += rows
+        self.cells.clear()  # The accumulator has this list, too.
+        self.counted = 0
+
+    def seal(self, sender: str, epoch: int, first: int) -> Batch:
+        """Return all messages as one batch, with our name; its first message has the number `first`."""
+        if self.cells:
+            self._end_cells()
+        batch = self.parts[0] if len(self.parts) == 1 else joined_batches(self.parts)
+        batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
+        batch.labels, batch.noted = {}, None  # a sender may not set these: only rules, and this process, may
         return batch if self.conversation is None else self.conversation.extend(batch)
 
 
-class TransactionBatch(RowBatch, eq=False):
+class TransactionBatch(PendingBatch, eq=False):
     """The messages of a transaction, which are written together or not at all, and the transaction's conclusion.
 
     Without a conclusion the transaction writes nothing, and only finds out which transactions the server has. `future`
@@ -263,14 +291,9 @@ class TransactionBatch(RowBatch, eq=False):
     conclusion: Conclusion | None = None
     number: int | None = None
 
-    def add(self, entries: Sequence[Entry], now: float) -> None:
-        """Queue payloads for their recipients.
-
-        Raises: TransactionError if there would be too many messages, PayloadTooLarge if there would be too many bytes;
-        then no payload is queued.
-        """
-        rows = len(self) + sum(len(entry.to_ids) for entry in entries)
-        nbytes = self.nbytes + sum(len(line) + 1 for line in {id(entry.line): entry.line for entry in entries}.values())
+    def check_room(self, more_rows: int, more_bytes: int) -> None:
+        """Raise TransactionError for too many messages, PayloadTooLarge for too many bytes, with so many more."""
+        rows, nbytes = len(self) + more_rows, self.nbytes + more_bytes
         if rows > BATCH_ROWS:
             raise TransactionError(
                 f"a transaction sends at most {BATCH_ROWS:,} messages, this one would send {rows:,}: fetch fewer at a "
@@ -283,10 +306,17 @@ class TransactionBatch(RowBatch, eq=False):
                 size=nbytes,
                 limit=BATCH_BYTES,
             )
-        self.shared |= len({id(entry.line) for entry in entries}) < len(entries)
-        for entry in entries:
-            self.extend(entry, now)
-        self.nbytes = nbytes
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        """Queue the messages of batches: all of them, or none. Raises the same errors as `check_room`."""
+        for batch in batches:
+            batch.lines = None if batch.lines is None else batch.lines.json  # Parts of several schemas can be joined.
+        self.check_room(
+            sum(batch.rows for batch in batches),
+            sum(batch.lines.nbytes for batch in batches if batch.lines is not None),
+        )
+        for batch in batches:
+            self.join(batch)
 
     def fail(self, error: MessagingError) -> None:
         """Fail the transaction with an error."""
@@ -294,31 +324,9 @@ class TransactionBatch(RowBatch, eq=False):
             self.future.set_exception(error)
 
 
-def once(lines: Sequence[bytes]) -> PayloadColumn:
+def _once(lines: Sequence[bytes]) -> PayloadColumn:
     """Build a column that has each payload object once, however many rows share it."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))
     return PayloadColumn.of([found[key] for key in places], np.array(index, np.uint32))
-
-
-class EncodedBatch(PendingBatch, eq=False, kw_only=True):
-    """A pending batch whose columns were built before, in this process or another process."""
-
-    batch: Batch
-    conversation: ConversationRows | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the payloads."""
-        return 0 if self.batch.lines is None else self.batch.lines.nbytes
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-    def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Set our name and numbers in the batch, and return it."""
-        batch = self.batch
-        batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
-        batch.labels, batch.noted = {}, None  # a sender may not set these: only rules, and this process, may
-        return batch if self.conversation is None else self.conversation.extend(batch)

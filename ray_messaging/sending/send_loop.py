@@ -108,12 +108,10 @@ class SendLoop:
 
     async def _step(self) -> None:
         """Send the next batch; wait for one if there is none."""
-        ahead = self._goes_ahead()
-        pending = self._take(ahead=ahead)
+        pending, ahead = self._take()
         if pending is None:
             await self._sleep()
-            ahead = self._goes_ahead()
-            pending = self._take(ahead=ahead)
+            pending, ahead = self._take()
         if isinstance(pending, TransactionBatch):
             await self._transact(pending)
         elif pending is not None:
@@ -126,15 +124,14 @@ class SendLoop:
             self._in_flight = None
         await self._send(ahead=ahead)
 
-    def _goes_ahead(self) -> bool:
-        """Return whether calls are to be left under way: the next batch is closed, or earlier calls are under way."""
-        return self._source.has_closed or bool(self._frames.calls)
+    def _take(self) -> tuple[PendingBatch | None, bool]:
+        """Take the next batch, if it may be written now, and return it.
 
-    def _take(self, *, ahead: bool) -> PendingBatch | None:
-        """Take the next batch, if it may be written now."""
-        if ahead and not (self._source.has_closed and self._frames.has_room):
-            return None
-        return self._source.take()
+        Return also whether calls are to be left under way: the next batch is closed, or earlier calls are under way.
+        """
+        closed = self._source.has_closed
+        ahead = closed or bool(self._frames.calls)
+        return (None if ahead and not (closed and self._frames.has_room) else self._source.take()), ahead
 
     async def _send(self, *, ahead: bool = False) -> None:
         """Write all frames that may be written; with `ahead` leave the calls under way."""

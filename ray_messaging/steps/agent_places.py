@@ -23,7 +23,7 @@ class AgentPlaces(Sequence[AgentId]):
         self.ints = agents.ints
         self.strings = sorted(agents.strings)
         self._low, self._high = (int(self.ints[0]), int(self.ints[-1])) if len(self.ints) else (0, -1)
-        # Ids at equal distances, which is the common case, need no search.
+        # If the ids have equal distances, as in most groups, a place is computed and not searched.
         self._distance = int(self.ints[1]) - self._low if len(self.ints) > 1 else 1
         self._even = bool((np.diff(self.ints) == self._distance).all())
         self._place_of = {name: place for place, name in enumerate(self.strings, len(self.ints))}

@@ -1,4 +1,4 @@
-"""The sending side of one attempt at steps: it writes messages to boxes, and closes their step."""
+"""The sending side of a driver's attempt at steps: it writes messages to boxes, and closes each step."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
-from ray_messaging.sending.pending_batch import EncodedBatch
+from ray_messaging.sending.pending_batch import PendingBatch
 from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
-_ROW_BYTES = 8  # the least bytes that a message takes in a frame besides its payload: an id and its ordinal
+_ROW_BYTES = 8  # the least bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
 
 
 class AttemptSender:
-    """The sender of one attempt at steps.
+    """The sender of one attempt at steps: it sends for one group, from one driver.
 
     A small step is sent and closed in one call to the server; a larger one is sent in parts.
     """
@@ -57,9 +57,9 @@ class AttemptSender:
         self._account = account
         self._hostings = -1  # the engine's `hostings` when the directory was last loaded
         self._announced = False  # the interceptor knows of this attempt
-        self._known = False  # the directory is at least as new as when the step was opened
+        self._known = False  # whether the directory is at least as new as when the step was opened
         self._number = 0  # the number of the next message
-        self.sealed = -1  # the last sealed step, as far as the last commit's answer says
+        self.sealed = -1  # the last sealed step, by the answer to the last commit
         self._boxes = AttemptBoxes(store, engine.name, attempt, step)
         self._destination = StepDestination(engine, self._boxes)
         self._broadcasts = StepBroadcasts(engine, self._destination)
@@ -77,12 +77,12 @@ class AttemptSender:
         await self._destination.reload()
 
     async def begin(self, opened: Opened) -> None:
-        """Use this open step for sends from now on."""
+        """Send in this open step from now on."""
         directory = self._engine.directory
         self._destination.begin(opened.step)
         self._known = opened.directory >= 0
         if opened.directory != directory.version and (self._known or directory.audiences):
-            await self.reload()  # the step needs the audience versions, and the hosts, that are used in it
+            await self.reload()  # the step needs the audiences' versions, and the agents' groups, that count in it
             self._known = True
         if await self.moved.follow(opened.step, directory):
             await self.reload()
@@ -92,7 +92,7 @@ class AttemptSender:
     ) -> tuple[Opened | Waiting | Done | None, StepCounts]:
         """Send the messages of a step, and close it; return the answer for the next step, and the counts.
 
-        Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
+        Args: `changed` says that the step has changed the group's state; with `go_on` the next step is opened too.
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
         send to a group that was declared not to hear this group; ConfigError if the series have another shape than
         before; MailboxFull if the server has no memory for series and calls; Fenced if another driver has the group.
@@ -101,7 +101,7 @@ class AttemptSender:
             await self._write_moves(step)
         await self._announce(step.number)
         sent = step.sends.take()
-        # For a group that sends nothing and is hosted by this process, the directory need not be loaded again.
+        # If the group sends nothing and this process hosts the group, the directory need not be loaded again.
         silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
@@ -172,18 +172,18 @@ class AttemptSender:
     # -- in one call ----------------------------------------------------------------------------------------------
 
     async def _commit_whole(
-        self, step: Step, batches: Sequence[EncodedBatch], *, changed: bool, go_on: bool
+        self, step: Step, batches: Sequence[PendingBatch], *, changed: bool, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
         """Send and close a step in one call; return None, and do nothing, if several calls are needed.
 
-        Each row's fate is known before the call, because the call writes everything or nothing.
+        The fates of all rows are known before the call, because the call writes everything or nothing.
         """
         destination = self._destination
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
         if not batches or destination.schemas.version or least > CALL_BYTES:
             return None
         before, first, closed = self._account.copy(), self._number, None
-        with suppress(MailboxFull):  # if the server's memory is full, it still accepts the close of a step alone
+        with suppress(MailboxFull):  # a server whose memory is full still accepts a call that only closes the step
             frames = await self._arrived(self._frames_of(batches), step.number)
             if frames:
                 await self._answer(destination.keep_agents(), step.number)
@@ -196,13 +196,14 @@ class AttemptSender:
                 closed = await self._answer(call, step.number)
         destination.queues.reset()
         if closed is None:
-            self._number = first  # the messages get the same numbers again in several calls, and so the same verdicts
+            # With the same numbers the messages get the same verdicts again, when they are sent in several calls.
+            self._number = first
             self._account.restore(before)
             return None
         self._boxes.keep_own(frames)
         return self._following(closed, closing), counts
 
-    async def _frames_of(self, batches: Sequence[EncodedBatch]) -> list[OutboundFrame]:
+    async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
         """Get verdicts on batches, and return the batches' frames; [] if the frames take several calls."""
         destination = self._destination
         judged: list[tuple[InFlightBatch, int]] = []
@@ -229,22 +230,24 @@ class AttemptSender:
                 self._destination.stored(frame)
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Do nothing: rows that are done free no capacity, because sends in steps take none."""
+        """Do nothing. Rows that are done free capacity elsewhere, but sends in steps take no capacity."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Add a batch with its fates to the account."""
+        """Count a batch's messages by their fates."""
         self._account.add(batch.outgoing, batch.outcome)
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)
 
     # -- in parts -------------------------------------------------------------------------------------------------
 
-    async def _send(self, batches: Sequence[EncodedBatch]) -> None:
+    async def _send(self, batches: Sequence[PendingBatch]) -> None:
         """Send the messages of a step in several calls.
 
         Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
-        await check_current(self._engine.frame_sender, lambda: (pending.batch for pending in batches))
+        await check_current(
+            self._engine.frame_sender, lambda: (batch for pending in batches for batch in pending.parts)
+        )
         for pending in batches:
             pending.checked = self._destination.schemas.version
             await self._deliver(self._begin(pending))
@@ -272,8 +275,8 @@ class AttemptSender:
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    def _begin(self, pending: EncodedBatch) -> InFlightBatch:
-        """Assign numbers to the messages of a batch, and return it as a batch in flight."""
+    def _begin(self, pending: PendingBatch) -> InFlightBatch:
+        """Assign numbers to the messages of a batch, and return it as a batch that is being sent."""
         batch = pending.seal(self._group, self._attempt, self._number)
         self._number += batch.rows
         return InFlightBatch(pending, batch, self)
@@ -298,9 +301,9 @@ class AttemptSender:
     # -- answers --------------------------------------------------------------------------------------------------
 
     async def _arrived(self, call: Awaitable[T], step: int) -> T:
-        """Return the result of a call before a step's commit.
+        """Return the result of a call that is made before a step's commit.
 
-        Raises StepAborted if the server or the interceptor is away.
+        Raises: StepAborted if the server or the interceptor cannot be reached.
         """
         try:
             return await call

@@ -1,4 +1,4 @@
-"""The messages of a step that rules blocked, as their senders' groups read them in the next step."""
+"""The messages of a step that rules blocked. In the next step, the senders' groups read which messages these were."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
@@ -56,7 +56,7 @@ class BlockedSends(Sequence[BlockedSend]):
         self._step = step
         ids: list[tuple[IdColumn, IdColumn]] = [(IdColumn.of([]), IdColumn.of([]))]
         ordinals, whys = [np.zeros(0, np.uint32)], [np.zeros(0, np.intp)]
-        # Rules with their reasons. `_whys` has, for each message, the place in this list.
+        # The distinct rules with their reasons. `_whys` has, for each message, an index into this list.
         self._why: list[tuple[str, str]] = []
         for frame, noted in (each for part in parts for each in msgspec.msgpack.decode(part, type=_Parts)):
             batch = decode(frame)
@@ -104,7 +104,7 @@ class BlockedSends(Sequence[BlockedSend]):
 
     @property
     def to_ids(self) -> NDArray[Any]:
-        """Return the recipients, int64 (n,), or object if some are strs, or None for a user."""
+        """Return the recipients, int64 (n,), or object if some are strs, or None, which stands for the user."""
         return self._to_ids.to_numpy()
 
     @property

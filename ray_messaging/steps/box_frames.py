@@ -1,4 +1,7 @@
-"""Decoding of the frames of boxes into batches, and the supervisor's changes of these batches."""
+"""Decoding of the frames in boxes, and changes that the supervisor makes to them.
+
+A box has a mailbox's messages of a step.
+"""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -63,7 +66,8 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
     if frame.tag.group == OUTSIDE:
         ordinals = outside_ordinals(frame.first, np.arange(batch.rows, dtype=np.uint32))
         given = batch.extension or Extension()
-        asked = _asked_outside(batch, given)  # first, because below the messages lose their ids from outside of steps
+        # This comes first, because the messages lose their ids from outside of the steps below.
+        asked = _asked_outside(batch, given)
         batch.step = step
         batch.extension = Extension(
             deliver=step,
@@ -90,7 +94,7 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of a batch that amendments change, and for each row where its amendment is: a batch, and a row in it.
+    """The rows of a batch that amendments change. `batches` and `places` say for each row which row of which amendment.
 
     `blocked` says which of the rows are blocked. The others get the amendment's payload and labels.
     """
@@ -144,7 +148,7 @@ def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return a folded batch of broadcasts with amendments of its pairs applied; None if no pair is left.
 
-    If pairs of one broadcast are changed in different ways, the broadcast gets a row for each way.
+    If amendments change pairs of one broadcast in different ways, the result has a row for each way.
 
     Args: `edges` are the pairs, in the broadcast's version of the audience, whose hearers are the frame's agents.
     `amendments` are the amendments that `amendments_of` returns for the batch.
@@ -207,7 +211,7 @@ def _places(batches: Sequence[Batch]) -> tuple[NDArray[np.intp], NDArray[np.intp
 
 
 def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return, for each number, the places where it occurs, ascending."""
+    """Return, for each distinct number, the ascending positions at which the number occurs."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(numbers) else []
 
@@ -256,7 +260,7 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, which is equal for copies of one message. The batches belong to one step.
+    """Return a number for each row, which is equal for copies of one message. The batches must belong to one step.
 
     Copies have equal from_id and ordinal. If some rows are broadcasts, copies also have equal to_id: None in a
     broadcast, or the hearer when the broadcast is spread.

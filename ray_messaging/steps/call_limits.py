@@ -1,8 +1,8 @@
 """One limit for the remembered calls of all groups: calls per minute, calls at the same time, and calls in all.
 
-One `CallLimits` grants calls. Each group has a `CallGate`, at which its calls wait. A gate asks for all calls that wait
-in one question, and asks no second question before the answer. Each question has the gate's totals, not the changes, so
-a lost or repeated question does no harm.
+One `CallLimits` grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all
+calls that wait, and no second request before the answer. Each request has the gate's totals, not their changes, so a
+lost or repeated request does no harm.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 
-_AHEAD_S: Final = 0.25  # a grant has the calls that may begin within so many seconds, but at least one call
-_EARLY_S: Final = 0.05  # a gate asks again so many seconds before its last granted call begins
+_AHEAD_S: Final = 0.25  # a grant allows the calls that may begin within this many seconds, but at least one call
+_EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
 
 
 class HeldCalls(NamedTuple):
@@ -34,7 +34,10 @@ class HeldCalls(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Answer to a gate: in how many seconds each granted call may begin. If `spent`, no budget and no call is left."""
+    """Answer to a gate: in how many seconds each granted call may begin.
+
+    `spent` says that the budget of calls is spent.
+    """
 
     delays: list[float]
     spent: bool = False
@@ -56,7 +59,8 @@ class CallLimits:
     async def take(self, held: HeldCalls, wanted: int) -> Grant:
         """Grant up to `wanted` calls to a gate; return when at least one is granted, or the budget is spent."""
         self.note(held)
-        # A gate knows each grant whose answer has arrived, so the gate's own number of granted calls counts.
+        # An answer to an earlier request may have been lost, and its calls are not made. So the number of granted calls
+        # is taken from the gate.
         self._held[held.group] = self._held[held.group]._replace(granted=held.granted)
         async with self._turn:
             while True:
@@ -74,7 +78,7 @@ class CallLimits:
             return Grant(delays)
 
     def note(self, held: HeldCalls) -> None:
-        """Record the totals of a gate. Totals that are older than the recorded totals are ignored."""
+        """Record the totals of a gate. Totals that are lower than the recorded totals are old, and are ignored."""
         known = self._held.get(held.group, held)
         if known.gate == held.gate:
             held = known._replace(ended=max(known.ended, held.ended), unused=max(known.unused, held.unused))
@@ -118,7 +122,7 @@ class CallGate:
         self._note = note
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Future[None]] = deque()
-        self._due = 0  # the number of calls that were granted, but have not begun
+        self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -174,7 +178,7 @@ class CallGate:
             if (waiter := self._waiting.popleft()).set_running_or_notify_cancel():
                 waiter.set_result(None)
                 return
-        self._end(0, 1)  # the caller has given up
+        self._end(0, 1)  # no call waits for this grant any more
 
 
 def _refusal(group: str, grant: Grant) -> MessagingError:

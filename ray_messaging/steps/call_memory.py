@@ -1,4 +1,4 @@
-"""Results of calls that a step has made, kept for its later attempts."""
+"""Results of remembered calls that a group has made in a step, kept for later attempts at the same step."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ from ray_messaging.model.calls import KEPT, PARENT, KeptCall
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One call to the server writes at most so many results, and takes no further result once it has so many bytes.
+# One call to the server writes at most this many results, and no further result once it has this many bytes.
 _BATCH, _BATCH_BYTES = 256, 2**20
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
@@ -38,8 +38,9 @@ class CallMemory:
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
-        self.broken: StepAborted | None = None  # why no more results can be kept
-        self.parent: Callable[[], Mapping[str, bytes]] | None = None  # reads the results of an earlier run, in a thread
+        self.broken: StepAborted | None = None  # the error if no more results can be kept
+        # A function that reads the results of an earlier run; it is called in a thread.
+        self.parent: Callable[[], Mapping[str, bytes]] | None = None
         self._store = store
         self._group = group
         self._attempt = attempt
@@ -48,14 +49,15 @@ class CallMemory:
         self._again = again
         self._loop = asyncio.get_running_loop()
         self._loading: Future[None] | None = None
-        self._answers: dict[str, tuple[str, bytes]] = {}  # by key, where a loaded result is from, and the result
+        # By key, the source of a loaded result (KEPT or PARENT), and the result.
+        self._answers: dict[str, tuple[str, bytes]] = {}
         self._new: deque[_New] = deque()
         self._writing = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def may_know(self) -> bool:
-        """Return whether there may be results of earlier attempts or an earlier run."""
+        """Return whether there may be results from earlier attempts or from an earlier run."""
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
@@ -127,7 +129,7 @@ class CallMemory:
                     await self._write_part(part)
             except Exception as raised:  # noqa: BLE001 - the callers that wait raise it
                 error = raised
-            loop = new[0].kept.get_loop()  # all calls of a group are made in one loop
+            loop = new[0].kept.get_loop()  # all calls of a group are made in one event loop
             loop.call_soon_threadsafe(_settle, new, error)
         self._writing = False
         if self._new:  # Another result came just before the line above: write it, too.

@@ -1,8 +1,10 @@
-"""Answers of calls by their content, in a folder that any processes of a machine share: each call is made once.
+"""A store of calls' answers by the calls' content.
 
-The folder has a database of sqlite3, `calls.sqlite`, with the answers as JSON, and the flights: calls that are being
-made now, each with its holder. A holder is a process; it locks a file in `holders` for as long as it lives, and the
-kernel gives the lock up at its death. So a call whose process was killed is made by the next one that asks.
+Processes of one machine share its folder, so each call is made once. The folder has a database of sqlite3,
+`calls.sqlite`, with the answers as JSON. Its table `flights` has the calls that are being made now, each with the
+process that makes it, which is the flight's holder. A holder locks a file in the folder `holders` while it lives, and
+the kernel releases the lock when the process dies. So if the process that makes a call is killed, the next process that
+asks makes the call.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from ray_messaging.model.calls import KeptCall, exact_of, json_of
 FILE, HOLDERS = "calls.sqlite", "holders"
 _APPLICATION: Final = 0x7261796D  # "raym": marks a database as one of ours
 _VERSION: Final = 1
-_BUSY_S: Final = 60.0  # other processes may write for so long before a call fails
+_BUSY_S: Final = 60.0  # a call fails if other processes keep the database locked for this many seconds
 _TABLES = """
 CREATE TABLE IF NOT EXISTS calls (
     content TEXT PRIMARY KEY, function TEXT NOT NULL, arguments TEXT, result TEXT NOT NULL, exact BLOB,
@@ -40,7 +42,10 @@ T = TypeVar("T")
 
 
 class StoredCall(NamedTuple):
-    """A call that the store is asked for. `function` and `arguments` are for people who read the store."""
+    """A call whose answer is wanted.
+
+    `content` is its key; `function` and `arguments` are for people who read the store.
+    """
 
     content: str
     function: str
@@ -48,7 +53,9 @@ class StoredCall(NamedTuple):
 
 
 class CallStore:
-    """The answers in a folder, which is made if it is missing. One object serves all threads of a process.
+    """The stored answers in a folder, which is created if it does not exist.
+
+    One object serves all threads of a process.
 
     Raises: ConfigError if the folder cannot be a store; LogError if it cannot be read or written.
     """
@@ -56,8 +63,9 @@ class CallStore:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._flights: dict[str, Future[KeptCall | BaseException]] = {}  # of this process, by content
-        self._holder = ""  # the file that this process has locked
+        # The calls that this process is making now, by content.
+        self._flights: dict[str, Future[KeptCall | BaseException]] = {}
+        self._holder = ""  # the name of the file that this process has locked; "": none yet
         with self._checked():
             if Path(folder).exists() and not Path(folder).is_dir():
                 raise ConfigError(f"store={folder!r} is a file: name a folder, which may be new")
@@ -71,7 +79,8 @@ class CallStore:
     @classmethod
     def at(cls, folder: str) -> "CallStore":
         """Return this process's store of a folder."""
-        key = os.getpid(), os.path.realpath(folder)  # a fork of the process may not use its connections
+        # A forked process may not use the connections of the process that it was forked from.
+        key = os.getpid(), os.path.realpath(folder)
         with _opening:
             if (found := _open_stores.get(key)) is None or not Path(folder, FILE).exists():
                 found = _open_stores[key] = cls(folder)
@@ -83,10 +92,12 @@ class CallStore:
             return _found(self._reader, content)
 
     async def answer(self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]]) -> tuple[KeptCall, bool]:
-        """Return the answer of a call, and whether it was made here. Who asks at the same time waits for this answer.
+        """Return the answer of a call, and whether this process has made the call now.
 
-        Raises: what `make` raises, also where another call of this process has made it, except BudgetSpent of that one;
-        LogError if the answer cannot be stored.
+        Equal calls at the same time wait for one answer.
+
+        Raises: the error of `make`, also if an equal call of this process has called its `make` and got the error; but
+        not that call's BudgetSpent. LogError if the answer cannot be stored.
         """
         while True:
             with self._lock:
@@ -96,13 +107,13 @@ class CallStore:
             if under_way is None:
                 return await self._fly(call, make, mine)
             waited = asyncio.wrap_future(under_way)
-            await asyncio.wait({waited})  # which leaves the flight alone if this call is cancelled
+            await asyncio.wait({waited})  # if this call is cancelled, the other call goes on
             outcome = waited.result()
             if isinstance(outcome, KeptCall):
                 return outcome, False
             if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
-            # Whoever made the call was cancelled, or has no calls left: another one makes it.
+            # The task that made the call was cancelled, or has no budget left. So try to make the call here.
 
     async def _fly(
         self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]], flight: "Future[KeptCall | BaseException]"
@@ -135,14 +146,14 @@ class CallStore:
         return made, True
 
     async def _do(self, work: Callable[[], T]) -> T:
-        """Do some work in the store's thread, to its end even if this call is cancelled."""
+        """Do some work in the store's thread. The work is finished even if this call is cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     # -- in the store's thread ------------------------------------------------------------------------------------
 
     def _claim(self, content: str) -> KeptCall | bool:
-        """Return a call's answer; or True if this process has the flight now; or False if another one has it."""
-        with self._checked():  # without a transaction, so that those who wait hold up nobody
+        """Return a call's answer; True if this process must make the call now; False if another process makes it."""
+        with self._checked():  # without a transaction, so that processes that wait do not block each other
             if (known := _found(self._writer, content)) is not None:
                 return known
             if self._holder_of(content, self._writer) is not None:
@@ -157,7 +168,7 @@ class CallStore:
             return True
 
     def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
-        """Return the process that has a call's flight; None if none has, or it has died, or it is this one."""
+        """Return the other living process that is making a call, or None if there is none."""
         row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
         return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
 
@@ -169,7 +180,7 @@ class CallStore:
             database.execute("DELETE FROM flights WHERE content = ?", (call.content,))
 
     def _give_up(self, content: str) -> None:
-        with suppress(LogError), self._writing() as database:  # else the flight ends with this process
+        with suppress(LogError), self._writing() as database:  # if this fails, the flight ends when this process ends
             database.execute("DELETE FROM flights WHERE content = ? AND holder = ?", (content, self._holder))
 
     @contextmanager
@@ -180,19 +191,20 @@ class CallStore:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # a full disk may have ended the transaction
+                with suppress(sqlite3.Error):  # if the disk is full, sqlite may have ended the transaction already
                     self._writer.execute("ROLLBACK")
                 raise
 
     # -- holders --------------------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
-        """Show by the lock of a file that this process lives."""
+        """Lock a file, by which other processes see that this process lives."""
         while not self._holder:
             path = Path(self.folder, HOLDERS, f"{os.getpid()}-{uuid4().hex}")
             # The file stays open for as long as the process lives. A process that was forked from this one has no lock.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            with suppress(OSError):  # another process has just taken the file for that of a dead one
+            # Another process holds the lock now, to see whether the file belongs to a dead process.
+            with suppress(OSError):
                 fcntl.lockf(handle, _ALONE)
                 if path.exists():
                     _ours.add(path.name)
@@ -201,8 +213,9 @@ class CallStore:
             os.close(handle)
 
     def _lives(self, holder: str) -> bool:
-        """Return whether a process lives."""
-        if holder.startswith(f"{os.getpid()}-"):  # to open and close a file of this process would give up its lock
+        """Return whether the process with this holder's name lives."""
+        # This process must not open and close its own file, because that would release its lock.
+        if holder.startswith(f"{os.getpid()}-"):
             return holder in _ours
         path = Path(self.folder, HOLDERS, holder)
         try:
@@ -244,7 +257,8 @@ class CallStore:
                 f"ray_messaging has version {_VERSION}; pass another folder as store="
             )
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")  # whole after any kill; a power cut may cost the last answers
+        # A killed process damages nothing; a power cut may lose the last answers.
+        database.execute("PRAGMA synchronous = NORMAL")
         database.execute("BEGIN IMMEDIATE")
         for statement in _TABLES.split(";"):
             database.execute(statement)
@@ -276,12 +290,12 @@ class CallStore:
 
 _ALONE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _opening = threading.Lock()
-_ours: Final = set[str]()  # the files that this process has locked, or the process of which this one is a fork
+_ours: Final = set[str]()  # the names of files that this process, or a process from which it was forked, has locked
 _open_stores: dict[tuple[int, str], CallStore] = {}  # by process and folder
 
 
 def _close(database: sqlite3.Connection, process: int) -> None:
-    if os.getpid() == process:  # a fork of the process must not close what is open in that one
+    if os.getpid() == process:  # a forked process must not close a connection that belongs to the original process
         database.close()
 
 

@@ -1,13 +1,13 @@
 """Digests of the messages of a step: equal for equal rows, whatever the order of the rows and the layout of the groups.
 
 A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal, to_id, subtopic, fate, rule, labels,
-payload. Ordinal n means the n-th send of the agent in the step; from outside, the n-th message of the sender to the
-hearer. A question ends with "q". An answer ends with "a" and the id of its question; if the question came from outside,
-the id's ordinal is left out, because it depends on the layout. A broadcast has, instead of to_id, "b", the audience's
-name and the hash of the audience's pairs (no hash for the audience of all agents), and counts once for each pair. A
-number takes 8 bytes, little endian. A text has its length before it. The digest of a step is the sum of its rows'
-BLAKE2b-256, modulo 2**256. The history digest chains the steps: it is the BLAKE2b-256 of the previous history digest,
-the step, the number of rows, and the step's digest.
+payload. Ordinal n means the agent's n-th message in the step; for a message from outside of the steps, the sender's
+n-th message to the hearer. A question ends with "q". An answer ends with "a" and the id of its question; if the
+question came from outside, the id's ordinal is left out, because it depends on the layout. A broadcast has, instead of
+to_id, "b", the audience's name and the hash of the audience's pairs (no hash for the audience of all agents), and
+counts once for each pair. A number takes 8 bytes, little endian. A text has its length before it. The digest of a step
+is the sum of its rows' BLAKE2b-256, modulo 2**256. The history digest chains the steps: it is the BLAKE2b-256 of the
+previous history digest, the step, the number of rows, and the step's digest.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ _MODULUS: int = 1 << 8 * SIZE
 _number = Packer("<q").pack
 _length = Packer("<I").pack
 _NONE = b"n"
-_FROM_ID, _ORDINAL, _TO_ID = 17, 25, 34  # where these numbers begin in a row's bytes, if both ids are ints
+_FROM_ID, _ORDINAL, _TO_ID = 17, 25, 34  # the positions of these numbers in a row's bytes, if both ids are ints
 
 
 class HeardBy(NamedTuple):
@@ -126,7 +126,7 @@ def sum_of_like(
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
     joined, size, begun, hashed = heads.tobytes(), len(head), blake2b(digest_size=SIZE), list[bytes]()
     for at, payload in zip(range(0, len(joined), size), payloads, strict=True):
-        hashing = begun.copy()  # takes half the time of a new hash object
+        hashing = begun.copy()  # a copy takes half the time of a new hash object
         hashing.update(joined[at : at + size] + _length(len(payload)) + payload)
         hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
@@ -137,8 +137,8 @@ def sum_of_like(
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
     """Yield messages from outside, given in the order of their arrival, with their ordinals and how often each counts.
 
-    A message may be the sender's second for one hearer, and the third for another hearer. The message is yielded once
-    for each such number, and counts once for each hearer with this number. So the rows do not depend on the layout,
+    A broadcast may be the sender's second message for one hearer, and the third for another hearer. It is yielded once
+    for each such number, and counts once for each hearer with that number. So the rows do not depend on the layout,
     because one box has all messages that arrive at an agent.
 
     Args: `pairs` has the hearers of each row.

@@ -38,7 +38,8 @@ Mask = NDArray[np.bool_]
 class ReadBoxes(NamedTuple):
     """The messages and broadcasts (`folded`) that a group reads in a step.
 
-    `outside` has the messages from outside once more, in the order of their arrival.
+    `outside` has the messages from outside of the steps, which are also in the other two, in the order of their
+    arrival.
     """
 
     batches: list[Batch]
@@ -49,7 +50,8 @@ class ReadBoxes(NamedTuple):
 class OpenBox(NamedTuple):
     """The frames of a box that count, and the agents for which the group reads them.
 
-    The group reads for `agents`; with `besides`, for all agents of the box except `agents`.
+    The group reads the messages for `agents`; if `besides` is True, the messages for all agents of the box except
+    `agents`.
     """
 
     frames: Sequence[BoxFrame]
@@ -60,7 +62,7 @@ class OpenBox(NamedTuple):
 class GroupBoxes:
     """The boxes that one group reads.
 
-    A message for an agent that has moved is in the box of the group that hosted the agent when it was sent.
+    A message for an agent that has moved is in the box of the group that had the agent when the message was sent.
     """
 
     def __init__(self, store: "RedisSteps", unfolder: Unfolder) -> None:
@@ -103,12 +105,15 @@ class GroupBoxes:
         return found
 
     async def _toward(self, batch: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
-        """Return the broadcasts with the pairs that the group reads; raise the same errors as `toward_agents`."""
+        """Return the broadcasts with the pairs that the group reads. Raises the errors of `toward_agents`."""
         agents = record.agents(batch.topics[0])
         return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
-        """Return the frames of an origin's box that count, from steps before the agents had left the origin."""
+        """Return the frames that count from the box of the group that agents have left.
+
+        They are from steps before the agents left.
+        """
         name = box_name(mailbox, step)
         covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
         return await BoxReader(self._store, name).covered(covers)
@@ -131,9 +136,9 @@ def _addressed(batch: Batch, box: OpenBox) -> Batch:
 async def toward_agents(
     unfolder: Unfolder, broadcasts: Batch, agents: AgentSet, chosen: Callable[[AgentSet], AgentSet]
 ) -> FoldedBatch:
-    """Return a folded batch with the pairs of the agents that a group has in this step.
+    """Return a folded batch of broadcasts, changed to the agents that a group has in this step.
 
-    Only pairs of chosen hearers count.
+    Only pairs whose hearers are chosen count.
 
     Args: `chosen` selects, from the agents that the frame names, the hearers in this group; they are among `agents`.
     Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.

@@ -1,4 +1,4 @@
-"""Digests of a group's steps that are computed only if somebody asks for them, because they take a third of a step."""
+"""Digests of a group's steps, computed only if they are asked for, because they take a third of a step's time."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 from ray_messaging.model.batch import Batch
 from ray_messaging.steps.row_sums import sum_of_batch
 
-KEPT_BYTES: Final = 16 * 2**20  # about half a million small messages
-_ROW_BYTES = 24  # of a row besides its payload: two ids, an ordinal, the payload's number
+KEPT_BYTES: Final = 16 * 2**20  # the size of about half a million small messages
+_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the payload's number
 
 
 class HashedLater(NamedTuple):
-    """The rows of a batch with their fates, and if blocked with rule and reason."""
+    """The rows of a batch with their fates (`codes`), and for blocked rows the rule and the reason (`blocks`)."""
 
     batch: Batch
     codes: bytes
@@ -24,9 +24,10 @@ class HashedLater(NamedTuple):
 
 
 class LaterDigests:
-    """The rows of the steps of one group from step `first` on, in this process.
+    """The rows that a group has sent in its steps, from step `first` on, in this process.
 
-    Earlier steps get no digest. As soon as the rows take more than `KEPT_BYTES`, their sums replace them.
+    Earlier steps get no digest. When the rows take more than `KEPT_BYTES`, their digests are computed, and only the
+    sums are kept.
     """
 
     def __init__(self, first: int) -> None:
@@ -36,7 +37,7 @@ class LaterDigests:
         self._nbytes = 0
 
     def keep(self, step: int, rows: list[HashedLater], known: int) -> None:
-        """Keep the rows of a step, in place of those that an earlier attempt at the step has left.
+        """Keep the rows of a step, in place of rows that an earlier attempt at the step has left.
 
         Args: `known` is the sum of the step's rows whose digests are computed already.
         """

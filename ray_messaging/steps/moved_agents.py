@@ -24,7 +24,7 @@ NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 
 def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: int) -> MovedAgents:
-    """Return which agents, by a mailbox's record, came or left in the last `horizon` steps before `step`."""
+    """Return the agents that, by a mailbox's record, came or left in the last `horizon` steps before `step`."""
     oldest = step - horizon  # messages that were sent in this step or earlier have all been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
     for change in record.changes:
@@ -45,8 +45,8 @@ def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: in
 class Arrival(NamedTuple):
     """Agents that came from another group with this step, and the other group's state after its last step with them.
 
-    The state belongs to `before`, all agents that the other group had in that step. Take the arrived agents' part of
-    the state into the state of your group.
+    The state belongs to `before`, all agents that the other group had in that step. The receiving group should copy the
+    arrived agents' part of this state into its own state.
     """
 
     agents: AgentSet
@@ -62,7 +62,7 @@ def arrivals_at(
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:
-        """Record that agents come from an origin. If they moved twice with the same step, the first origin counts."""
+        """Record that agents come from an origin. If they moved twice between two steps, their first origin counts."""
         there = records.get(origin)
         for change in reversed([] if there is None else there.changes):
             if change.origin and change.version < version and dates.since(change.version) == step:

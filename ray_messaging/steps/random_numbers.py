@@ -14,7 +14,8 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 
-_BLOCK = 1024  # seeds are computed for so many agents at once: one at a time would take a hundred times as long
+# Seeds are computed for this many agents at once, because one at a time would take a hundred times as long.
+_BLOCK = 1024
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the distance between two states of SplitMix64
 
 
@@ -23,11 +24,16 @@ def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
     return StepGenerators(seed, step, AgentPlaces(AgentSet.of([agent]))).at(0)
 
 
+def step_generator(seed: int, step: int) -> Generator:
+    """Return the random number generator of a step itself, at its beginning: the same for all agents and groups."""
+    return Generator(PCG64DXSM(_Seed(np.frombuffer(_hash_of(seed, step, 32), np.uint64))))  # type: ignore[arg-type]
+
+
 class StepGenerators:
     """The random numbers of some agents in one step.
 
     An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws the seed from two numbers. Each of the
-    two is mixed from the agent's id and from 64 bits of a hash of (seed, step); each uses other bits of the hash.
+    two numbers is mixed from the agent's id and 64 bits of a hash of (seed, step), with other bits for each.
     """
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
@@ -53,7 +59,7 @@ class StepGenerators:
 
 
 class _Seed(ISeedSequence):
-    """Seed that consists of four given numbers: numpy would hash a seed first, which takes ten times as long."""
+    """Seed that consists of four given numbers. numpy's own class hashes its seed, which takes ten times as long."""
 
     __slots__ = ("words",)
 
@@ -61,7 +67,7 @@ class _Seed(ISeedSequence):
         self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
-        """Return the four numbers, which are what a PCG64DXSM asks for."""
+        """Return the four numbers. A PCG64DXSM asks for exactly four."""
         return self.words
 
 

@@ -1,4 +1,4 @@
-"""The rows of a batch for the digest of their step, and the sum of their digests."""
+"""The rows of a batch in the form for a step's digest, and the sum of their digests."""
 
 from collections.abc import Mapping, Sequence
 
@@ -43,7 +43,7 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch as rows for the digest: with their fates, and if blocked with rule and reason.
+    """Return the rows of a batch as rows for the digest, with their fates (`codes`) and the rules that blocked rows.
 
     A broadcast has the hash of its audience instead of a hearer.
     """
@@ -66,7 +66,7 @@ def digest_rows(
                 from_ids[row],
                 ordinals[row],
                 to_ids[row],
-                "" if topic[0] == ":" else topic,  # "": an answer to the user
+                "" if topic[0] == ":" else topic,  # the empty subtopic stands for an answer to the user
                 FATES[codes[row]],
                 rule,
                 batch.labels_of(row),

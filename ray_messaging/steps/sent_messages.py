@@ -1,4 +1,4 @@
-"""The messages that groups have sent in one step, across all boxes."""
+"""All messages that groups have sent in one step, from all boxes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 Rows = NDArray[np.intp]
-Unfold = Callable[[str, Batch], Awaitable[Batch]]  # takes a mailbox and broadcasts; returns a row for each hearer
+# A function that takes a mailbox and its broadcasts, and returns a row for each hearer.
+Unfold = Callable[[str, Batch], Awaitable[Batch]]
 
 
 class BoxBatch(NamedTuple):
@@ -47,7 +48,7 @@ class Copies(NamedTuple):
 
 
 class SentMessages:
-    """Messages of groups in one step, a broadcast as a message for each hearer.
+    """Messages that groups have sent in one step. A broadcast is a message for each hearer.
 
     `batch` has each message once, in canonical order, even if several mailboxes have a copy.
 

@@ -20,7 +20,7 @@ from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.moved_agents import Arrival
-from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
+from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, step_generator, uniform_rows
 from ray_messaging.steps.step_inbox import EVERYBODY, StepInbox
 from ray_messaging.steps.step_moves import StepMoves
 from ray_messaging.steps.step_routes import StepQuestionIds
@@ -31,10 +31,10 @@ from ray_messaging.transaction import check_state
 class Step:
     """One step of a group: the messages that its agents read and send, and the group's state.
 
-    Messages are sent when the step is committed, which is when the next step is requested. The inbox, its order and
-    the random numbers are the same each time the step runs again. `arrivals` has the agents that came with this step
-    from other groups, with the states of these groups; `before` has the group's own agents in the previous step.
-    `blocked` has the messages that the group's agents sent in the previous step, but that rules blocked.
+    Messages are sent when the step is committed, which is when the next step is requested. If the step runs again after
+    a fault, its inbox, the order of the inbox, and the random numbers are the same. `arrivals` has the agents that came
+    with this step from other groups, with the states of these groups; `before` has the group's own agents in the
+    previous step. `blocked` has the messages that the group's agents sent in the previous step, but that rules blocked.
     """
 
     def __init__(
@@ -56,14 +56,15 @@ class Step:
         self.seed = seed
         self.places = agents
         self._inbox = inbox
-        self.send = sends.send  # not a method here, because its extra call would take a tenth of a send's time
+        # This is no method of its own, because a further call would take a tenth of a send's time.
+        self.send = sends.send
         self.generators = StepGenerators(seed, number, agents)
         self.moves = StepMoves()
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
         self.series = b""  # the values that a run collects in this step, encoded
-        self.calls = b""  # the calls that its agents remember
+        self.calls = b""  # the remembered calls of its agents, encoded
         self._state = state
         self._state_bytes = state_bytes
 
@@ -100,7 +101,7 @@ class Step:
 
     @property
     def heard_counts(self) -> NDArray[np.int64]:
-        """Return the number of messages of each agent, in the order of `agents`."""
+        """Return how many messages each agent reads, in the order of `agents`."""
         return self._inbox.counts
 
     def inbox(self, agent: AgentId) -> Messages:
@@ -115,11 +116,16 @@ class Step:
             )
         return self._inbox.of(place)
 
-    def rng(self, agent: AgentId) -> np.random.Generator:
+    def rng(self, agent: AgentId | None = None) -> np.random.Generator:
         """Return a new generator, at its beginning, of the random numbers of one agent in this step.
+
+        Without an agent, the numbers are those of the step itself, which are the same in all groups, such as those of
+        the weather.
 
         Raises: InvalidAddress for an invalid id.
         """
+        if agent is None:
+            return step_generator(self.seed, self.number)
         place = self.places.place(agent if type(agent) is int else check_id(agent))
         return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(agent))
 
@@ -170,9 +176,9 @@ class Step:
         self.sends.add_broadcasts(from_ids, audience, payloads, subtopic, deliver_at)
 
     def heard(self, audience: object) -> Heard:
-        """Return the broadcasts to an audience, as the agents hear them: means, sums, columns in the order of `agents`.
+        """Return the broadcasts to an audience as columns, with means and sums over what each agent hears.
 
-        They are also in `messages`, which builds an object for each only when it is read.
+        The broadcasts are also in `messages`, which makes an object for each broadcast and hearer only when it is read.
 
         Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts
         were to several versions of the audience.
@@ -190,8 +196,8 @@ class Step:
     ) -> str:
         """Ask an agent, which reads the question in the next step or in step `deliver_at`; return the question's id.
 
-        The answer has that id as its `in_reply_to`. If the agent answers in the step in which it reads the question,
-        the answer is read in the step after that. Raises the same errors as `send`.
+        The answer has the question's id in its field `in_reply_to`. If the agent answers in the step in which it reads
+        the question, the answer is read in the step after that. Raises the same errors as `send`.
         """
         return self.sends.ask(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -214,8 +220,8 @@ class Step:
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
         """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
 
-        Raises: NoQuestion for a message that is not a question, was answered, or was read in another step; otherwise as
-        `send`.
+        Raises: NoQuestion for a message that is not a question, was answered, or was read in another step; otherwise
+        the errors of `send`.
         """
         questions = self._inbox.questions_of(message, self.number)
         with naming(questions):
@@ -225,7 +231,7 @@ class Step:
     def reply_columns(
         self, messages: Message | Iterable[Message], payloads: object, *, deliver_at: int | None = None
     ) -> None:
-        """Answer many questions, with one payload for each or one for all.
+        """Answer many questions, with one payload for each question, or one payload for all.
 
         Raises: the same errors as `reply`, and InvalidColumns.
         """
@@ -282,7 +288,7 @@ class Step:
     def state(self) -> bytes | None:
         """Return the state that was set in this step, else the previous step's state, or None if there is none.
 
-        To set the state raises InvalidPayload for anything but bytes or None, PayloadTooLarge for more bytes than
+        Setting the state raises InvalidPayload for anything except bytes or None, PayloadTooLarge for more bytes than
         MessagingConfig.state_bytes, and Closed after the step.
         """
         return self._state

@@ -1,4 +1,4 @@
-"""The account of one step of a group: the fates of its messages and their digest, also after the step is sealed."""
+"""Counts of a group's messages in one step by their fates, and their digest; and reads of these counts later."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 
-_NAMED = 5  # the most addresses of undeliverable messages that are named
-Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
+_NAMED = 5  # the most addresses for which undeliverable messages are counted separately
+# Batches, with the rule and the reason for each blocked row.
+Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]
 # What `StepAccount.copy` returns, and `restore` takes.
 Kept = tuple[dict[str, int], int, int, Blocked, list[HashedLater], dict[str, int], dict[str, int]]
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Counts that a group stores about a step: messages by fate, and the sum of their digests (b"": not computed).
+    """Counts that a group stores with a step: messages by fate, and the sum of their digests (b"": not computed).
 
     `total` counts the messages of this and all earlier steps, by fate. `outside` counts the messages from outside that
     the group has read in the step; with digests, they are part of the sum. `unheard` says, for a few addresses, how
-    many of the undeliverable messages in `total` were sent there.
+    many of the undeliverable messages in `total` were sent to the address.
     """
 
     fates: dict[str, int]
@@ -67,11 +68,11 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepAccount:
-    """The fates of the messages of one attempt at a step. It takes the place of a sender's local log.
+    """Counter of the fates of messages in one attempt at a step, as a sender outside of steps has its local log.
 
     `total` counts the messages of all steps so far, and `unheard` the undeliverable ones by address.
 
-    Args: with `later` the digests are computed there, and only if somebody asks for them.
+    Args: `later`, if given, keeps the rows, and computes their digests only if they are asked for.
     """
 
     def __init__(self, *, digest: bool, later: LaterDigests | None = None) -> None:
@@ -86,17 +87,17 @@ class StepAccount:
         self.audiences: Mapping[AudiencePairs, bytes] = {}  # for each version of an audience, the hash of its pairs
 
     def copy(self) -> Kept:
-        """Return a copy for `restore`: plain dicts, because to copy a Counter in each step takes 20 times as long."""
+        """Return a copy for `restore`. It has plain dicts, because a copy of a Counter takes 20 times as long."""
         lists = [*self._blocked], [*self._unhashed]
         return {**self._fates}, self._sum, self._outside, *lists, {**self.total}, {**self.unheard}
 
     def restore(self, before: Kept) -> None:
-        """Set the account back to an earlier copy."""
+        """Set all counts back to an earlier copy."""
         fates, self._sum, self._outside, self._blocked, self._unhashed, total, unheard = before
         self._fates, self.total, self.unheard = Counter(fates), Counter(total), Counter(unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a batch of rows with their fates. If a row has an error instead, the step is not committed."""
+        """Count a batch of rows with their fates. If a row has an error and no fate, the step will not be committed."""
         if outcome.pairs is not None:
             self._add_broadcasts(batch, outcome.pairs)
             return
@@ -111,11 +112,14 @@ class StepAccount:
             return
         if self._later is not None and (batch.extension is None or batch.extension.audience is None):
             self._unhashed.append(HashedLater(batch, bytes(outcome.codes), outcome.blocks))
-        else:  # the hash of an audience is only known now
+        else:  # computed at once, because the hash of the broadcasts' audience is not kept for later
             self._sum += sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
-        """Add broadcasts with the fates of their pairs. A broadcast is hashed once per fate, and counted per pair."""
+        """Add broadcasts with the fates of their pairs.
+
+        A broadcast is hashed once for each fate, and counts once for each pair.
+        """
         for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):
             rows = np.flatnonzero(counts)
             if len(rows):
@@ -149,7 +153,7 @@ class StepAccount:
         return counts
 
     def take_blocked(self) -> bytes:
-        """Return the blocked messages of the step, encoded, and begin to collect for the next step."""
+        """Return the blocked messages of the step, encoded, and forget them here."""
         blocked, self._blocked = self._blocked, []
         return encode_blocked(blocked)
 

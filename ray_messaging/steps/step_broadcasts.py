@@ -1,6 +1,6 @@
 """The broadcasts of a step before they are written to boxes.
 
-A broadcast is written as one row if no rule judges it before the step has ended, and if each hearer is in a group.
+A broadcast is written as one row if no rule judges it before the step ends, and if each hearer is an agent of a group.
 Otherwise it is written as one row for each hearer.
 """
 
@@ -14,12 +14,12 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.sending.bulk_input import edges_of, within_pairs
 from ray_messaging.sending.destination import Destination
-from ray_messaging.sending.pending_batch import EncodedBatch, Reaches
+from ray_messaging.sending.pending_batch import PendingBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
 
 
 class StepBroadcasts:
-    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are its own agents."""
+    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are the group's agents."""
 
     def __init__(self, engine: Engine, destination: Destination) -> None:
         self._engine = engine
@@ -27,16 +27,16 @@ class StepBroadcasts:
         self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
         self.digests: dict[AudiencePairs, bytes] = {}
 
-    async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[EncodedBatch]:
+    async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
         """Return batches in a form that can be sent, in which each batch of broadcasts knows its hearers.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """
-        made: list[EncodedBatch] = []
+        made: list[PendingBatch] = []
         for batch in batches:
             audience = None if batch.extension is None else batch.extension.audience
             if audience is None:
-                made.append(EncodedBatch(batch=batch))
+                made.append(PendingBatch.of(batch))
                 continue
             if audience.version == UNRESOLVED and batch.extension is not None:
                 audience = current_audience(self._engine.directory.audiences, audience.name, step)
@@ -45,14 +45,15 @@ class StepBroadcasts:
             made += await self._sendable(batch, reaches)
         return made
 
-    async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[EncodedBatch]:
+    async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self._destination.routes.records.values()
-        # A hearer without a group needs a row of its own: its message is published, and noted for the log.
+        # A hearer that no group hosts needs a row of its own, because its message is published and gets a note for the
+        # log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
-            return [EncodedBatch(batch=broadcasts, reaches=reaches)]
+            return [PendingBatch.of(broadcasts, reaches=reaches)]
         parts = within_pairs(broadcasts, reaches.edges)
-        return [EncodedBatch(batch=spread(part, reaches.edges)) for part in parts]
+        return [PendingBatch.of(spread(part, reaches.edges)) for part in parts]
 
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
         """Return how many agents hear each sender in an audience; cached until senders or audience change."""

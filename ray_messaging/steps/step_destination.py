@@ -1,4 +1,4 @@
-"""The boxes of steps as a sender's destination, under one attempt."""
+"""The boxes of steps as the destination of a sender. A box has the messages that one mailbox reads in one step."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,28 +19,28 @@ _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class AttemptBoxes:
-    """The calls that write frames to boxes, with the tag of one attempt. After any failure the step is given up.
+    """The calls that write frames of one attempt to boxes. After any failure the attempt at the step is given up.
 
-    Args: `step` is the first step.
+    Args: `attempt` is the driver's number; `step` is the first step of the attempt.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:
         self.step = step  # the open step
-        self.rows = 0  # the number of rows that were written to mailboxes' boxes in it
+        self.rows = 0  # how many rows were written to mailboxes' boxes in the open step
         self.own: list[BoxFrame] = []  # the frames that were written to the group's own box of the next step
-        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
+        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in the box's step
         self.group = group
         self.attempt = attempt
         self._store = store
 
     def begin(self, step: int) -> None:
-        """Use this open step for sends from now on."""
-        if step != self.step:  # a next attempt of the supervisor at the same step still needs to know the shut boxes
+        """Send in this open step from now on."""
+        if step != self.step:  # if the supervisor tries the same step again, it still needs to know the shut boxes
             self.shut.clear()
         self.step, self.rows, self.own = step, 0, []
 
     def request(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendRequest:
-        """Return a call that writes frames. The attempt's number is the sender's epoch."""
+        """Return the request of a call that writes frames. The attempt's number is the sender's epoch."""
         return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
 
     @property
@@ -51,8 +51,8 @@ class AttemptBoxes:
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
         """Write frames to boxes. The server refuses a frame if its box is shut, or its verdicts no longer count.
 
-        Raises: StepAborted if the attempt is over, or a frame may still be on its way after a refusal; StepTooLarge
-        for a full box; ConfigError if there are no verdicts.
+        Raises: StepAborted if another attempt has the step, or if a refused frame may still be written by a late call;
+        StepTooLarge for a full box; ConfigError if there are no verdicts.
         """
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
@@ -104,7 +104,7 @@ def in_box(write: FrameWrite) -> bool:
 class StepDestination(Destination):
     """The boxes of steps as the destination of one attempt.
 
-    Messages are routed to the hosts that agents have in the step after the open step, in which messages are read.
+    Messages are routed to the groups that have the agents in the step after the open step, in which messages are read.
     """
 
     def __init__(self, engine: Engine, boxes: AttemptBoxes) -> None:
@@ -126,7 +126,7 @@ class StepDestination(Destination):
         return self._routes
 
     def begin(self, step: int) -> None:
-        """Use this open step for sends from now on, with the directory as it was last loaded."""
+        """Send in this open step from now on, with the directory as it was last loaded."""
         self.boxes.begin(step)
         self._routes = self._engine.directory.read_in(step + 1)
 
@@ -162,7 +162,7 @@ class StepDestination(Destination):
     def stored(self, frame: OutboundFrame) -> None:
         """Set the fates of the rows of a frame that is written, or will be written with the step.
 
-        Messages without a mailbox are published when the step is sealed. Nobody knows yet whether there will be
+        Messages without a mailbox are published when the step is sealed. It is not known yet whether there will be
         subscribers, so these messages count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))

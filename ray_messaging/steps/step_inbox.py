@@ -92,7 +92,8 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 NOTHING_HEARD = HeardBroadcasts()
 EVERYBODY = slice(None)  # the places of all agents
-_AHEAD = 64  # rows are decoded about so many at once: more would have left the processor's cache before they are read
+# About how many rows are decoded at once. With more, the first would leave the processor's cache before they are read.
+_AHEAD = 64
 
 
 class StepInbox:
@@ -150,7 +151,7 @@ class StepInbox:
         return self._slice(low, low + count)
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
-        """Return messages that are to be answered as slices.
+        """Return messages that an agent wants to answer, as slices.
 
         Raises: NoQuestion if a message was read in another step, or is not a question.
         """
@@ -192,14 +193,15 @@ class StepInbox:
 
 
 class _DecodedRows:
-    """Some rows of an inbox, which are decoded together when the first agent reads its messages among them."""
+    """Some rows of an inbox. They are decoded together when the first agent reads messages among these rows."""
 
     __slots__ = ("_high", "_low", "_messages", "batch", "exp_id")
 
     def __init__(self, exp_id: str, batch: Batch | None, low: int, high: int) -> None:
         self.exp_id, self.batch = exp_id, batch
         self._low, self._high = low, high
-        self._messages: list[Any] = []  # None: the message was taken, and its reader may have changed it
+        # None: the agent's messages were taken already, and the reader may have changed the objects.
+        self._messages: list[Any] = []
 
     def take(self, low: int, high: int) -> list[Message]:
         """Return new objects for the messages of an agent, which are some of these rows."""

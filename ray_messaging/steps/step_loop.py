@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOP_BITS = 12  # the number of a loop is appended to an epoch, in so many bits; Lua's numbers still hold the result
+# The number of a loop is appended to an epoch, in this many bits; the result is still exact as a number of Lua.
+_LOOP_BITS = 12
 
 
 def check_until(until: object) -> int:
@@ -61,9 +62,9 @@ def check_until(until: object) -> int:
 def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
     """Return the loop over the steps of an engine's agents.
 
-    A later loop of the same engine ends an earlier loop. So does a successor of the engine, which has the same name.
+    A later loop of the same engine ends an earlier loop. So does a loop of a later engine with the same name.
 
-    Args: with `later` the digests of the steps are computed there, and only if somebody asks for them.
+    Args: `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
     Raises: ConfigError if the engine has no name or hosts no agents, or the experiment has no steps.
     """
     store, settings = engine.transport.steps, engine.steps
@@ -75,7 +76,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
             "`await messager.host_agents(ids, subtopics)` comes first"
         )
     engine.step_loops += 1
-    # A successor of this name has a higher epoch, so it follows this process as the driver.
+    # A later messager with this name has a higher epoch, and so a higher start: it becomes the driver after this
+    # process.
     start = (engine.frame_sender.epoch << _LOOP_BITS) + engine.step_loops
     return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start), later)
 
@@ -125,14 +127,15 @@ class StepLoop:
         self.until = 0  # the first step that does not run; it may be lowered while the steps run
         self.committed = -1  # the last step that was committed
         self.sealed = -1  # the last step that all groups have committed, as far as this group knows from its commits
-        self.state: bytes | None = None  # the state after that step
-        self.fates: Counter[str] = Counter()  # fates of what the group sent in all steps up to `committed`
+        self.state: bytes | None = None  # the state after the last committed step
+        # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
+        self.fates: Counter[str] = Counter()
         self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
         self.calls: CallMemory | None = None  # the remembered calls of the open step
         self._account = StepAccount(digest=settings.digest, later=later)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
-        """Yield the steps before `until`. Requesting the next step commits the current one.
+        """Yield the steps before `until`. A request for the next step commits the current step.
 
         With `leave` the group is no longer a member from `until` on, and other groups do not wait for it.
 
@@ -146,10 +149,10 @@ class StepLoop:
                 yield step
 
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
-        """Yield the steps before `until` as `steps` does, then None, as often as asked, until `until` is raised.
+        """Yield the steps before `until` as `steps` does.
 
-        Meanwhile the group keeps its driver. So the following steps begin without asking the server for the driver and
-        for the group's counts.
+        Then yield None each time, until the caller has raised `until`. Meanwhile the group keeps its driver. So the
+        following steps begin without asking the server for the driver and for the group's counts.
         """
         self.until = check_until(until)
         transport = self._engine.transport
@@ -204,19 +207,19 @@ class StepLoop:
                 self.sealed = sender.sealed
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
-            transport.end_steps()  # the calls that end the steps are not repeated for longer than other calls
+            transport.end_steps()  # the calls below are not repeated for longer than calls outside of steps
             if step is not None:
                 step.sends.end()
             try:
                 await end(renewing)
-            finally:  # even if the driver is cancelled a second time
+            finally:  # `box` is ended even if the driver is cancelled a second time
                 await box.end()
             if not self._engine.closed:  # A closed engine would connect again for this call.
                 with suppress(MessagingError):  # If this call fails, the lease ends by itself.
                     await self._store.let_go(self._group, taken.attempt)
 
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
-        """Become the group's driver, and open its sender. Raises the same errors as `_take`."""
+        """Become the group's driver, and make the sender of its steps. Raises the same errors as `_take`."""
         taken = await self._take(self.until, leave=leave)
         sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
         await sender.reload()
@@ -238,7 +241,8 @@ class StepLoop:
             return taken
         await self._engine.frame_sender.reload()
         self._record_of(self._engine.directory)
-        if await self._store.join(self._group, again=True) >= until:  # the other groups have gone too far
+        # Other groups have gone on so far that no step before `until` is left for this group.
+        if await self._store.join(self._group, again=True) >= until:
             await self._store.leave(self._group, at_once=True)
         return await self._wait_to_take(ends)
 
@@ -284,7 +288,7 @@ class StepLoop:
     ) -> Opened | None:
         """Wait until the step is open; return None if the group is no longer a member, or the step is not to run.
 
-        Args: `found` is the last answer about the step, if there is one.
+        Args: `found` is the server's last answer about the step, if there is one.
         """
         while not isinstance(found, Opened):
             if isinstance(found, Done) or number >= self.until:
@@ -313,7 +317,7 @@ class StepLoop:
         return record
 
     def _host(self, directory: Directory, step: int) -> None:
-        """Use the agents that the group has in a step. Agents may come or leave between two steps."""
+        """Set `places` to the agents that the group has in a step. Agents may come or leave between two steps."""
         record = self._record_of(directory).at(step, directory.dates)
         if record is not self._record:
             self._record, self.places = record, AgentPlaces(record.agents())

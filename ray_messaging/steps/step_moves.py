@@ -25,7 +25,7 @@ _ROWS = 30_000  # the most rows of a frame, about 1 MB
 
 
 class NewPositions(NamedTuple):
-    """Agents, each once and ascending, and their new positions, float64 (n, d)."""
+    """Agents (each once, ascending), and their new positions, float64 (n, d)."""
 
     ids: NDArray[np.int64]
     points: NDArray[np.float64]
@@ -41,7 +41,7 @@ class _Frame(msgspec.Struct, array_like=True):
 
 
 class StepMoves:
-    """The new positions of one attempt at a step. If an agent moves twice, the last position counts."""
+    """The new positions that one group sets in one step. If an agent moves twice, the last position counts."""
 
     def __init__(self) -> None:
         self._moves: dict[str, list[NewPositions]] = {}

@@ -15,7 +15,7 @@ Numbers = NDArray[np.int64]
 
 
 class Route(NamedTuple):
-    """What some messages of a step have in common: topic, step of delivery, kind.
+    """The facts that some messages of a step share: topic, step of delivery, kind.
 
     With an `audience`, the messages are broadcasts to the audience. With `asks`, the messages are questions. With
     `replies`, the messages are answers, and `asker` is the outside asker's mailbox that gets the answers ("": agents
@@ -31,18 +31,18 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the part of a route that must be the same for all messages of a batch; for broadcasts the whole route.
+        """Return the lane: the part of a route that all messages of a batch must share.
 
-        An answer to a question of a step may be in a batch with other messages, because each row has a field for the
-        question that it answers.
+        For broadcasts it is the whole route. An answer to a question that was asked in a step may be in a batch with
+        other messages, because each row has a field for the id of the answered question.
         """
         return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
 
 class RowRoutes(NamedTuple):
-    """Messages of one lane: their topics, the index of each message's topic, and which messages are questions.
+    """Routes of messages that have the same lane: their topics, each message's index of a topic, which are questions.
 
-    If `topic` is None, all messages have the only topic. If `asks` is None, no message is a question.
+    If `topic` is None, there is only one topic. If `asks` is None, no message is a question.
     """
 
     lane: Route
@@ -81,14 +81,15 @@ class RowRoutes(NamedTuple):
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch are of one lane. A later row of a sender is never in an earlier batch, so that rules judge the
-    sender's messages in the order in which they were sent, whatever other agents are in its group.
+    The rows of a batch have the same lane. A later row of a sender is never in an earlier batch, so that rules judge
+    the sender's messages in the order in which they were sent, whatever other agents are in its group.
 
     Args: `senders` (n,) has the sender of each row, `numbers` (n,) the index of the row's route in `routes`.
     """
     lanes: dict[Route, int] = {}
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
-    # A sender begins another round if the lane of its next row comes before the lane of its last row.
+    # Each round has one batch for each lane, in the order of the lanes. If the lane of a sender's next row comes before
+    # the lane of its last row, the next row is in the next round.
     order = np.argsort(senders, kind="stable")
     sender, along = senders[order], lane[order]
     begins = np.diff(sender, prepend=-1) != 0
@@ -102,7 +103,7 @@ def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -
 
 
 class Replied(NamedTuple):
-    """The questions that messages of a step answer; None for a message that is not an answer.
+    """The ids of the questions that messages of a step answer; None for a message that is not an answer.
 
     `outside` also has, for questions from outside, the questions' ids outside of the steps.
     """

@@ -27,9 +27,9 @@ from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
 
 _NOBODY = object()
-_FIXED = int, str, np.generic  # types of ids that cannot be changed
+_FIXED = int, str, np.generic  # immutable types of ids: an equal object is still the same id
 _NO_QUESTION = None, None
-_CELLS = 3  # each message takes so many cells in the list
+_CELLS = 3  # how many cells of the list each message takes
 FULL = _CELLS * BATCH_ROWS
 Places = NDArray[np.int64]
 
@@ -37,8 +37,8 @@ Places = NDArray[np.int64]
 class StepSends:
     """The messages of one attempt at a step. A message with ordinal n is the n-th message of its sender in the step.
 
-    Single messages are kept in a list until there are enough for a batch, in which equal payloads travel once. If
-    successive messages have the same sender, the sender is checked only once, and so is the subtopic.
+    Single messages are kept in a list until there are enough for a batch. A batch has equal payloads only once. If
+    successive messages have the same sender or subtopic, it is checked only for the first of them.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -64,12 +64,14 @@ class StepSends:
         # Each payload once, with its number. A payload that contains null is in a tuple: NaN is encoded as null, and
         # `send` and `Agent.send`, which look up the bare bytes, must not accept NaN.
         self.lines: dict[bytes | tuple[bytes], int] = {}
-        # For each message: its payload's number, its recipient (None: the user, who asked), and its sender's place.
+        # For each message three cells: its payload's number, its recipient (None: the user, whose question it answers),
+        # and its sender's place.
         self.cells: list[Any] = []
         self._routes: dict[Route, int] = {}  # the routes with their indices
         self._routed = array("q")  # for each run of messages with one route: its first message, the route's index
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
-        # How many of the first so many messages each agent has sent. From this, a question's ordinal is known at once.
+        # How many messages each agent has sent among the first cells of `_cells`, and the number of these cells. So a
+        # question's ordinal is found without counting all cells again.
         self._counted: tuple[Counter[int], int] = Counter(), 0
         # The sender, subtopic and step of delivery of the last message, as they were given, and the sender's place.
         self._from_id: object = _NOBODY
@@ -225,7 +227,7 @@ class StepSends:
         self._close_rows()
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self._places(chunk.from_ids) for chunk in chunks]
-        now = time.time()  # all messages get the same time: a receiver need not sort equal times
+        now = time.time()  # all messages get the same time, because a receiver need not put equal times in order
         ordinals = [self._ordinals(places) for places in found]
         for chunk, numbers in zip(chunks, ordinals, strict=True):
             self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
@@ -243,12 +245,12 @@ class StepSends:
             )
 
     def batches(self) -> list[Batch]:
-        """Return the messages so far."""
+        """Return the messages that were sent so far, as batches."""
         self._close_rows()
         return [*self._batches]
 
     def take(self) -> list[Batch]:
-        """Return the batches and drop them here; the step is over."""
+        """Return the batches, and forget them here. The step accepts no more messages."""
         self._over = True
         self._close_rows()
         batches, self._batches = self._batches, []
@@ -279,7 +281,7 @@ class StepSends:
         self.subtopic, self.deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Begin a message whose route later messages do not share; return the sender's place.
+        """Prepare a message whose route is not used for later messages; return the sender's place.
 
         Raises: the same errors as `send`, except the errors about the payload.
         """
@@ -318,7 +320,7 @@ class StepSends:
         return places
 
     def _next_ordinal(self, place: int) -> int:
-        """Return the number of messages that an agent has sent, which is its next ordinal."""
+        """Return the ordinal of an agent's next message, which is the number of messages that the agent has sent."""
         counts, done = self._counted
         counts.update(self.cells[done + 2 :: _CELLS])
         self._counted = counts, len(self.cells)
@@ -328,13 +330,15 @@ class StepSends:
         """Return the ordinal of each row, and count the rows."""
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
-        if (self._sent[places] != rows).any():  # some agents have several rows: a later row has overwritten the place
-            # A sort of 16 bits is a radix sort.
+        # If an agent has several rows, a later row has overwritten the agent's entry.
+        if (self._sent[places] != rows).any():
+            # numpy sorts 16-bit numbers by radix sort, which is faster.
             order = np.argsort(places.astype(np.uint16) if len(self._sent) <= 2**16 else places, kind="stable")
             run = places[order]
             begins = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
             ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
-        self._sent[places] = ordinals + 1  # the last row of an agent is written last, and is the highest
+        # If an agent has several rows, the last row is written last, and has the highest ordinal.
+        self._sent[places] = ordinals + 1
         return ordinals.astype(np.uint32)
 
     def _close_rows(self) -> None:

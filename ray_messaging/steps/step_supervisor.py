@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPT_BITS = 12  # the bits for the attempts of one interceptor; a later interceptor has a higher epoch
+_ATTEMPT_BITS = 12  # the bits that count the starts of one interceptor; the bits above them are the interceptor's epoch
 
 
 class StepSupervisor:
     """The member of an experiment's steps that closes each step after all groups have closed it.
 
-    After a fault in the middle of a step, the step begins again under a higher attempt, and nothing of the earlier
-    attempt counts.
+    After a fault in the middle of a step, the supervisor begins the step again with a higher attempt number, and
+    nothing of the earlier attempt counts.
 
-    Args: `epoch` is the epoch of the interceptor, FOREIGN for an interceptor that the server does not know. `audiences`
-    has the pairs to which groups broadcast.
+    Args: `epoch` is the interceptor's epoch, or FOREIGN for a user's own interceptor, which has no epoch on the server.
+    `audiences` has the pairs to which groups broadcast.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StepSupervisor:
         epoch: int,
         audiences: AudienceCache,
     ) -> None:
-        self.error = ""  # why the last attempt failed; "": it has not failed
+        self.error = ""  # why the last attempt to drive the steps failed; "": it has not failed
         self.failed_at = 0.0  # the monotonic time, in s, of the first failure since a step was closed
         self._transport = transport
         self._store = store
@@ -100,12 +100,14 @@ class StepSupervisor:
                 return
 
     async def _drive(self) -> None:
-        """Close one step after the other, under one attempt."""
+        """Close one step after the other, until a call fails or the supervisor has left."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        assert isinstance(taken, DrivenGroup)  # All interceptors of an experiment together are one driver.
+        # The task name "interceptor" is the same for all interceptors of an experiment, so no other driver can have the
+        # group.
+        assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
-        if mine is not None:  # how much the rules have changed the groups' counts of fates so far
+        if mine is not None:  # in all steps before, how much the rules have changed the groups' counts of fates
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         self._boxes.attempt = taken.attempt
@@ -138,7 +140,7 @@ class StepSupervisor:
     # -- one step -------------------------------------------------------------------------------------------------
 
     async def _closing(self, number: int) -> Closing:
-        """Ask the rules about a step, write their changes, and return what closes the step."""
+        """Ask the rules about a step, write their changes, and return the facts with which the step is closed."""
         changes, violations, blocked = await self._changes(number)
         for call in _calls(changes.writes):
             await self._send(call)
@@ -188,7 +190,7 @@ class StepSupervisor:
 
 
 class JudgedBroadcasts:
-    """The broadcasts of a step as its rules see them: a message for each hearer.
+    """The broadcasts of a step in the form in which rules judge them: a message for each hearer.
 
     `digests` has the hash of the pairs of each audience, for the step's digest.
 
@@ -200,7 +202,8 @@ class JudgedBroadcasts:
         self._audiences = audiences
         self._current_routes = current_routes
         self._records: Mapping[str, MailboxRecord] = {}
-        self._unfolders: dict[str, Unfolder] = {}  # for each mailbox, what turns its folded broadcasts into messages
+        # For each mailbox, the Unfolder that turns its folded broadcasts into messages.
+        self._unfolders: dict[str, Unfolder] = {}
 
     async def unfold(self, mailbox: str, broadcasts: Batch) -> Batch:
         """Return the messages of a mailbox's folded frame; raise the same errors as `Unfolder.unfold`."""
@@ -224,7 +227,10 @@ class JudgedBroadcasts:
 
 
 def _calls(writes: Sequence[FrameWrite]) -> Iterator[list[FrameWrite]]:
-    """Yield writes, numbered, in calls of limited size with at most one write for plain channels each."""
+    """Assign numbers to the writes, and yield them in calls of limited size.
+
+    Each call has at most one write for plain channels.
+    """
     numbers: Counter[str] = Counter()
     call: list[FrameWrite] = []
     volume = 0

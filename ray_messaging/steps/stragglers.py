@@ -1,4 +1,4 @@
-"""Stragglers: groups that hold up a step of all other groups for long."""
+"""Stragglers: groups for which other groups have waited long in a step."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What the supervisor adds to a step: frames of amendments, messages and notes for the event log, and their counts."""
+"""The frames that the supervisor adds to a step (changes of messages, new messages, log notes), and their counts."""
 
 import time
 from collections import Counter, defaultdict
@@ -40,9 +40,9 @@ class StepChanges:
     def __init__(
         self, boxes: AttemptBoxes, directory: Directory, audiences: Mapping[AudiencePairs, bytes], *, digest: bool
     ) -> None:
-        self.writes: list[FrameWrite] = []  # without numbers
+        self.writes: list[FrameWrite] = []  # the writes have no frame numbers yet
         self.fates: Counter[str] = Counter()
-        self.digest = 0  # the number that is added to the sum of the step's digests
+        self.digest = 0  # the number that these changes add to the sum of the step's digests
         self._number = boxes.step
         self._attempt = boxes.attempt
         self._directory = directory
@@ -167,7 +167,10 @@ def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, d
 
 
 def _before(rows: Mapping[int, int], copies: Copies) -> tuple[Before, ...]:
-    """Return the payloads of copies before they were rewritten, each under the number of a row."""
+    """Return the payloads that copies had before they were rewritten.
+
+    `rows` maps a row of the note's batch to a copy.
+    """
     lines = copies.source.batch.lines
     assert lines is not None
     return before_of({at: lines.row(int(copies.rows[copy])) for at, copy in rows.items()})

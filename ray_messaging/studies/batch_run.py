@@ -27,10 +27,11 @@ from ray_messaging.studies.run_workers import packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, StudyFolder
 
-_DEATHS = 3  # A run whose workers have died so many times counts as the cause, and this call does not try it again.
-# Ended runs are written into the folder after so many seconds, or once there are so many runs or bytes.
+# If this many workers have died during the same run, the run itself is taken to be the cause, and is not tried again.
+_DEATHS = 3
+# Ended runs are written into the folder after this many seconds, or when there are this many runs or bytes.
 _FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25
-_LOOK_S = 0.5  # The progress is looked at after at most so many seconds.
+_LOOK_S = 0.5  # The longest wait for a run's end before the progress is shown again.
 
 # A function of the result, an aggregate, a dict of functions by name, or a list with any of these.
 Outcomes = Any
@@ -68,10 +69,10 @@ def batch_run(
     """Run a model for each row of parameters and each replicate, and return the study: a table with a row per run.
 
     Each run is one of `ray_messaging.run`, in a process with one core: in tasks of Ray if this process uses Ray or
-    RAY_ADDRESS names a cluster, otherwise in processes of this machine. What a run gives does not depend on where it
-    runs. Runs that end are written into the folder. After the death of the program, the same call goes on with the
-    runs that are left; a run whose worker dies is carried out again. A run that raises an exception is a row with its
-    error, and the other runs go on.
+    RAY_ADDRESS names a cluster, otherwise in processes of this machine. The result of a run does not depend on the
+    machine or process. Runs that end are written into the folder. After the death of the program, the same call goes on
+    with the runs that are left; a run whose worker dies is carried out again. A run that raises an exception is a row
+    with its error, and the other runs go on.
 
     The model gets parameters by name, as `def person(me, inbox, *, chance)`, and so do all functions given here. They
     may also take `seed` and `replicate` of the run, and `row`, the dict of all parameters.
@@ -83,12 +84,13 @@ def batch_run(
         until: The first step that is not run, or a function of parameters. With `max_steps` a condition as for `run`,
             which may take parameters by name after the collected values, as `lambda now, goal: now["mood"] > goal`.
         max_steps: If `until` is a condition, the first step that is not run in any case, or a function of parameters.
-        replicates: The number of runs of each row, with a seed each. All rows have the same seeds.
-        seed: The number from which the seeds of the runs follow.
-        folder: The folder of the study, a path or a URI. None: a temporary one that ends with the process.
-        outcomes: What each run is measured by: a dict of functions by name, each of which gets the run's `Result`; a
-            function that returns a dict; an aggregate, as `Mean("mood")`, of which the last step counts; or a list of
-            those. The aggregates of `collect` are outcomes in any case.
+        replicates: The number of runs of each row, each with its own seed. All rows have the same seeds.
+        seed: The number from which the seeds of all runs are derived.
+        folder: The folder of the study, a path or a URI. None: a temporary folder, which is removed when the process
+            ends.
+        outcomes: The measures of each run: a dict of functions by name, each of which gets the run's `Result`; a
+            function that returns a dict; an aggregate, such as `Mean("mood")`, whose value in the last step counts; or
+            a list of these. The aggregates of `collect` are always outcomes.
         start: As for `run`; it may take parameters by name.
         graph: As for `run`, or a function of parameters. With `seed` as an argument, each replicate has a graph.
         shared: As for `run`, or a function of parameters.
@@ -97,15 +99,15 @@ def batch_run(
         by: As for `run`.
         concurrency: As for `run`.
         timeout: As for `run`.
-        collect: As for `run`; `study.series` has the series of all runs.
+        collect: As for `run`; `study.series` has the collected values of all runs.
         collect_every: As for `run`.
         only_active: As for `run`.
-        calls: As for `run`: the limits are those of each run. With a store, calls that are equal are made once for the
-            study, and also once with other studies that have this store.
+        calls: As for `run`: the limits are those of each run. With a store, equal calls are made only once in the
+            study, and only once in all studies that use the same store.
         vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
             are run once for all rows that are otherwise equal, and each row goes on from there. Not with a budget of
             calls.
-        before: The values of these parameters in the steps before `vary_from`, as {"limit": "none"}.
+        before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and the time left.
@@ -217,7 +219,7 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
 
 
 def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
-    """Return the functions among `outcomes` and the aggregates among them.
+    """Return the functions in `outcomes`, and the aggregates in `outcomes`.
 
     The functions are returned by name; a function that returns a dict has the name "".
     """
@@ -294,14 +296,15 @@ def _check_names(template: RunTemplate, row: Row) -> None:
 def _record(
     template: RunTemplate, design: Sequence[PlannedRun], seed: int, functions: Sequence[tuple[str, Any]]
 ) -> dict[str, Any]:
-    """Return a record of what is studied.
+    """Return a record of the study: its model, parameters, options, and digests of other arguments.
 
-    A later call compares it with its own, to see whether the folder has the same study.
+    A later call compares its own record with this one, to see whether the folder has the same study.
     """
     sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    # An argument that was not given has "". An argument that was given, but has no digest, differs from that.
+    # The digest of an argument that was not given is "". It is None for an argument that was given, but of which no
+    # digest can be made.
     inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
@@ -330,7 +333,7 @@ def _told(aggregate: Aggregate) -> str:
 
 
 def _rows_of(collect: object) -> list[str]:
-    """Return a text of the agents of which a function of `collect` gives rows, if these are not all agents."""
+    """Return a text that lists the agents for which a function in `collect` is called; [] if these are all agents."""
     among = function_of(collect)[1]
     return [] if among is None else [repr([*among])]
 
@@ -374,7 +377,7 @@ def _carry_out(
     *,
     progress: bool,
 ) -> None:
-    """Carry out the runs that are left, and write all into the study's final files."""
+    """Carry out the runs that have no result yet, and write all runs into the study's final files."""
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]
     if left:
@@ -389,16 +392,18 @@ def _carry_out(
 
 
 class _Tasks:
-    """The tasks of a study that wait for a worker: runs, or the beginnings that runs share, and then their rests.
+    """The tasks of a study that wait for a worker: whole runs, or first steps that runs share, and then later steps.
 
-    The rests of a beginning come before the next beginning, so that few beginnings are in memory.
+    The shared first steps are a beginning, and the later steps of a run are its rest. All rests of one beginning come
+    before the next beginning, so that few beginnings are in memory.
     """
 
     def __init__(self, left: Sequence[PlannedRun], shared_steps: _SharedSteps | None) -> None:
         self._shared = shared_steps
         self._waiting: list[Task] = [*reversed(left)]
         self._runs: dict[str, list[PlannedRun]] = {}  # by the key of their beginning
-        self._calls: dict[str, tuple[int, int]] = {}  # those of a beginning count with its first run
+        # By the key of a beginning, its calls, which are counted with the first run that goes on from the beginning.
+        self._calls: dict[str, tuple[int, int]] = {}
         if shared_steps is not None:
             self._waiting = []
             for planned in left:
@@ -419,7 +424,10 @@ class _Tasks:
         self._waiting.append(task)
 
     def ended(self, task: Task, ended: EndedRun) -> Iterator[tuple[PlannedRun, EndedRun]]:
-        """Yield the runs that have ended with a task: after a beginning that failed, those that share it."""
+        """Yield the runs that have ended because a task has ended.
+
+        If a shared beginning failed, all its runs have ended.
+        """
         if isinstance(task, PlannedRun):
             yield task, ended
         elif isinstance(task, ForkedRun):
@@ -467,7 +475,7 @@ def _died(row: Row) -> str:
 
 
 class _EndedRuns:
-    """Runs that have ended, on their way to the folder."""
+    """Runs that have ended, and will be written into the folder together."""
 
     def __init__(self, files: StudyFolder) -> None:
         self._files = files
@@ -494,7 +502,7 @@ class _EndedRuns:
 
 
 class StudyProgress(ProgressLine):
-    """Display of how many runs of a study have ended, how many failed, of the time left, and of the calls saved."""
+    """Display of a study's progress: how many runs have ended and failed, the time left, how many calls were saved."""
 
     def __init__(self, total: int, left: int, *, shown: bool) -> None:
         super().__init__(total, shown=shown)
@@ -503,7 +511,7 @@ class StudyProgress(ProgressLine):
         self._begun = time.monotonic()
 
     def count(self, *, failed: bool, saved: int = 0) -> None:
-        """Count a run that has ended, and the calls that the store has saved it."""
+        """Count a run that has ended, and the calls for which the run found an answer in the store."""
         self._done += 1
         self._failed += failed
         self._saved += saved

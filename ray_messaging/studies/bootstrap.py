@@ -1,4 +1,4 @@
-"""Comparison of an outcome with that of a base: the difference, its interval, and its size in standard deviations."""
+"""Statistics of outcomes: bootstrap intervals of means, and the difference of two means in standard deviations."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-_CHUNK = 2**20  # the most random numbers that are drawn at a time, so that memory stays small
+_CHUNK = 2**20  # the most random numbers that are drawn at once, so that memory stays small
 _NORMAL = NormalDist()
 
 
@@ -22,13 +22,14 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], *, level: float, resamples: int = RESAMPLES) -> Interval:
-    """Return the mean of values with its bootstrap interval of a level, such as 0.95.
+    """Return the mean of values with its bootstrap interval. `level` is the interval's level, such as 0.95.
 
     Equal values give equal intervals.
 
-    The interval has the percentiles of the means of resamples. For few values, percentiles alone are too narrow: they
-    are taken further out, by as much as Student's distribution is wider than the normal one (Hesterberg 2015, "What
-    teachers should know about the bootstrap", the expanded percentile interval). With one value there is no interval.
+    The bounds are percentiles of the means of resamples. For few values the plain percentiles would give too narrow an
+    interval. So percentiles further out are used, by as much as Student's distribution is wider than the normal one
+    (Hesterberg 2015, "What teachers should know about the bootstrap", the expanded percentile interval). With one value
+    there is no interval.
     """
     data = np.asarray(values, np.float64)
     mean = float(data.mean()) if len(data) else math.nan

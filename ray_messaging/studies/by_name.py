@@ -13,9 +13,9 @@ _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Wanted(NamedTuple):
-    """The names of a function's arguments. `needed` are those without a default.
+    """The names of a function's arguments. `needed` has the names of the arguments without a default.
 
-    `any_name` is True if it takes **kwargs.
+    `any_name` is True if the function takes **kwargs.
     """
 
     names: frozenset[str]
@@ -24,7 +24,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_by(function: Callable[..., Any], positional: int) -> Wanted:
-    """Return the names of a function's arguments that come after the first `positional` ones."""
+    """Return the names of a function's arguments, without its first `positional` arguments."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):  # Python does not know the arguments of some builtins.
@@ -45,7 +45,7 @@ def values_of(run: PlannedRun) -> dict[str, Any]:
 def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - functions of any kind
     """Return a function that takes only `positional` arguments. The arguments that it takes by name are filled in.
 
-    Args: `function` may be a dict of functions by kind of agents, and so is then what is returned.
+    Args: `function` may be a dict of functions by kind of agents; then the result is such a dict too.
     """
     if isinstance(function, Mapping):
         return {kind: bound(each, positional, values) for kind, each in function.items()}

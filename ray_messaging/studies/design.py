@@ -33,7 +33,8 @@ class PlannedRun(NamedTuple):
 def design_of(parameters: object, replicates: object, seed: int) -> list[PlannedRun]:
     """Return the runs of a design, row by row; raise ConfigError for parameters or replicates that are invalid.
 
-    All rows have the same seeds, one for each replicate: runs that are compared differ in their parameters only.
+    The seed depends on the replicate only. So two runs of one replicate, which are compared, differ only in their
+    parameters.
     """
     if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:
         raise ConfigError(f"replicates={replicates!r} must be the number of runs of each row, at least 1")
@@ -69,7 +70,7 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
 
 
 def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
-    """Return the values of a parameter. A value that is not in a list is the only one."""
+    """Return the list of a parameter's values. If the user gave one value instead of a list, it is the only one."""
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         return [values]
     found = [*values]
@@ -129,7 +130,10 @@ def key_of(row: Row, replicate: int) -> str:
 
 
 def _seeds(seed: int) -> Iterator[int]:
-    """Yield a seed for each replicate. No two are equal, and the first ones do not depend on how many are drawn."""
+    """Yield seeds, one for each replicate.
+
+    No two seeds are equal, and a seed does not depend on how many are drawn later.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise ConfigError(f"seed={seed!r} must be a whole number")
     drawn = set[int]()

@@ -24,7 +24,8 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
-OF_THE_BEGINNING = "agents", "groups"  # With `start`, a run has these from its first step to its last one.
+# These two arguments, and `start`, are used when a run begins, and hold for all its steps.
+OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
@@ -42,18 +43,21 @@ class EndedRun(NamedTuple):
     error: str | None = None
     series: bytes | None = None
     calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
-    end: bytes | None = None  # of a BeginningRun: that with which other runs go on
+    end: bytes | None = None  # of a BeginningRun: the state from which other runs go on
 
 
 class BeginningRun(NamedTuple):
-    """The steps before `step` of runs that begin alike; `planned` has the parameters that these steps have."""
+    """The steps before `step`, which several runs share. `planned` has the parameters of these steps."""
 
     planned: PlannedRun
     step: int
 
 
 class ForkedRun(NamedTuple):
-    """The rest of a run; `before` is the row of its beginning, which is in `beginning`."""
+    """The steps of a run from `step` on.
+
+    `beginning` is the state after the steps before; `before` has their parameters.
+    """
 
     planned: PlannedRun
     before: PlannedRun
@@ -66,10 +70,10 @@ Task = PlannedRun | BeginningRun | ForkedRun  # what a worker is given
 
 @dataclass(frozen=True)
 class RunTemplate:
-    """What all runs of a study have in common.
+    """The facts that are the same for all runs of a study.
 
     `given` maps the arguments of a run to their values, or for those in OF_THE_ROW to functions of the row. `outcomes`
-    has functions of a run's result: by name, or under "" those that return a dict.
+    has functions of a run's result, each with its name; the name is "" for a function that returns a dict.
     """
 
     model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -87,7 +91,10 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` has besides parameters: a condition gets the values."""
+        """Return how many arguments a function in `given` gets besides parameters.
+
+        A condition gets the collected values.
+        """
         return int(name == "until" and self.given["max_steps"] is not None)
 
 
@@ -189,7 +196,7 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
 
 
 def _digest(result: Result) -> str:
-    """Return a digest of the run: of its last messages and of all states."""
+    """Return a digest of the run: of its steps' count, of its last messages, and of all final states."""
     head = encode_exactly([result.steps, [*result.digests.items()], None], "the digests")
     # The states take the place of None, which is the last byte.
     whole = head[:-1] + encode_pairs_exactly(result.states, "the states")

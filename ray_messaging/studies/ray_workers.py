@@ -37,7 +37,10 @@ class RayWorkers:
 
     @property
     def free(self) -> bool:
-        """Return whether a run can be started. The cores are counted anew each time, because machines come and go."""
+        """Return whether a run can be started.
+
+        The cores are counted each time, because machines join and leave the cluster.
+        """
         count = self._wanted or max(1, int(ray.cluster_resources().get("CPU", 1)))
         return len(self._busy) < count
 
@@ -46,7 +49,7 @@ class RayWorkers:
         self._busy[self._task.remote(self._template, planned)] = planned
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:
-        """Wait until some runs have ended, or until the timeout; raise Ray's error if a task cannot start."""
+        """Wait until some runs have ended, or until the timeout; raise MessagingError if a task cannot begin."""
         done, _ = ray_calls.wait([*self._busy], timeout=timeout)
         return [WorkerAnswer(self._busy.pop(ref), _answer(ref)) for ref in done]
 

@@ -1,8 +1,8 @@
 """The processes of this machine that carry out the runs of a study.
 
-A worker may die in the middle of a run, by a signal, by a lack of memory, or with its machine: the run is then lost,
-and whoever has started it is told so. All workers get the same bytes, which hold the source of the user's own modules:
-a worker that starts later does not see a file that was edited meanwhile.
+A worker may die in the middle of a run, by a signal, by a lack of memory, or with its machine. The run is then lost,
+and `wait` reports that to the caller. All workers get the same bytes, which contain the code of the user's own modules,
+so a worker that starts later does not use a file that was edited meanwhile.
 """
 
 import os
@@ -27,8 +27,9 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
 
 _CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
-_END_S = 5.0  # A process may take so many seconds to end after it was told to.
-# A process has one core, as in Ray's workers: libraries that would start a thread for each core hinder each other.
+_END_S = 5.0  # A process that is told to end is killed after this many seconds.
+# A process uses one core, as Ray's workers do. Otherwise the libraries of each process would start a thread for each
+# core, and slow each other down.
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _INSTALLED = tuple(
     {*filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))}
@@ -37,7 +38,7 @@ _INSTALLED = tuple(
 
 
 class WorkerAnswer(NamedTuple):
-    """What became of a run that a worker got. `ended` is None if the worker died."""
+    """The result of a run that a worker got. `ended` is None if the worker died."""
 
     planned: Task
     ended: EndedRun | None
@@ -48,7 +49,8 @@ def packed(template: RunTemplate) -> bytes:
 
     Raises: ConfigError, which names the part, if something in it cannot be pickled.
     """
-    # Any error may come, such as for a lock among a module's globals. Then modules are sent by name, without code.
+    # Modules may contain objects that cannot be pickled, such as a lock, which raise any kind of error. Then modules
+    # are sent by name, without code.
     with suppress(Exception), _by_value(_own_modules()):
         return bytes(cloudpickle.dumps(template))
     return bytes(sent("the study", template, cloudpickle.dumps))
@@ -178,7 +180,10 @@ class _Worker:
 
 
 def serve_runs(descriptor: int) -> None:
-    """Carry out the runs that come by a pipe, in a process of its own, until the pipe or the standard input ends."""
+    """Carry out the runs that come over a pipe, until the pipe or the standard input ends.
+
+    This runs in a worker's process.
+    """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # for one run after the other: to start one takes as long as a short run

@@ -23,7 +23,9 @@ LEVEL = 0.95
 
 
 class Study:
-    """The runs of a study, as its folder has them; `batch_run` returns it, and it can be opened while runs are made.
+    """The runs of a study that are in its folder.
+
+    `batch_run` returns a Study; the folder may be opened during the study.
 
     Args: `folder` is a path, or a URI of pyarrow's file systems.
 
@@ -80,8 +82,8 @@ class Study:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame with a row per run: parameters, replicate, seed, outcomes, digest, seconds, error.
 
-        Of a run that failed, `error` says why and where, and the outcomes are missing. Runs with equal digests have
-        sent equal messages in their last 64 steps, and have ended with equal states.
+        If a run failed, `error` says why and where, and its outcomes are missing. Runs with equal digests have sent
+        equal messages in their last 64 steps, and have ended with equal states.
 
         Raises: ImportError without pandas.
         """
@@ -94,7 +96,7 @@ class Study:
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of what `collect=` has collected: a row per run and step, or per run, step and agent.
+        """Return a DataFrame of the collected values (`collect=`): a row per run and step, or per run, step and agent.
 
         It has the parameters and the replicate of each run.
 
@@ -114,12 +116,12 @@ class Study:
         return data_frame(columns)
 
     def summary(self, *, level: float = LEVEL) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame with a row per row of parameters: how many runs it has, and the mean of each outcome.
+        """Return a DataFrame with a row for each row of parameters: its number of runs, and the mean of each outcome.
 
         The bounds of the mean's interval are in the columns that end with " low" and " high". Outcomes that are texts
         are left out.
 
-        Args: `level` is that of the bootstrap interval, as 0.95.
+        Args: `level` is the level of the bootstrap interval, such as 0.95.
 
         Raises: ConfigError for a level that is not between 0 and 1; ImportError without pandas.
         """
@@ -134,18 +136,20 @@ class Study:
         level: float = LEVEL,
         resamples: int = RESAMPLES,
     ) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the difference of each outcome to that of a base, with its bootstrap interval.
+        """Return a DataFrame of the differences of outcomes to the same outcomes of a base, with bootstrap intervals.
 
-        Each row of parameters is compared with the row that has the values of `base` and otherwise its own ones. Runs
-        are paired by replicate, as both have the same seed. Each row has `base` and `mean`, the means of the outcome;
-        `difference`, the mean of the differences; `low` and `high`, the bounds of its interval; `size`, Cohen's d, the
-        difference in standard deviations of the runs; `pairs`, how many pairs were compared; `missing`, how many were
-        not, because a run failed or lacks the outcome; and `equal`, in how many pairs nothing at all differs.
+        Each row of parameters is compared with the row that differs from it only in the values of `base`. Runs are
+        paired by replicate, because the two runs of a pair have the same seed. Each row has `base` and `mean`, the
+        means of the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its interval;
+        `size`, Cohen's d, the difference in standard deviations of the runs; `pairs`, how many pairs were compared;
+        `missing`, how many pairs were not compared, because a run failed or lacks the outcome; and `equal`, in how many
+        pairs both runs have the same digest.
 
         Args:
-            base: Values of some parameters, or of all, as {"rule": "none"}.
-            outcomes: The name of an outcome, or several; None: all but texts.
-            level: The level of the interval: an interval of 0.95 has the true difference in 95 of 100 studies.
+            base: Values of some parameters, or of all, such as {"rule": "none"}.
+            outcomes: The name of an outcome, or several names; None: all outcomes except texts.
+            level: The level of the interval: with 0.95 the interval contains the true difference in about 95 of 100
+                studies.
             resamples: The number of resamples of the bootstrap.
 
         Raises: ConfigError if no run has these values, or an outcome is unknown or a text; ImportError without pandas.
@@ -179,7 +183,7 @@ class Study:
         Args:
             x: The name of a parameter; or "step", for a value that an aggregate has collected in each step.
             y: The name of an outcome, or of a collected value.
-            by: The name of a parameter of which each value has a line.
+            by: The name of a parameter. The figure has a line for each of its values.
             level: The level of the bootstrap interval.
 
         Raises: ConfigError for an unknown name, or values that are no numbers; ImportError, which says how to install
@@ -205,7 +209,7 @@ class Study:
         return draw(intervals, x, y, by, f"{note}, over all values of {_names(pooled)}" if pooled else note)
 
     def _values(self, name: str, *, over_steps: bool) -> Iterator[tuple[StoredRun, Any, float]]:
-        """Yield the numbers of an outcome by run; or those of a series by run and step."""
+        """Yield the numbers of an outcome by run, or the numbers of a series by run and step."""
         if not over_steps:
             self._named(name)
             for run in self._runs:

@@ -1,8 +1,9 @@
-"""The folder of a study: Parquet files of the runs that have ended, and `_study.json`, which says what was studied.
+"""The folder of a study: Parquet files of the runs that have ended, and `_study.json`, the study's arguments.
 
-While the study goes on, each `runs-{number}.parquet` has some runs, and `series-{number}.parquet` their series. At its
-end `runs.parquet` and `series.parquet` have all of them, in the order of the design: equal to the byte, however many
-workers there were. The seconds that each run took are apart, in `seconds.parquet`. A file appears when it is complete.
+While the study goes on, each `runs-{number}.parquet` has some runs, and `series-{number}.parquet` their series. When
+the study has ended, `runs.parquet` and `series.parquet` have all runs and series, in the order of the design. These two
+files have the same bytes for any number of workers. So the seconds of each run are in a file of their own,
+`seconds.parquet`. A file appears when it is complete.
 """
 
 import json
@@ -32,7 +33,7 @@ _KEYS = b"ray_messaging.runs"  # This key, in a file of series, has the names of
 
 
 class StoredRun(NamedTuple):
-    """A run that has ended, as the folder has it.
+    """A run that has ended, read from the folder.
 
     `series` names the file that has the run's series, and the row group in that file.
     """
@@ -84,7 +85,7 @@ class StudyFolder:
             yield
 
     def record(self) -> dict[str, Any] | None:
-        """Return what was studied, or None if the folder has no study."""
+        """Return the record of the study, or None if the folder has no study."""
         if not (text := self.folder.read_file(RECORD)):
             return None
         try:
@@ -94,7 +95,7 @@ class StudyFolder:
         return found if isinstance(found, dict) else None
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Write what is studied."""
+        """Write the record of the study."""
         with self._writing():
             self.folder.write_file(RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
 
@@ -107,7 +108,7 @@ class StudyFolder:
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
     def erase(self) -> None:
-        """Remove the study's files, the record last."""
+        """Remove the study's files; the record is removed last."""
         there = self.files()
         whole = [name for name in (RUNS, SERIES, TIMES, RECORD) if name in there]
         with self._writing():
@@ -115,14 +116,14 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
-        """Return the runs that have ended, by key. A run that was carried out again is there once."""
+        """Return the runs that have ended, by key. A run that was carried out again is returned once."""
         while True:
             there = self.files()
             try:
                 return self._runs_in(there, record)
             except LogError as error:
-                # If a file has vanished, another program is putting all parts into one file, as at a study's end: list
-                # the files again.
+                # If a file has vanished, another program has ended the study, and has put all parts into one file. So
+                # list the files again.
                 if not isinstance(error.__cause__, FileNotFoundError) or self.files() == there:
                     raise
 
@@ -148,9 +149,10 @@ class StudyFolder:
     def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
         """Write some runs that have ended.
 
-        The file of their rows is written last: only then do the runs count as stored.
+        The file of the runs' rows is written after the file of their series: a run counts as stored when its row is
+        written.
 
-        Raises: ConfigError if a run has collected a value of another kind than an earlier one.
+        Raises: ConfigError if a run has collected a value of another kind than an earlier run.
         """
         series = [(run.key, _table(each.series)) for run, each in ended if each.series is not None]
         with_series = [run for run, each in ended if each.series is not None]
@@ -183,11 +185,11 @@ class StudyFolder:
                 )
 
     def finish(self, runs: Sequence[StoredRun]) -> None:
-        """Write all runs into one file, in a given order, all series into another one, and remove the parts."""
+        """Write all runs, in a given order, into one file, and all series into another file. Then remove the parts."""
         with self._writing():
             of_series = [run for run in runs if run.series is not None]
             if of_series:
-                # The new file is complete before it replaces the one from which it may be made.
+                # The new file is complete before it replaces an older `series.parquet`, from which it may be made.
                 self._write_series(
                     SERIES,
                     [run.key for run in of_series],
@@ -274,7 +276,7 @@ class StudyFolder:
     def _write_series(
         self, name: str, keys: Sequence[str], read: Callable[[int], pa.Table], schemas: Sequence[pa.Schema]
     ) -> None:
-        """Write series, each in a row group of its own, so that a study's series are never in memory at once."""
+        """Write series, each in a row group of its own, so that the series of a study are never all in memory."""
         schema = joined_schema(schemas)
         whole = pa.schema([pa.field(KEY, pa.string()), *schema])
         temporary = self._path(f"_{name}.tmp")
@@ -317,7 +319,7 @@ class StudyFolder:
 
 
 def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
-    """Return runs with a count of 0 for each value that other runs have counted."""
+    """Return runs with a count of 0 for each value that only other runs have counted (an outcome by `Count`)."""
     counted = {name for run in runs.values() for name in run.outcomes if name.partition("=")[0] in counts}
     zeros = dict.fromkeys(sorted(counted), 0)
     return {
@@ -343,7 +345,10 @@ def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
 
 
 def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, int, int]]:
-    """Return the seconds and calls of each run; an earlier version has written no calls."""
+    """Return the seconds and calls of each run.
+
+    The calls are 0 in files of an earlier version, which did not write them.
+    """
     none = [0] * len(columns[KEY])
     costs = zip(columns[SECONDS], columns.get(MADE, none), columns.get(SAVED, none), strict=True)
     return dict(zip(columns[KEY], costs, strict=True))

@@ -1,4 +1,7 @@
-"""Figures of a study: means with their intervals, as lines over numbers, or as points over texts."""
+"""Figures of a study: means with their intervals.
+
+They are lines if the x values are numbers, and points if they are texts.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +15,7 @@ _APART = 0.08  # the distance between points of different lines over the same te
 
 
 def draw(lines: Mapping[Any, Mapping[Any, Interval]], x: str, y: str, by: str | None, note: str) -> Any:  # noqa: ANN401 - matplotlib's Figure
-    """Return a figure with a line for each value of `by`; raise ImportError as `new_figure`."""
+    """Return a figure with a line for each value of `by`; raise the ImportError of `new_figure` without matplotlib."""
     figure, axes = new_figure(_WIDTH, _HEIGHT)
     places = [at for line in lines.values() for at in line]
     numeric = all(isinstance(at, int | float) and not isinstance(at, bool) for at in places)

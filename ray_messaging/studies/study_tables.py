@@ -1,6 +1,6 @@
-"""Tables of a study whose columns are exact: a column of values of several kinds is kept as texts of JSON.
+"""Tables that keep a study's values exactly. A column with values of several kinds is stored as JSON texts.
 
-A column of ints and floats is one of floats, and its metadata say which of the values are ints.
+A column of ints and floats is stored as floats, and its metadata say which of the values are ints.
 """
 
 import json
@@ -20,7 +20,7 @@ _INT64 = 2**63
 
 
 def exact_table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """Return a table of values. `exact_values` returns from it exactly the same values."""
+    """Return a table of values, from which `exact_values` returns exactly the same values."""
     fields, arrays = [], []
     for name, values in columns.items():
         kind = _kind_of(values)
@@ -36,7 +36,7 @@ def exact_table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
 
 
 def exact_values(table: pa.Table) -> dict[str, list[Any]]:
-    """Return the columns of a table, each a list of the values that `exact_table` had."""
+    """Return the columns of a table that `exact_table` has made, each as a list of the original values."""
     found = {}
     for place, field in enumerate(table.schema):
         values = table.column(place).to_pylist()
@@ -51,7 +51,7 @@ def exact_values(table: pa.Table) -> dict[str, list[Any]]:
 
 
 def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
-    """Return the type of a column that holds all values exactly; None: there is none."""
+    """Return a type that stores all values exactly, or None if there is no such type."""
     kinds = {*map(type, values)} - {type(None)}
     if kinds <= {str}:
         return pa.string()
@@ -75,14 +75,14 @@ def kind_of(column: pa.DataType) -> str | None:
 
 
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of joined series, in which ints beside floats are floats: `step` and agents, then by name."""
+    """Return the schema of joined series. A column of ints and floats has floats. `step` and agents come first."""
     joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
     first = [name for name in TAKEN if name in joined.names]
     return pa.schema([joined.field(name) for name in [*first, *sorted({*joined.names} - {*first})]])
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return series with the columns of a schema. A count that only other runs have is 0."""
+    """Return series with the columns of a schema. A count (a column with "=" in its name) that is missing is 0."""
     by_agent = AGENT in schema.names
     columns = []
     for field in schema:

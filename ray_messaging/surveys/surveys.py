@@ -18,7 +18,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec
 from ray_messaging.sending.bulk_input import ColumnChunk, batches_of_columns
-from ray_messaging.sending.pending_batch import ConversationRows, EncodedBatch, Questions
+from ray_messaging.sending.pending_batch import ConversationRows, PendingBatch, Questions
 from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
 from ray_messaging.surveys.tally import Rows, Tally
@@ -141,12 +141,12 @@ class AsyncSurvey:
         for low in range(0, len(places), BATCH_ROWS):
             part = places[low : low + BATCH_ROWS]
             batch = self._questions(part)
-            receipts = await self._engine.bulk_sender.send_batches([batch])
+            receipts = await self._engine.bulk_sender.send_questions([batch])
             name = secrets.token_hex(8)
             self._surveys.ends.setdefault(self.id, {})[name] = end
             await self._store.add(self.id, name, encode(Asking.of(part, receipts, due, timeout)))
 
-    def _questions(self, places: Rows) -> EncodedBatch:
+    def _questions(self, places: Rows) -> PendingBatch:
         lines = PayloadColumn.of([self.record.question], np.zeros(len(places), np.uint32))
         agents = self.tally.agents.column.take(places)
         chunk = ColumnChunk(IdColumn.constant(None, len(places)), agents, lines)
@@ -200,11 +200,11 @@ async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening
             return listening
 
 
-def questions(engine: Engine, mailbox: str, chunk: ColumnChunk, subtopic: str) -> EncodedBatch:
+def questions(engine: Engine, mailbox: str, chunk: ColumnChunk, subtopic: str) -> PendingBatch:
     """Return a batch of questions made from a chunk of columns; the answers go to the mailbox."""
     [batch] = batches_of_columns([chunk], subtopic, engine.step)
     kind = Questions(mailbox, lambda *_: None)
-    return EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind))
+    return PendingBatch.of(batch, ConversationRows(kind))
 
 
 class Surveys:

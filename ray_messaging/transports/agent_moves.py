@@ -19,7 +19,7 @@ ARRIVAL = ":agents"
 
 
 class UnreadFrames(NamedTuple):
-    """What an attempt to move agents does with the messages that wait in the agents' mailbox, outside of steps.
+    """Changes that an attempt to move agents, outside of steps, makes to the unread messages in the agents' mailbox.
 
     All entries that were not fetched are acknowledged, up to the entry `last`. The messages for other agents, `stay`,
     are written into the mailbox again. The messages for the agents that leave, `go`, are written into the target's
@@ -40,7 +40,7 @@ class UnreadFrames(NamedTuple):
 
 
 class MoveAttempt(NamedTuple):
-    """One attempt to move agents: the new record of the mailbox that the agents leave, and that of the target, if any.
+    """One attempt to move agents: the new record of the mailbox that the agents leave, and the target's record, if any.
 
     The records were made from the directory at `version`. If the directory has changed since, the attempt is refused.
     In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
@@ -53,16 +53,18 @@ class MoveAttempt(NamedTuple):
 
 
 class MoveOutcome(IntEnum):
-    """Outcome of an attempt. Unless the outcome is DONE, the attempt has changed nothing; an exception is BEHIND."""
+    """Outcome of an attempt to move agents. If it is neither DONE nor BEHIND, the attempt has changed nothing."""
 
     DONE = 0
     STALE_DIRECTORY = 1
-    BEHIND = 2  # the mailbox has later entries; from now on it refuses messages until the move ends or is given up
+    # The mailbox has entries after the last one that was read; it now refuses messages until the move ends or is given
+    # up.
+    BEHIND = 2
     FULL = 3  # the target is full
     TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
     GONE = 6  # the target's mailbox does not exist, or its group leaves the steps
-    OVER = 7  # the attempt was given up
+    OVER = 7  # the attempt was given up before the server got this call
     NOT_YET = 8  # in steps: the target is not yet a member in the next step
 
 
@@ -82,7 +84,8 @@ class RedisMoves:
     Any call may be repeated; its effect happens once. In steps a repeated `move` may find that its own first attempt
     has changed the directory.
 
-    Args: `born` maps each mailbox that is read here to its incarnation: a new mailbox of the same name has another.
+    Args: `born` maps each mailbox that this process reads to a number that distinguishes it from other mailboxes of its
+    name.
     """
 
     def __init__(self, link: "RedisLink", keys: Keys, born: Mapping[str, str], dead_bytes: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RedisStores:
-    """Stores of one experiment over the connections of one RedisTransport."""
+    """Access to the dead letters and the data of one experiment, over the connections of one RedisTransport."""
 
     def __init__(self, transport: "RedisTransport") -> None:
         self.transport = transport
@@ -29,7 +29,9 @@ class RedisStores:
 
 
 class RedisBackend:
-    """Factory for the stores on a primary, and for the bodies of steps on further servers.
+    """Factory for an experiment's transports and stores.
+
+    Its data are on a primary, and large frames on further servers.
 
     Args: `first_steps` are settings of steps. If given, each experiment has steps, and begins with its first messager.
     """
@@ -81,7 +83,7 @@ class RedisBackend:
         return facts
 
     def closed_names(self, exp_id: str) -> list[str]:
-        """Return the mailboxes of closed messagers that have a name. This blocks.
+        """Return the mailboxes of closed messagers that wait for a messager of the same name. This blocks.
 
         Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
         """
@@ -151,5 +153,5 @@ def redis_config(server: BaseModel) -> RedisConfig:
     try:
         known = {name: getattr(server, name) for name in RedisConfig.model_fields if hasattr(server, name)}
         return RedisConfig.model_validate(known)
-    except ValidationError as error:  # this text shows no values, which may be passwords
+    except ValidationError as error:  # pydantic's text shows no values, which may be passwords
         raise ConfigError(f"this {type(server).__name__} says no server: {error}") from None

@@ -45,8 +45,10 @@ class BoxReader:
         self._box = box
         self._frames: list[BoxFrame] = []
         self._largest = _GUESS
-        self._start: BoxStart | None = None  # a beginning of the box, of which only the frames count: see `covers`
-        self._awaited: asyncio.Task[News] | None = None  # a wait that began before it was known to be needed
+        # The box's first frames, if they were read already; its covers are not used, because they may be incomplete.
+        self._start: BoxStart | None = None
+        # A wait for news that began before the group knew whether it has to wait.
+        self._awaited: asyncio.Task[News] | None = None
         self._with_news, self._filled, self._large = with_news, filled, large
         self._written: Sequence[BoxFrame] = ()  # frames that this process has written to the box itself
         self._waited = False  # the group has waited for news before it opened the box's step
@@ -54,22 +56,22 @@ class BoxReader:
     def following(self, box: str) -> "BoxReader":
         """Return the reader of the next step's box, which is likely to be as large as this one.
 
-        If this box took several replies, the next one is read ahead during the wait. If this box was empty, or nothing
-        had to be read and to be waited for, the next one is read only when it is needed.
+        If this box had more frames than one reply, the next box is read ahead while the group waits. If this box was
+        empty, or nothing was read from it and the group did not wait, the next box is read only when it is needed.
         """
         filled = bool(self._frames) or (bool(self._written) and self._waited)
         large = len(self._frames) > _FIRST
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     def hand_over(self, written: Sequence[BoxFrame]) -> None:
-        """Take frames that this process has written to the box: if no other frames count, nothing is read."""
+        """Take frames that this process has written to the box. If no other frames count, the box need not be read."""
         self._written = written
 
     def expect(self, news: str, block_s: float) -> None:
         """Begin to wait for news, while the group closes the step before this box's step.
 
-        So the group has the beginning of the box as soon as the last group has closed the step. To begin the wait only
-        after the answer to the close would cost one more round trip.
+        So the group gets the beginning of the box as soon as the last group has closed the step. If the wait began only
+        after the answer to the close, it would take one more round trip.
         """
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
@@ -116,8 +118,8 @@ class BoxReader:
     async def covers(self, news: News) -> list[Cover]:
         """Return the covers of the box, which list the attempts whose messages count.
 
-        Args: `news` say that the box's step is open, so the covers are final. A beginning of the box that was read
-        before these news may lack covers, so only the beginning that came with them is used.
+        Args: `news` say that the box's step is open, so the covers are final. If the beginning of the box was read
+        before these news, it may lack covers; so only a beginning that came with these news is used.
         """
         if self._frames or (self._written and news.start is None):
             return await self._store.covers(self._box)
@@ -126,7 +128,10 @@ class BoxReader:
         return list(covers)
 
     async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
-        """Take the beginning of the box from the news, which say only what this group knows from its answer already."""
+        """Wait briefly for the news and take the beginning of the box from them.
+
+        Their other facts are known from the answer.
+        """
         await asyncio.wait((awaited,), timeout=_BESIDE_S)
         if awaited.done():
             self._awaited = None
@@ -148,7 +153,8 @@ class BoxReader:
         if found is None:
             await self.read_ahead()
             found = counted(self._frames, covers)
-        if found is None:  # a server restarted with a slow clock may assign entry ids below the last one that we read
+        # A restarted server whose clock is behind may have assigned entry ids below the last id that we read.
+        if found is None:
             self._frames = []
             await self.read_ahead()
             found = counted(self._frames, covers)

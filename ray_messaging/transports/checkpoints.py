@@ -15,11 +15,12 @@ from ray_messaging.addressing.server_keys import START, Keys
 from ray_messaging.default_limits_and_leases import SCAN_COUNT
 from ray_messaging.transports.connection.link import RedisLink
 
-_AT_ONCE = 1_000  # keys in one round of reads, and values in one write
+_AT_ONCE = 1_000  # how many keys are read in one call, and how many pairs are written in one command
 _BOX = "box"
 _OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
 _BUS = "bus:"  # keys of AgentScope's hub; users choose the names of the fields in its hashes
-_PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")  # fields of the steps that are all the last step
+# Fields of key `steps` that are all set to the checkpoint's step.
+_PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")
 
 
 class CopiedKey(NamedTuple):
@@ -109,9 +110,9 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
 
 
 def _is_kept(name: str, step: int) -> bool:
-    """Return whether a checkpoint after a step has a key: it is no box, or a box that no group has read yet.
+    """Return whether a checkpoint after a step contains a key. It contains no boxes that groups have read already.
 
-    Data that belong to one start only are left out.
+    Keys that belong to one start only are left out too.
     """
     if name.startswith(_BOX):
         return int(name.rpartition("@")[2]) > step
@@ -122,7 +123,7 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     """Return the data without the messages from outside that no group has read yet.
 
     A fork sends these messages again, from the parent's log, each in its step. If the checkpoint had them too, they
-    would arrive twice. And messages that came after the checkpoint would be missing in it.
+    would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
     """
     sizes: Counter[str] = Counter()  # bytes of the frames that are left out, by box
     found: list[CopiedKey] = []
@@ -150,7 +151,7 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 
 
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
-    """Return a key without the fields of a start; the steps have come to the end of `step`."""
+    """Return a key without the fields that belong to one start. In key `steps`, the last step becomes `step`."""
     key, kind, content = copied
     if kind != "hash" or key.startswith(_BUS):
         return copied

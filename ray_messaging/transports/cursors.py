@@ -1,7 +1,7 @@
 """Cursors of mailboxes, and the ranges of messages after them that were acknowledged out of order.
 
-The server keeps each range as text, `entry row entry row count`: it begins after the first cursor and ends at the
-second.
+The server keeps each range as text, `entry row entry row count`. The first two values are the cursor after which the
+range begins, the next two the cursor at which it ends; `count` is its number of messages.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,10 @@ START = Cursor("0-0", 0)
 
 
 class AckRange(NamedTuple):
-    """A range of `rows` acknowledged messages, after cursor `after` up to `end`, behind unacknowledged messages."""
+    """A range of `rows` acknowledged messages, after cursor `after` up to cursor `end`.
+
+    Earlier messages are unacknowledged.
+    """
 
     after: Cursor
     end: Cursor
@@ -99,7 +102,10 @@ def ends(found: AckRange, entry: str) -> float:
 
 
 def decode_rows(text: str) -> Rows:
-    """Decode the handled rows of a dead letter, such as `3-7,9-`. Malformed parts, which others wrote, are ignored."""
+    """Decode the handled rows of a dead letter, such as `3-7,9-`.
+
+    Malformed parts, which another client wrote, are ignored.
+    """
     found: Rows = []
     for run in text.split(",") if text else ():
         low, _, high = run.partition("-")

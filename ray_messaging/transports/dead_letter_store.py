@@ -40,7 +40,7 @@ class DeadFrame(NamedTuple):
 
 
 class DeadFacts(NamedTuple):
-    """How many letters there are, and their bytes; also those that were `dropped` at the limit, the oldest first."""
+    """How many letters there are, and their bytes; and how many letters were dropped because of the limit."""
 
     letters: int
     nbytes: int

@@ -1,4 +1,4 @@
-"""Data of an experiment as a whole: the start that has it, the epoch of its interceptor, the state of its rules."""
+"""Data of an experiment as a whole: the start that has the experiment, its interceptor's epoch, its rules' state."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -24,11 +24,11 @@ class ExperimentClaim(IntEnum):
 
     LOST = 0  # another start has the experiment
     HELD = 1
-    ERASE = 2  # this start has it, and must delete the data of the earlier start
+    ERASE = 2  # this start has the experiment, and must delete the data of the earlier start
 
 
 class StateWrite(IntEnum):
-    """Result of a call under the interceptor's epoch."""
+    """Result of a write that the interceptor makes under its epoch."""
 
     FENCED = 0  # another interceptor has taken over
     DONE = 1
@@ -47,7 +47,7 @@ class TableChanges(msgspec.Struct, frozen=True):
 
 
 class StateChanges(NamedTuple):
-    """One atomic write: the changes of each table, the answers of rules that made these changes, answers to delete.
+    """One atomic write: changes of the rules' tables, the answers that rules gave with them, and answers to delete.
 
     With `whole`, the write replaces all state on the server.
     """
@@ -93,22 +93,26 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
 
 
 _FIELDS_AT_ONCE = 10_000
-# The fields that a reset keeps: most are counters, and a counter that began anew would assign a number twice.
+# The fields that a reset keeps. Most are counters; a counter that begins again would assign the same number twice.
 _KEPT_FIELDS = {b"directory", b"born", b"format"} | {
     b"start:" + name for name in (b"run", b"erasing", b"interceptor", b"log_epoch", b"shards")
 }
 
 
 class RedisExperimentStore:
-    """Data of an experiment as a whole on its primary, for the run (start) of the experiment to which we belong."""
+    """Data of an experiment as a whole on its primary.
+
+    In this class a run is one start of the experiment; we belong to one.
+    """
 
     def __init__(self, transport: "RedisTransport") -> None:
         self._transport = transport
         self._run = transport.run
         self._link, self._keys = transport.link, transport.keys
         self._meta = self._keys.meta
-        self._before: bytes | None = None  # the epoch before our epoch (b"": there was none); None: we have no epoch
-        # Writes of the rules' state are numbered under each epoch.
+        # The interceptor's epoch before our epoch (b"": there was none); None: we have no epoch.
+        self._before: bytes | None = None
+        # The numbers of our last write of the rules' state, and of the last write that the server has confirmed.
         self._number = self._confirmed = 0
 
     @property
@@ -194,7 +198,7 @@ class RedisExperimentStore:
         for before in {self._before, b""}:
             if await self._link.script("advance_interceptor_epoch", [self._meta], [self._run, before, epoch]) == 1:
                 self._number += 1
-                self._confirmed = self._number  # more than the server knows: all must be written again
+                self._confirmed = self._number  # the server has lost this write, so the next write must write all state
                 return True
         return False
 
@@ -258,7 +262,7 @@ class RedisExperimentStore:
             staged = self._keys.staged(f"{epoch}:{name}")
             keys += [key, staged]
             put: Mapping[bytes, bytes] = changes.put
-            if changes.cleared:  # the new table is written under another name, then renamed: it may be large
+            if changes.cleared:  # a large table is written in parts under another name, and then renamed
                 await self._stage(staged, put)
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]

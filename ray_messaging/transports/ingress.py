@@ -81,11 +81,11 @@ class Feed(TakenSocket):
 
 logger = logging.getLogger(__name__)
 
-# A subscription to very many channels is split into commands of so many channels, because such a command blocks the
-# server for 2 ms. At most two commands are in flight.
+# A subscription to very many channels is split into commands of 1,000 channels, because the server takes 2 ms for such
+# a command, and serves no other client meanwhile. At most two commands wait for their confirmations.
 _CHUNK = 1_000
-# Each channel costs the server 240 bytes, and blocks the server for 2 us when its subscriber leaves. So for more than
-# so many agents, we subscribe to one pattern for all agents, and drop messages to agents of others here.
+# Each channel costs the server 240 bytes, and blocks the server for 2 us when its subscriber leaves. So a messager of
+# more agents than this subscribes to one pattern for all agents, and drops messages to agents of other messagers here.
 WIDE = 30_000
 # A broken connection looks the same as a quiet one. After this much silence we send a PING, and close the connection if
 # no answer comes in time.
@@ -99,10 +99,9 @@ class RedisIngress:
     A subscriber to all agents' channels hears more agents than its own. So it also subscribes to `keys.wide`, and the
     send script does not count it as a listener. Each mailbox has an "ear", a channel only for its messager. The
     subscription to the ear shows that the messager is connected, so that a busy messager does not lose its mailbox. A
-    message on the ear says that the mailbox was removed.
-    In one atomic call, our send script publishes an opening bracket, our messages and a closing bracket. The brackets
-    have a channel of their own. So the messages between two brackets are our own, and are dropped here. A message that
-    matches several subscriptions is passed on once.
+    message on the ear says that the mailbox was removed. In one atomic call, our send script publishes an opening
+    bracket, our messages and a closing bracket. The brackets have a channel of their own. So the messages between two
+    brackets are our own, and are dropped here. A message that matches several of our subscriptions is passed on once.
     """
 
     def __init__(self, link: RedisLink, keys: Keys, sink: Callable[[Ingress], None], ears: Sequence[str] = ()) -> None:
@@ -127,7 +126,7 @@ class RedisIngress:
         self._ours = False
         self._first: dict[bytes, bytes] = {}
         self._gone = False  # True: our mailbox was removed
-        self._refused: ServerRefused | None = None  # the answer to the last attempt
+        self._refused: ServerRefused | None = None  # the error if the server refused the last subscription
         self.cuts = 0
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str]) -> None:
@@ -262,7 +261,7 @@ class RedisIngress:
         return ServerRefused(f"{error} (a right of {listed})", host=host, port=port)
 
     async def _watch(self, connection: Feed) -> None:
-        """Wait until the connection ends, and raise the reason. After a silence, send a PING."""
+        """Wait until the connection ends, and raise the reason. If nothing arrives for some seconds, send a PING."""
         now, asked_at = asyncio.get_running_loop().time, 0.0
         while True:
             waits = asked_at > connection.heard_at
@@ -316,7 +315,7 @@ class RedisIngress:
         return self._here + name.removeprefix(self._named) if name.startswith(self._named) else name
 
     def _back(self, name: str) -> str:
-        """Return the channel or pattern that has this name on the server."""
+        """Return the channel or pattern whose name on the server is given."""
         return self._named + name.removeprefix(self._here) if name.startswith(self._here) else name
 
     def _is_elsewhere(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Frames as arguments of the scripts that write them. Large frames are written without these scripts.
+"""Frames as arguments of scripts that write frames, and a way to write large frames without these scripts.
 
 The server copies and hashes each argument of a script. So large frames are written by XADD in a transaction, between
 two calls of script `large_frames`.
@@ -34,13 +34,14 @@ def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
 
 logger = logging.getLogger(__name__)
 
-LEAST_BYTES = 128 * 2**10  # the least size of a large frame; smaller ones take less time in the script
-_HOW = "open", "close"  # the two calls of script large_frames, and two of its replies
+# The least size of a large frame; a smaller frame takes less time as an argument of the script.
+LEAST_BYTES = 128 * 2**10
+_HOW = "open", "close"  # the argument of the first and of the second call of script large_frames
 _DONE, _NO_RIGHT = 0, 2
 
 
 class LargeFrames:
-    """Sends of large frames only, for one transport, as long as its server and user allow the needed commands."""
+    """Calls that send only large frames, for one transport, while its server and user allow the needed commands."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
@@ -49,14 +50,14 @@ class LargeFrames:
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether a send consists only of large frames, each for another mailbox, and can be done this way."""
+        """Return whether a send has only large frames, each for another mailbox, and can be made by `write`."""
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:
             return False
         return all(map(_is_large, writes)) and len({write.mailbox for write in writes}) == len(writes)
 
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
-        """Write large frames by plain XADD in one transaction, all or none, because a script would copy and hash each.
+        """Write large frames by plain XADD in one transaction, all or none. A script would copy and hash each frame.
 
         Return the reply that the script `send` would give. If the server does not allow the transaction, nothing is
         written; return None, and the caller must use `send`.
@@ -75,7 +76,7 @@ class LargeFrames:
             return None
         opened, *entries, closed = replies
         if all(isinstance(entry, bytes) for entry in entries):
-            if closed != _DONE:  # the frames are written nevertheless
+            if closed != _DONE:  # the frames are written, but their entry ids are not recorded
                 logger.warning(
                     "the server cannot tell the id of a mailbox's last entry, please report this: %s", closed
                 )

@@ -1,4 +1,7 @@
-"""The event log's access to the server: it reads every stream to its end, and no entry is trimmed before that."""
+"""The event log's access to the server.
+
+The log reads every stream to its end; no entry is deleted before the log has it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +75,7 @@ class RedisLog:
 
     def __init__(self, link: RedisLink, keys: Keys, run: str = "") -> None:
         self.link = link
-        self.run = run  # the start of the experiment that must have it; "": any start
+        self.run = run  # the id of the start that must have the experiment; "": any start
         self.keys = keys
         self._reading = BlockingReads(link)
         self._largest = _GUESS  # the size of the largest frame in the last reply
@@ -85,7 +88,7 @@ class RedisLog:
         self._reading.close()
 
     async def register(self, limits: Limits) -> int:
-        """Register the event log, and return the writer's epoch. From now on no entry is trimmed before the log has it.
+        """Register the event log, and return the writer's epoch. From now on no entry is deleted before the log has it.
 
         Earlier writers are fenced, and totals begin at 0.
 
@@ -126,7 +129,7 @@ class RedisLog:
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
-        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
+        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` seconds for one entry."""
         if not cursors:
             return []
         room = self._room

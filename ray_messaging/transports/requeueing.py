@@ -23,7 +23,8 @@ from ray_messaging.transports.dead_letter_store import (
 from ray_messaging.wire.frames import decode, encode
 
 _DIGITS = 20  # the most digits of a part of an entry's id, which has 64 bits
-_ATTEMPTS = 8  # the most attempts, which are needed if the directory changes meanwhile
+# The most attempts to requeue one letter; a further attempt is made if the directory has changed meanwhile.
+_ATTEMPTS = 8
 
 Rows = NDArray[np.intp]
 
@@ -116,7 +117,7 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return the routes to the mailboxes that get a letter's messages, and to the mailboxes that had a copy.
+        """Return the routes to the mailboxes that get a letter's messages, and to those that had a copy of them before.
 
         Most letters of one mailbox have the same routes, so the last routes are kept.
         """
@@ -151,7 +152,10 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which part of a mailbox's record counts: not a part by which the mailbox may have had a copy."""
+    """Return which part of a mailbox's record counts.
+
+    A part by which the mailbox may have had a copy does not count.
+    """
     if record.mailbox == letter.mailbox:
         return _WHOLE
     if letter.born is None:

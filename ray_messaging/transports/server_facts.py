@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from ray_messaging.addressing.channels import is_survey_mailbox
 from ray_messaging.config import RedisConfig
 
-OLDEST_SERVER = (7, 0)  # the first with flags of scripts; without the flags no script trims while the memory is full
+# The first version with flags of scripts; without flags no script can free memory while the memory is full.
+OLDEST_SERVER = (7, 0)
 
 Info = Mapping[str, str]
 
@@ -31,7 +32,7 @@ def is_old(info: Info) -> bool:
 
 
 def number(info: Info, name: str) -> int:
-    """Return a field that is a number, or 0 if the server does not report it."""
+    """Return the value of a numeric field, or 0 if the server does not report the field."""
     value = info.get(name, "")
     return int(value) if value.isdecimal() else 0
 

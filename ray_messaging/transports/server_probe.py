@@ -1,4 +1,4 @@
-"""Blocking questions to a server about its state, with a short timeout, over separate connections."""
+"""Blocking queries of a server's state, with a short timeout, over separate connections."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ from ray_messaging.wire.notes import decode_service_note
 
 ANSWER_S = 2.0  # the timeout of one command
 _PINGS = 3
-_MAILBOXES = 1_000  # the most mailboxes that are read
+_MAILBOXES = 1_000  # the most mailboxes whose state is read
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
 _HEAD, _COLUMNS = 9, 16
@@ -49,7 +49,8 @@ def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "
 def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "", shard: int = 0) -> ServerFacts:
     """Return the state of a server, and of an experiment on it. If the server gives no answer, `error` says why.
 
-    In a cluster the asked server is the node with the keys of one shard of the experiment, or of `space`.
+    In a cluster, the node that has the experiment's keys is asked. If `exp_id` is None, the keys of `space` are used,
+    which is also an experiment's id, and the state of that experiment's data is not returned.
     """
     keys = shard_keys(exp_id or space, shard, config.shards)
     link = RedisLink(config, 0.0)  # for its error texts

@@ -1,8 +1,9 @@
 """Bodies of large frames in the boxes of steps, spread over the primary and further servers. The primary has the boxes.
 
-This is the claim check pattern: for each large frame the primary has a small stand-in, and the primary alone decides
-which frames count. A body is written before its stand-in, never changed, and deleted after the primary has dropped the
-box. So each stand-in has a body.
+This is the claim check pattern: for each large frame the primary has a small stand-in in the box, and another server
+has the frame itself, which is called the stand-in's body. The primary alone decides which frames count. A body is
+written before its stand-in, never changed, and deleted after the primary has dropped the box. So each stand-in has a
+body.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """Bodies of large frames, on the server of the sender's node, or spread over the servers by their names.
+    """Bodies of large frames, on the server of the sender's node, or spread over all servers by a hash of their names.
 
     A frame whose server is the primary stays in its box. So do answers to askers outside of the steps, notes for the
     event log and publications, which the primary handles itself.
@@ -116,8 +117,8 @@ class StepBodies:
         if self._arrears[shard] > BODY_ARREARS:
             self._arrears[shard] = nbytes
             await self.drop(shard, await self.dropped())
-        # The step is registered before the write, and again after it: if another process deletes bodies and the
-        # registration between the two, the second registration keeps the new bodies in the list.
+        # The step is registered before the write, and again after it: another process may delete old bodies, and with
+        # them the registration, between the two. The second registration then puts the new bodies in the list again.
         listed = ("SADD", self._keys[shard].bodies, *steps)
         await self.links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
 
@@ -199,8 +200,8 @@ class StepBodies:
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
     """Build the name of a frame's body. Equal frames have equal names, so that a repeated call stores one body.
 
-    If a call wrote nothing, the attempt sends again, and may divide its messages into other frames. Other frames have
-    other checksums, and so other names.
+    If a call wrote nothing, the group's attempt at the step sends again, and may divide its messages into other frames.
+    Other frames have other checksums, and so other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()

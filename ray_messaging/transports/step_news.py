@@ -11,7 +11,7 @@ from ray_messaging.transports.step_values import News
 
 
 class _Round:
-    """The latest step event that this process has read, and whether a messager is reading more.
+    """State that the readers of one stream of news share: the latest step event, and whether one of them reads now.
 
     Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake one
     client in each process only.
@@ -20,15 +20,18 @@ class _Round:
     def __init__(self) -> None:
         self.newest = News("0-0")
         self.reading = False
-        self.done = asyncio.Event()  # set when a read has ended; replaced by the next one
+        self.done = asyncio.Event()  # set when a read has ended; each read has a new event
 
 
-# The rounds by event loop, server and stream. A round lives as long as the readers that share it.
+# The shared states by event loop, server and stream. A state exists as long as one of its readers.
 _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
-    """Reader of one stream of news, for one messager. It waits while another messager of the process reads."""
+    """Reader of one stream of news, for one messager.
+
+    While another messager of the process reads, it waits for that read.
+    """
 
     def __init__(self, link: RedisLink, stream: str) -> None:
         self._reads = BlockingReads(link)
@@ -77,7 +80,7 @@ class StepNewsReader:
             if found:
                 place, (_, _, _, opened, _, boxes, _, directory, _, blocked) = found[0][1][-1]
                 shared.newest = News(place.decode(), int(opened), int(boxes), int(directory), blocked == b"1")
-            return replies if found else []  # without news the box may still change
+            return replies if found else []  # without news the box may still change, so the replies are not used
         finally:
             shared.reading = False
             shared.done.set()

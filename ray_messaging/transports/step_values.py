@@ -20,7 +20,7 @@ ASKER = "+"  # prefix of an outside asker's mailbox; when a step is sealed, the 
 
 
 class WaitFor(StrEnum):
-    """The groups for which a group waits before it opens a step: all, or those that it hears (that may send to it)."""
+    """The groups for which a group waits before it opens a step: all groups, or only groups that may send to it."""
 
     ALL = "all"
     SENDERS = "senders"
@@ -31,10 +31,11 @@ class StepSettings(NamedTuple):
 
     seed: int = 0
     wait_for: WaitFor = WaitFor.ALL
-    groups: int = 0  # step 0 waits until so many groups have joined
+    groups: int = 0  # step 0 waits until this number of groups has joined
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
-    lag: int = 64  # how many steps a hold may be behind; at most `horizon`, because counts are kept for so long
+    # How many steps a hold may be behind; at most `horizon`, because a step's counts are kept for `horizon` steps.
+    lag: int = 64
     lag_large: int = 4  # replaces `lag` while the boxes that the hold keeps have more than `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups store digests of what they send
@@ -50,8 +51,8 @@ class StepSettings(NamedTuple):
 class Driver(NamedTuple):
     """Task that drives a group, with a number `start`, which rises each time that the task begins again.
 
-    A driver with the same `start` gets the same attempt again, and the server takes equal frame numbers for repeated
-    frames. So a task that begins again needs a higher `start`.
+    A driver with the same `start` gets the same attempt number again, and the server then treats a frame with a known
+    number as a repeated frame. So a task that begins again needs a higher `start`.
     """
 
     task: str
@@ -59,7 +60,7 @@ class Driver(NamedTuple):
 
 
 class DrivenGroup(NamedTuple):
-    """A group that we drive now: our attempt, the group's last closed step (-1: none), its state after that step.
+    """A group that we drive now: our attempt number, its last closed step (-1: none), its state after that step.
 
     `until` is the first step in which the group is no longer a member (None: it stays).
     """
@@ -73,7 +74,7 @@ class DrivenGroup(NamedTuple):
 class Driven(NamedTuple):
     """A group that another driver has. `lease` changes with each sign of life, at least every `lease_s` seconds.
 
-    A caller that has seen the same lease for longer passes it as `over` to take the group.
+    A caller that has seen the same lease for longer may call `take` with `over=lease`, to take the group.
     """
 
     driver: Driver
@@ -97,8 +98,8 @@ class Opened(NamedTuple):
     """An open step, and the covers of the box that the group reads in the step.
 
     `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a place in the news before the event that will
-    open the next step.
+    whether rules have blocked messages of the previous step. `news` is a position in the stream of news, before the
+    event that will open the next step.
     """
 
     step: int
@@ -119,9 +120,9 @@ class Reason(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """A step that cannot be opened yet: a few of the names for which it waits, their total, and a place in the news.
+    """A step that cannot be opened yet: some names of groups or holds for which it waits, and how many there are.
 
-    As the answer to a close, it has no names.
+    In the answer to a close, `names` is empty. `news` is a position in the stream of news.
     """
 
     step: int
@@ -139,7 +140,7 @@ class BoxStart(NamedTuple):
 
 
 class News(NamedTuple):
-    """News that end a wait: their place, the last step that is open to all who asked, and how many boxes the step has.
+    """News that end a wait: their position in the stream, the last step that is open to all groups, its box count.
 
     `directory` is the directory's version. If the wait ended without news, `directory` and `opened` are -1. `blocked`
     says whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the
@@ -164,7 +165,7 @@ class Done(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """The facts that a group states when it closes a step. `rows` were written to mailboxes' boxes.
+    """The facts that a group states when it closes a step. `rows` is how many rows it has written to mailboxes' boxes.
 
     `blocked` are the messages that rules blocked, `calls` the calls that agents remember. The store does not look into
     `blocked`, `calls`, `counts` and `series`. With `state_changed` the group's state becomes `state` (None: no state).
@@ -180,14 +181,14 @@ class Closing(NamedTuple):
 
 
 class CollectedKind(StrEnum):
-    """Kind of what a group collects in a step: its part of the series, or the calls that its agents remember."""
+    """Kind of data that a group stores in a step: its part of the recorded series, or its agents' remembered calls."""
 
     SERIES = "series"
     CALLS = "calls"
 
 
 class Collected(NamedTuple):
-    """What a group has collected in one step: a stream entry of one kind."""
+    """Data of one kind that a group has stored in one step, as a stream entry."""
 
     entry: str
     kind: CollectedKind
@@ -208,7 +209,8 @@ class Refused(NamedTuple):
     """A step that cannot be closed. Its attempt must end, and nothing of the attempt counts.
 
     There are three reasons: the server has `rows` rows, but the group stated another number; the mailboxes in `deaf`
-    were declared not to hear the group; or the run's series have the shape `series`, but the group's have another.
+    were declared not to hear the group; or the run's series have the shape `series`, and the group's series have
+    another shape.
     """
 
     step: int
@@ -218,7 +220,7 @@ class Refused(NamedTuple):
 
 
 class StepTag(NamedTuple):
-    """Origin of a frame in a box: its group, the step in which it was sent, and the attempt."""
+    """Origin of a frame in a box: its group, the step in which it was sent, and the attempt's number at that step."""
 
     group: str
     sent: int
@@ -226,7 +228,7 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """Frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the step had before.
+    """Frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the step had before this frame.
 
     In box NOTES, `note` belongs to the frame. In box PUBLICATIONS, `publish` has channels and data alternately.
     """
@@ -250,7 +252,7 @@ class BoxSize(NamedTuple):
 
 
 class ClosedStep(NamedTuple):
-    """Closing of a step by a group: the attempt that counts, and its counts."""
+    """Closing of a step by a group: the number of the attempt whose messages count, and the group's counts."""
 
     attempt: int
     counts: bytes
@@ -335,7 +337,7 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
 
 
 def overtaken(group: str, attempt: int) -> Fenced:
-    """Build the error for a driver that has a successor."""
+    """Build the error for a driver whose group a later driver has taken."""
     return Fenced(
         f"a later driver has group {group!r}, or this one gave it up (our attempt is {attempt}): nothing of the open "
         "step counts. End this task",

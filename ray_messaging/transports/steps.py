@@ -3,21 +3,25 @@
 The protocol:
 
 1. A group joins. Its first step as a member is the first step such that no group has opened this step or the step
-   before. Messages that were sent before that do not reach the group, nor messages for steps after it has left.
+   before. Messages that were sent in earlier steps than that previous step do not reach the group, nor do messages for
+   steps after the group has left.
 2. A driver takes the group and gets an attempt number. A later driver gets a higher number; the earlier one is fenced.
 3. `open` opens the step after the group's last closed step. It waits for the barrier, for the window (how far a group
    may be ahead of the slowest group), for holds (readers of sealed boxes, such as the event log), and during a pause.
-4. The frames of step s are written to boxes: `M@v` has the frames that mailbox M reads in step v, s < v <= s + horizon.
-   Each frame has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
+4. The frames that are sent in step s are written to boxes: box `M@v` has the frames that mailbox M reads in step v,
+where s < v <= s + horizon.
+   Each frame has a tag: group, s, attempt. The server refuses the frames unless the attempt's driver has the step open.
 5. `close` writes, in one atomic call, the cover of each box to which the attempt wrote (attempt and rows), the counts,
    and the state. A frame without a cover does not count. Frames of a dead attempt never get a cover.
 6. A step is sealed when all groups that are members in it have closed it. Then the groups' messages on channels without
    a mailbox are published, once. The boxes of the step are deleted when no hold needs them.
-7. When a group can open step v, its box for v is final. Reading changes nothing, so any process may read it again.
+7. When a group can open step v, its box for v is final. Reading a box does not change the box, so any process may read
+it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open step.
 9. In WaitFor.SENDERS a group waits only for the groups that it hears. A step that sends to a group that does not hear
    the sender cannot be closed.
-10. A group that must wait gets a place in the news; `wait` returns when there is news after this place. When nothing
+10. A group that must wait gets a position in the stream of news; `wait` returns when there is news after this position.
+When nothing
     prevents the step any more, it is opened for all groups that have asked for it, and the news say so.
 11. The supervisor is a member without a mailbox. It opens a step when all groups have closed the step; its close seals
     the step. Its frames in a mailbox's box are messages, or change the groups' messages in the same step.
@@ -67,13 +71,16 @@ from ray_messaging.transports.step_values import (
 )
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
-_RESULTS = 256  # the most results of remembered calls in one reply
-_REPLY_BYTES = 16 * 2**20  # a reply with series has about so many at most
+_RESULTS = 256  # the most results of remembered calls, or series, in one reply
+_REPLY_BYTES = 16 * 2**20  # about the most bytes of series in one reply
 _UNWRITTEN = 4  # the reply of script commit_step if nothing was written
 
 
 class RedisSteps:
-    """Steps of one experiment on a Redis or Valkey server. `bodies` keeps large frames on other servers, if given."""
+    """Steps of one experiment on a Redis or Valkey server.
+
+    If `bodies` is given, it keeps large frames on other servers.
+    """
 
     def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
         self._link = link
@@ -100,9 +107,9 @@ class RedisSteps:
         """Make a group, whose mailbox has the same name, a member of the steps; return its first step as a member.
 
         A group's first step is one whose previous step no group has opened yet. The SUPERVISOR's first step is the open
-        step, or if none is open the next one.
+        step, or the next step if no step is open.
 
-        Args: with `again`, a group that has left with its driver joins again.
+        Args: `again` lets a group join again that has left with its driver.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
         """
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
@@ -120,7 +127,7 @@ class RedisSteps:
         return int(since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return a group's state after its last step before `step`. From `step` on, agents have left the group.
+        """Return a group's state after the step before `step`, from which on agents have left the group.
 
         Return None if the group had no state.
         """
@@ -133,10 +140,10 @@ class RedisSteps:
         return found
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
-        """Declare from which other groups each group may get messages (None: all) that it reads from `at_step` on.
+        """Declare from which other groups (None: all) each group may get messages that it reads from `at_step` on.
 
         This is used in mode WaitFor.SENDERS, and may name groups that join later. A declaration that changes nothing
-        may be repeated at any time.
+        may be made at any time.
 
         Raises: ConfigError if a group may have sent for that step already, or the experiment has no steps.
         """
@@ -161,7 +168,7 @@ class RedisSteps:
     async def leave(self, group: str, *, at_once: bool = False) -> int:
         """End a group's membership; return the first step in which it is no longer a member.
 
-        Args: `at_once` also gives up its open step, for a group whose process is gone for good.
+        Args: `at_once` also gives up the group's open step. It is for a group whose process is gone for good.
         Raises: UnknownName if the group has not joined.
         """
         until = await self._script("leave_steps", group, int(at_once))
@@ -172,7 +179,9 @@ class RedisSteps:
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> DrivenGroup | Driven:
-        """Become the driver of a group. The same start of a driver gets its attempt again, a later start the next one.
+        """Become the driver of a group.
+
+        The same start of a driver gets the same attempt number again, a later start a higher one.
 
         Args: `over` is the lease of another driver. The lease has not changed for its whole duration, so that it has
         ended. `until` is the first step in which the group is no longer a member (None: it stays, even if an earlier
@@ -202,7 +211,10 @@ class RedisSteps:
             raise _not_ours(has, group, attempt)
 
     async def let_go(self, group: str, attempt: int) -> None:
-        """Give up a group, so that the next driver need not wait. An open step is not committed. Raises no Fenced."""
+        """Give up a group, so that the next driver need not wait. An open step is not committed.
+
+        This never raises Fenced.
+        """
         await self._script("renew_driver", group, attempt, 0)
 
     async def state(self, group: str) -> bytes | None:
@@ -244,7 +256,7 @@ class RedisSteps:
         return request.writes if self.bodies is None else await self.bodies.put(request, tag)
 
     def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
-        """Return the keys, and the arguments before the writes, of a script that writes frames."""
+        """Return the keys of a script that writes frames, and its arguments that come before the writes."""
         key = self._keys.step(tag.group)
         args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
         return [self._keys.meta, self._steps, key, self._keys.sent(tag.group)], args
@@ -252,9 +264,9 @@ class RedisSteps:
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step: everything that its attempt sent counts from now on. With `go_on` the next step is opened too.
+        """Close a step: all messages that its attempt sent count from now on. With `go_on` the next step is opened too.
 
-        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if the step has series or
+        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if `closing` has series or
         calls, and the server's memory is full. Then nothing has happened.
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
@@ -279,7 +291,7 @@ class RedisSteps:
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
-        """Keep results of remembered calls until the step is closed, so that later attempts find them.
+        """Keep results of remembered calls until the step is closed, so that later attempts at the step find them.
 
         Return False, and keep nothing, if the attempt does not have the step open.
         """
@@ -304,7 +316,7 @@ class RedisSteps:
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
         """Wait up to `block_s` seconds for a step event after stream id `news`; return the latest.
 
-        Args: `box` is read together with the news, as `open_box` reads it ("": none).
+        Args: `box` is the name of a box that is read together with the news, as `open_box` reads a box ("": none).
         """
         if not box:
             return await self.news.wait(news, block_s)
@@ -315,7 +327,7 @@ class RedisSteps:
     # -- boxes ----------------------------------------------------------------------------------------------------
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
-        """Return up to `count` frames of a box behind the stream entry `after`.
+        """Return up to `count` frames of a box after the stream entry `after`.
 
         The frames are from all attempts at the step, also from failed attempts. `counted` selects the frames of
         attempts that were committed.
@@ -337,11 +349,15 @@ class RedisSteps:
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
     def _start_of(self, box: str, count: int) -> list[tuple[Any, ...]]:
-        # This is not a script, because a script would copy the frames once more, which takes four times as long.
+        # No script reads both, because a script would make a further copy of the frames, which takes four times as
+        # long.
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box so far, which list what counts; final when the previous step is sealed."""
+        """Return the covers of a box, which list the rows that count.
+
+        They are final when the previous step is sealed.
+        """
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
@@ -359,7 +375,7 @@ class RedisSteps:
         return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return, for each group that has closed a step, its attempt and counts. They are kept for `horizon` steps."""
+        """Return, for each group that has closed a step, its attempt and counts. These are kept for `horizon` steps."""
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))
         return {
@@ -382,7 +398,7 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Keep `now` on the server if no earlier call has; return the `now` that the server keeps."""
+        """Store a time `now` on the server, unless an earlier call has stored one; return the stored time."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
@@ -391,7 +407,7 @@ class RedisSteps:
         return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
     async def drop_collected(self, entries: Sequence[Collected]) -> None:
-        """Delete what groups have collected, once it is in a file."""
+        """Delete series and calls of groups, which are in a file by now."""
         for low in range(0, len(entries), _RESULTS):
             names = [each.entry for each in entries[low : low + _RESULTS]]
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
@@ -407,9 +423,9 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Keep the boxes of later steps than `through` until hold `name` has handled them. A hold never moves back.
+        """Keep the boxes of steps after `through` until hold `name` has handled them. A hold never moves back.
 
-        With `through` STANDSTILL no step begins. Each call wakes all groups that wait for a step.
+        If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a step.
         """
         await self._hold(name, through)
 
@@ -467,7 +483,7 @@ class RedisSteps:
 
 
 def _not_ours(has: int, group: str, attempt: int) -> Fenced:
-    """Build the error for a driver that has a successor, or that the server does not know."""
+    """Build the error for a driver whose group a later driver has, or that the server does not know."""
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
@@ -527,7 +543,7 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
-    if following is None or following[0] <= 0:  # even if a successor has the group now, this close counts
+    if following is None or following[0] <= 0:  # even if a later driver has the group now, this close counts
         return Committed(step, reply[1])
     return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
 

@@ -54,7 +54,7 @@ from ray_messaging.transports.transport_values import (
     lost,
 )
 
-_OTHERS = 16  # the number of other leases that are read, chosen at random
+_OTHERS = 16  # how many further leases, chosen at random, are read in addition to the leases that were asked for
 _PLAIN_COMMIT = 7  # the arguments of a commit that moves only the cursor
 
 
@@ -106,7 +106,7 @@ class RedisTransport:
         self._born: dict[str, str] = {}  # by mailbox, a number that distinguishes it from earlier ones with its name
         self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
-        self._step_loops = 0  # how many loops over steps make calls
+        self._step_loops = 0  # how many groups' step loops use this transport now
         self.first_steps: StepSettings | None = None  # for an experiment that begins with its first messager
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -131,7 +131,7 @@ class RedisTransport:
             link.outage = link.outage or Outage(f"group {link.who}", max(timeout_s, link.patience_s))
 
     def end_steps(self) -> None:
-        """Undo `begin_steps`. If `begin_steps` was called several times, only as many calls undo it."""
+        """Undo one call of `begin_steps`. The longer time ends when all calls of `begin_steps` are undone."""
         self._step_loops -= 1
         for link in self._links if not self._step_loops else ():
             link.outage = None
@@ -187,9 +187,9 @@ class RedisTransport:
 
         Return None, and change nothing, if the last stored version is not the version before this one.
 
-        Args: `facts` describes the version ("": the audience is removed). If groups have made the change in a step,
-        `since` is the next step, which uses the version; no group goes on before the version is stored. If `since` is
-        None, the version is used from the next step that no group has opened.
+        Args: `facts` describes the version ("": the audience is removed). If the groups have changed the audience in a
+        step, `since` is the next step, which is the first to use the version; no group opens that step before the
+        version is stored. If `since` is None, the version is used from the next step that no group has opened.
         """
         done, number = await self.link.script(
             "set_audience", [self.keys.meta, self.keys.steps()], [name, version, facts, "" if since is None else since]
@@ -220,7 +220,7 @@ class RedisTransport:
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name.
 
-        Late writes of an earlier attempt are refused after that.
+        A late write, from a call that was repeated, is refused after that.
         """
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
@@ -231,8 +231,8 @@ class RedisTransport:
 
         Return None if the directory is at another version, HeldMailbox if another owner has the mailbox.
 
-        Args: `epoch` is the reader's epoch if the mailbox's owner only adds to its record, or None to take the mailbox
-        over. `over` is another owner's lease that is known to have ended.
+        Args: `epoch` is the reader's epoch if the mailbox's owner only changes the mailbox's record, or None to take
+        the mailbox over. `over` is another owner's lease that is known to have ended.
         Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
         name = record.mailbox
@@ -347,7 +347,7 @@ class RedisTransport:
         return None if gone else FrameFate.FULL if full else FrameFate.LOG_FULL
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
-        """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
+        """Return up to `count` frames after entry `after`; wait up to `block_s` seconds for the first frame."""
         born = self._born.get(mailbox)
         if born is None:  # the mailbox is not ours
             born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
@@ -358,7 +358,7 @@ class RedisTransport:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds from the last read to the first byte of its answer."""
+        """Return for how many seconds the last read waited until the first byte of its answer."""
         return self._reading.waited_s
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
@@ -367,11 +367,11 @@ class RedisTransport:
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(self, done: Conclusion) -> None:
-        """Move the durable cursor and trim the entries before it, outside of transactions.
+        """Move the durable cursor, and delete the entries before the cursor; for calls outside of transactions.
 
         Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
-        # What stays as it is may be left out at the end. Each fetch commits, and each argument takes time.
+        # Arguments that change nothing may be left out at the end. Each fetch commits, and each argument takes time.
         args = self._concluding(done)[: _PLAIN_COMMIT if done.acks is None else None]
         if status := await self.link.script("commit", [self.keys.state(done.mailbox)], args):
             raise (fenced if status == SendStatus.READER_FENCED else lost)(done.mailbox, done.epoch)

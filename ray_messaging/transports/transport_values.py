@@ -18,7 +18,7 @@ class FrameFate(IntEnum):
     """Outcome of one frame write in a call of `send`."""
 
     WRITTEN = 0
-    DUPLICATE = 1  # an earlier call has written the frame
+    DUPLICATE = 1  # a call before this one has written the frame
     FULL = 2  # the mailbox is full, or an earlier frame of this sender was refused
     GONE = 3  # the mailbox's lease has expired
     TOO_LARGE = 5  # the frame would exceed the mailbox's limit even if the mailbox were empty
@@ -36,16 +36,16 @@ class SendStatus(IntEnum):
     FENCED = 3
     UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
     READER_FENCED = 5  # a newer reader has the mailbox that the call would commit
-    BEHIND = 6  # for a transaction: the server has lost a transaction that it had confirmed
+    BEHIND = 6  # the call is a transaction, and the server has lost an earlier transaction that it had confirmed
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
-    STEP_OVER = 9  # for a step: the step is closed, or another attempt has the group
+    STEP_OVER = 9  # the call writes frames of a step, which is closed already, or whose group has another driver now
     OTHER_RULES = 10  # the interceptor is the same, but the rules that let the batch pass have changed
     READER_LOST = 11  # the mailbox is gone, or the server has its data from before the reader claimed its epoch
 
 
 def fenced(name: str, epoch: int) -> Fenced:
-    """Build the error for a reader or sender that has a successor."""
+    """Build the error for a reader or sender whose name a newer reader or sender has taken over."""
     return Fenced(
         f"a newer messager has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to its "
         "successor",
@@ -102,7 +102,8 @@ class FrameWrite(msgspec.Struct):
 class Conclusion(msgspec.Struct):
     """Changes of a mailbox by its reader: the cursor (None: unchanged), and the state that a transaction leaves.
 
-    A fetch's commit is no more than this. A transaction also sends, all of it together or nothing.
+    A fetch's commit consists of a conclusion only. A transaction consists of a conclusion and frames; either all is
+    written, or nothing.
 
     `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be repeated. `acks`
     has all messages that are acknowledged after the cursor; None leaves them as they are. With `state_changed` the
@@ -119,7 +120,7 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
-    changes: int = 0  # how many changes of the reader's account this includes
+    changes: int = 0  # how many changes of the reader's `Commits` this includes
 
 
 class SendRequest(msgspec.Struct):
@@ -139,8 +140,8 @@ class SendRequest(msgspec.Struct):
 class SendReply(msgspec.Struct):
     """Outcomes of a call of `send`, frame by frame. `takers` counts the subscribers that received each publication.
 
-    `repeated` says that an earlier attempt may still be on its way to the server. It could write refused frames until
-    the sender claims a higher epoch.
+    `repeated` says that the call was made several times, because answers were lost, and that an earlier call may still
+    be on its way to the server. That call could write refused frames until the sender claims a higher epoch.
     """
 
     status: SendStatus
@@ -152,8 +153,8 @@ class SendReply(msgspec.Struct):
 class Listening(NamedTuple):
     """A mailbox that is ours now: the directory's version, the reader's epoch, and the durable cursor.
 
-    Only when the mailbox was taken over, `state` is the state after the last transaction, and `acked` has the ranges
-    that are acknowledged after the cursor.
+    If the mailbox was taken over, `state` is the state after the last transaction, and `acked` has the ranges that are
+    acknowledged after the cursor. Otherwise these two are empty.
     """
 
     version: int
@@ -172,7 +173,10 @@ class MailboxEnd(NamedTuple):
 
 
 class HeldMailbox(NamedTuple):
-    """A mailbox of another owner, with its lease. `overdue`: by the server's clock the lease may have ended."""
+    """A mailbox of another owner, with its lease.
+
+    `overdue` says that by the server's clock the lease may have ended.
+    """
 
     owner: str
     lease: str
@@ -225,7 +229,7 @@ class DirectoryDelta(NamedTuple):
 
 
 _CHANCE = 10**6  # the last six digits are random
-_END = 2**62  # a higher number cannot be an epoch, and would not fit into frames
+_END = 2**62  # a higher number cannot be an epoch, because frames have no room for it
 
 
 def new_epoch(above: int = 0) -> int:
@@ -235,6 +239,9 @@ def new_epoch(above: int = 0) -> int:
 
 
 def successor_of(kept: bytes | None) -> int:
-    """Return a new epoch above the one on the server (None: there is none); ignore a value that cannot be an epoch."""
+    """Return a new epoch above the server's epoch `kept` (None: there is none).
+
+    A `kept` that cannot be an epoch is ignored.
+    """
     above = int(kept) if kept is not None and kept.isdigit() and len(kept) < 20 else 0
     return new_epoch(above if above < _END // 2 else 0)

@@ -1,4 +1,4 @@
-"""Encoding of a batch as a frame, and decoding.
+"""Encoding of a batch (messages as columns) as a frame (bytes), and decoding.
 
 A frame, in order; all numbers are little endian:
 
@@ -43,7 +43,7 @@ from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.model.typed.column import NUMBERS, STRING, NumberColumn, TextColumn, TypedColumn
 from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
-try:  # This package computes CRC-32 with the processor's own instructions, in a tenth of the time.
+try:  # This package computes CRC-32 by special instructions of the processor, in a tenth of zlib's time.
     from isal.isal_zlib import crc32
 except ImportError:  # The package does not exist for this machine: the standard library computes the same checksum.
     from zlib import crc32
@@ -51,7 +51,7 @@ except ImportError:  # The package does not exist for this machine: the standard
 FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 4
 _PREFIX = Packer("<2sBxII")
-_ALIGNMENT = 8  # Typed columns begin at a multiple of so many bytes from the start of the frame.
+_ALIGNMENT = 8  # Typed columns begin at a multiple of this many bytes from the start of the frame.
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
@@ -67,8 +67,8 @@ _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
 # Flags: the frame has an extension; its optional columns, in their order after the fixed ones; typed columns; ids as
-# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs; causes; more
-# topics than uint16 can number.
+# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs of sender and
+# hearer (a fold); causes; more topics than uint16 can number.
 (
     _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD,
     _CAUSE_NUMBERS, _CAUSE_PLACES, _WIDE_TOPICS
@@ -113,7 +113,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     step: _Step | None
     sent_at: float
     labels: tuple[tuple[str, bytes], ...] = ()  # each label, with the rows that have it (uint32)
-    noted: bytes = b""  # the rows (uint32) that the event log reads from a note instead
+    noted: bytes = b""  # the rows (uint32) that the event log takes from a log note, and not from this frame
     attempt: _Number = 0
     deliver: _Step | None = None
     reply_mailbox: str = ""
@@ -122,7 +122,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     payload_columns: tuple[ColumnField, ...] = ()
     asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # each with a row, a mailbox and a message id
     fold: tuple[bytes, _Number, bytes] | None = None
-    trace: bytes = b""  # the span that sent the batch; b"": it is not traced
+    trace: bytes = b""  # OpenTelemetry's context of the span in which the batch was sent; b"": the batch is not traced
     # Each with a row, and the handlers that wait for the answer to that row.
     behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()
     failed: bool = False
@@ -182,7 +182,7 @@ def _is_small(ids: IdColumn) -> bool:
     return int(values.min(initial=0)) >= -(2**31) and int(values.max(initial=0)) < 2**31
 
 
-# A batch is pickled as its frame, by Ray too.
+# A batch is pickled as its frame, also when Ray sends it to another process.
 def _reduced(batch: Batch) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
     frame = encode(batch) if batch.frame is None else batch.frame
     if batch.origin is None:
@@ -261,7 +261,7 @@ def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
 
 
 class _FrameReader(msgspec.Struct):
-    """Reader that returns the columns of a frame one after the other, and never reads past the end.
+    """Reader that returns a frame's columns one after the other, and never reads past the frame's end.
 
     `checked` says that another process has decoded the frame, so that its values are not checked again.
     """
@@ -273,7 +273,7 @@ class _FrameReader(msgspec.Struct):
     checked: bool
 
     def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        """Return the next column, of a value for each of the frame's rows, or of `rows` values."""
+        """Return the next column. It has `rows` values (None: one for each row of the frame)."""
         count = self.rows if rows is None else rows
         return np.frombuffer(self.cut(count * dtype.itemsize), dtype)
 
@@ -449,7 +449,7 @@ def _message_ids(
 
 
 def _largest(column: NDArray[Any]) -> int:
-    """Return the largest value, or 0 without rows. For a single row this takes a sixth of numpy's time."""
+    """Return the largest value, or 0 without rows. For a single row, `item` takes a sixth of the time of `max`."""
     return int(column.item(0)) if len(column) == 1 else int(column.max(initial=0))
 
 

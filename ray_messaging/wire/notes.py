@@ -20,7 +20,7 @@ class RuleNote(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Before(msgspec.Struct, array_like=True, frozen=True):
-    """The payload of some rows (uint32, little endian) before a rewrite."""
+    """The payload (`line`) that some rows (uint32, little endian) had before a rule rewrote it."""
 
     rows: bytes
     line: bytes
@@ -46,10 +46,10 @@ def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
     """A note for the event log: the fate of a frame's rows.
 
-    `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, a row is published or undeliverable by its
-    number of subscribers, which only the server knows. If it is DELIVERED, `mailbox` is the mailbox that has the rows.
-    `why` has the rows that rules blocked or rewrote, `before` the payloads of rows before a rewrite. If the rows are a
-    part of a mailbox's frame, `places` has each row's place in that frame (uint32, little endian).
+    `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, a row with subscribers is published, and a
+    row without is undeliverable; only the server knows their number. If it is DELIVERED, `mailbox` is the mailbox that
+    has the rows. `why` has the rows that rules blocked or rewrote, `before` the payloads of rows before a rewrite. If
+    the rows are a part of a mailbox's frame, `places` has each row's place in that frame (uint32, little endian).
     """
 
     fate: int
@@ -79,7 +79,7 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
 
 
 class Ask(msgspec.Struct, array_like=True, frozen=True):
-    """A question for whose answer a handler waits: its id, who asks, who is asked, and that agent's mailboxes."""
+    """A question for whose answer a handler waits: its id, who asks, who is asked, and the asked agent's mailboxes."""
 
     question: str
     from_id: AgentId | None

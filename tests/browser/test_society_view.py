@@ -35,7 +35,7 @@ def written(path, agents, columns, *, told=""):
         table["agent_name"] = [each if isinstance(each, str) else None for each in ids]
     data = pa.BufferOutputStream()
     pq.write_table(pa.table(table | columns), data)
-    folder.write_collected(CollectedKind.SERIES, "0", 0, STEPS - 1, data.getvalue())
+    folder.write_collected(CollectedKind.SERIES, "0", (0, STEPS - 1), data.getvalue(), epoch=0)
     return folder.where
 
 

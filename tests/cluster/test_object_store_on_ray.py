@@ -63,6 +63,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_run_is_read_forked_and_continued_from_a_store(tmp_path):
     with ObjectStore() as store:
         path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -73,7 +74,7 @@ def test_a_run_is_read_forked_and_continued_from_a_store(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=550,
         )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])

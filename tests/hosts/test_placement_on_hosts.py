@@ -1,5 +1,6 @@
 """Where the actors of an experiment lie, on three hosts."""
 
+import subprocess
 import sys
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_run_lies_where_the_user_says(hosts, host):
 
 
 FORKS = """
-import subprocess, sys
+import subprocess, sys, urllib.request
 from ray_messaging import EventLog, Messaging, Steps
 
 TOWN, TWIN, COPY = (f"/tmp/{name}-{sys.argv[1]}" for name in ("town", "twin", "copy"))
@@ -84,17 +85,32 @@ with Messaging.fork(TOWN, "twin", log_dir=TWIN, at_step=4) as fork:
     assert run(fork, 8).states == whole.states
     assert fork.log.query().num_rows == 48
     assert fork.log.export(f"{COPY}.parquet") == 48
-    for asked in (["doctor", "twin"], ["log", "stats", TOWN]):
+    lines = ["log", "query", "twin", "--json"], ["log", "export", TOWN, f"{COPY}.csv"]
+    for asked in (["doctor", "twin"], ["log", "stats", TOWN], *lines):
         subprocess.run([sys.executable, "-m", "ray_messaging.cli", *asked], check=True)
+    assert len(open(f"{COPY}.csv").readlines()) == 1 + 48
+    with fork.ui(port=0) as inspector:
+        assert urllib.request.urlopen(inspector.url, timeout=60).status == 200
+    print("look at it from elsewhere", flush=True)
+    sys.stdin.readline()
 assert EventLog.open(TWIN).digest(7) == EventLog.open(TOWN).digest(7)
 print("all is well")
 """
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("host", ["a", "b", "c"])
 def test_a_driver_on_each_host_resumes_forks_and_asks(hosts, host):
     env = WITHOUT_TOKEN | {"RAY_ADDRESS": "a:6380"}
-    assert hosts.python(host, FORKS, host, env=env).splitlines()[-1] == "all is well"
+    driver = hosts.start(host, sys.executable, "-c", FORKS, host, env=env, stdin=subprocess.PIPE)
+    said = next((line for line in driver.stdout if line.startswith("look at it")), None)
+    assert said is not None, driver.communicate()[1]
+    elsewhere = "a" if host != "a" else "b"
+    assert '"level": "ok"' in hosts.run(elsewhere, "ray-messaging", "doctor", "twin", "--json", env=env)
+    rows = hosts.run(elsewhere, "ray-messaging", "log", "query", "twin", "--json", env=env)
+    assert len(rows.splitlines()) == 48
+    told, errors = driver.communicate("\n", timeout=120)
+    assert told.splitlines()[-1:] == ["all is well"], errors
 
 
 BODIES = """

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from societies.program import FITTING, RADIUS, acts_of, barred, chosen_in, hear, traits
+from societies.program import FITTING, PLACE, RADIUS, acts_of, barred, chosen_in, hear, traits
 from support.delegation import Method
 from support.patience import WAIT_S
 from support.step_faults import FaultyStore, Killed, Process
@@ -18,7 +18,7 @@ from support.step_society import LoggedGroups, sealed
 from support.survey_records import ask_survey, surveys_of
 
 from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, Of, StepAborted, Steps, Sum
-from ray_messaging.addressing.channels import agent_channel
+from ray_messaging.addressing.channels import agent_channel, id_tuple
 from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.cache import AudienceCache
@@ -196,7 +196,7 @@ def person(me, inbox):
         return None
 
     words = live(me.shared, me.id, me.step, inbox, me.blocked, me.state["w"], do)
-    me.state |= {"w": words, "luck": me.rng.random(), **traits(words)}
+    me.state |= {"w": words, "luck": me.rng.random() + me.step_rng.random(), **traits(words)}
 
 
 def crowd(group, step):
@@ -213,7 +213,7 @@ def crowd(group, step):
 
         blocked = step.blocked.of(step.places.place(agent))
         words = live(group.shared, agent, step.number, inbox, blocked, str(group.state["w"][at]), do)
-        found.append({"w": words, "luck": step.rng(agent).random(), **traits(words)})
+        found.append({"w": words, "luck": step.rng(agent).random() + step.rng().random(), **traits(words)})
     group.state |= {name: np.array([each[name] for each in found]) for name in found[0]} if found else {}
 
 
@@ -235,8 +235,14 @@ def live(made, agent, step, inbox, blocked, words, do):
             do(verb)(given[0], {"t": given[1], "w": words[-6:]}, deliver_at=step + given[2])
         else:
             to, text, topic, later = given
-            do(verb)(to, {"t": text, "w": words[-6:]}, subtopic=topic, deliver_at=step + later)
+            # An id that was given as a tuple is sent to as a tuple, too.
+            do(verb)(as_given(to), {"t": text, "w": words[-6:]}, subtopic=topic, deliver_at=step + later)
     return words
+
+
+def as_given(agent):
+    """Return an id as the user passes it: for the text of a tuple the tuple."""
+    return id_tuple(agent) if agent == PLACE else agent
 
 
 def of_kind(kind):
@@ -288,7 +294,8 @@ def options_of(made):
         collect, ids = per_agent if made["collect"] == "agents" else [Mean("n"), Count("k")], chosen_in(made)
         if ids:
             part = per_agent if made["collect"] == "agents" else [Sum("m", of="n"), Count("c", of="k")]
-            collect = Of(ids, part) if part is per_agent else [*collect, Of(ids, part)]
+            chosen = Of([*map(as_given, ids)], part)
+            collect = chosen if part is per_agent else [*collect, chosen]
     return person if agentwise else crowd, begin if agentwise else begin_crowd, collect
 
 
@@ -534,9 +541,10 @@ class Town(LoggedGroups):
             await self.audiences.create(name, *edges_of(made, name))
         model, start, collect = options_of(made)
         options = RunOptions(start, made["by"], 100, None, collect)
-        kinds = {kind: found for kind in ("even", "odd") if (found := [*filter(of_kind(kind), made["agents"])])}
+        given = {kind: filter(of_kind(kind), made["agents"]) for kind in ("even", "odd")}
+        kinds = {kind: found for kind, ids in given.items() if (found := [*map(as_given, ids)])}
         several = made["by"] == "agent" and made["seed"] % 2  # kinds whose models do the same change nothing
-        agents, models = (kinds, dict.fromkeys(kinds)) if several else (made["agents"], None)
+        agents, models = (kinds, dict.fromkeys(kinds)) if several else ([*map(as_given, made["agents"])], None)
         plans = plans_for(options, agents, self.count, None, 1, models)
         inputs = [known(each) for each in (options, made | {"groups": len(plans)})]
         plan_of = {plan.name: known(plan) for plan in plans}

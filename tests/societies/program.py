@@ -7,6 +7,7 @@ from pprint import pformat
 from zlib import crc32
 
 NOBODY = (999, "nobody")
+PLACE = "(3, 4)"  # the id of an agent that is given as a tuple
 TEXTS = ("mild", "rude", "odd", "tag", "a long text of more than forty bytes in all")
 AUDIENCES = ("friends", "club", "near", "*")
 SUBTOPICS = ("agent-chat", "user-chat", "gossip")  # few agents listen to gossip
@@ -34,7 +35,7 @@ def program(seed, features=FEATURES):
     draw = random.Random(f"society {seed}")
     has = {name: name in features and draw.random() < 0.6 for name in sorted(features)}
     count, steps = draw.randint(3, 9), draw.randint(2, 6)
-    agents = [*range(count), *(["ann", "b:1"] if has.get("names") else [])]
+    agents = [*range(count), *(["ann", "b:1", *([PLACE] if seed % 3 == 0 else [])] if has.get("names") else [])]
     made = {
         "seed": seed,
         "agents": agents,

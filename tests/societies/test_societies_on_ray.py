@@ -14,6 +14,7 @@ from societies.play import (
     Played,
     Told,
     answers_of,
+    as_given,
     count_of,
     fates_of,
     in_force,
@@ -100,8 +101,8 @@ def lived(messaging, made, groups, folder, model, first=0):
     asked, surveys = ([], []) if first == 0 else (None, None)
     for step in sorted({made["steps"], *(each[0] for each in made["outside"] if first == 0)}):
         result = messaging.run(
-            function, agents=made["agents"], groups=groups, by=made["by"], start=start, shared=shared, collect=collect,
-            progress=False, **up_to(step, collect),
+            function, agents=[*map(as_given, made["agents"])], groups=groups, by=made["by"], start=start, shared=shared,
+            collect=collect, progress=False, **up_to(step, collect),
         )  # fmt: skip
         for said in (given for at, *given in made["outside"] if at == step and first == 0):
             say(messaging, asked, surveys, *said)

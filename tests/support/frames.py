@@ -6,7 +6,7 @@ from zlib import crc32
 import msgspec
 
 from ray_messaging.addressing.channels import parse_channel
-from ray_messaging.sending.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
+from ray_messaging.sending.bulk_input import batches_of, batches_of_columns, columns_of
 from ray_messaging.wire.frames import VERSION, Header, encode
 
 
@@ -14,13 +14,9 @@ def frames_of_columns(chunks, topic, step):
     return [encode(batch) for batch in batches_of_columns(chunks, topic, step)]
 
 
-def frames_of_entries(entries, step):
-    return [encode(batch) for batch in batches_of_entries(entries, step)]
-
-
-def frames_of_sends(exp_id, sends):
+def frames_of_sends(exp_id, sends, step=None):
     """Return the frames in which another process relays some `Outgoing`."""
-    return frames_of_entries(entries_of(sends, lambda name: parse_channel(exp_id, name), 2**20), None)
+    return [encode(batch) for batch in batches_of(sends, lambda name: parse_channel(exp_id, name), 2**20, step)]
 
 
 def relayed(from_ids, to_ids, payloads):

@@ -57,11 +57,16 @@ def rows_of(*items, exp_id="exp", limit=2**30):
 
 def write_batches(where, *batches):
     """Write the only segment of a log: these batches, delivered to one mailbox; return the log."""
+    Folder(where).write(1, table_of_batches(*batches), {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}})
+    return EventLog.open(where)
+
+
+def table_of_batches(*batches):
+    """Return the rows of batches that were delivered to one mailbox."""
     segment = OpenSegment(1, 0)
     parts = [LoggedPart(batch, None, f"{n}-0", "m", DELIVERED) for n, batch in enumerate(batches)]
     segment.add(record_batch("exp", parts))
-    Folder(where).write(1, segment.table(), {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}})
-    return EventLog.open(where)
+    return segment.table()
 
 
 def expected(item, exp_id="exp"):
@@ -255,11 +260,12 @@ def rows_in_memory(writer):
     return [row for table in tables for row in table.to_pylist()]
 
 
-def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", **settings):
+def host_of(config, log_dir, run="one", on_existing="error", exp_id="exp", steps=None, **settings):
     """Return the log's process of a run that has claimed the experiment."""
     with redis.Redis(host=config.server, port=config.port, password=config.password) as client:
         client.hset(Keys(exp_id).meta, "start:run", run)
-    return LogHost(Experiment(exp_id, run, MessagingConfig(**settings), str(log_dir), redis=config), on_existing)
+    experiment = Experiment(exp_id, run, MessagingConfig(**settings), str(log_dir), steps=steps, redis=config)
+    return LogHost(experiment, on_existing)
 
 
 async def die(host):

@@ -27,7 +27,7 @@ NAMES = [
     "StepFailed", "StepTooLarge", "Steps", "Study", "Sum", "Survey", "TraceError", "Tracing", "TransactionError",
     "TransitError", "Unbalanced", "UndeclaredSend", "UnknownName", "UnknownSender", "batch_run", "by_content",
     "columns", "compare",
-    "grid", "rules", "run",
+    "grid", "id_tuple", "rules", "run",
 ]  # fmt: skip
 
 RULES = [

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from orjson import dumps
 
-from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
@@ -36,7 +36,7 @@ from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
-from ray_messaging.steps.random_numbers import StepGenerators
+from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_inbox import EVERYBODY
 from ray_messaging.steps.step_sends import FULL, StepSends
@@ -101,6 +101,18 @@ class Agent:
         return found
 
     @property
+    def step_rng(self) -> np.random.Generator:
+        """Return a random number generator of this step, which gives all agents the same numbers, such as the weather.
+
+        It depends on the seed and the step only, and begins anew for each agent.
+        """
+        drawn, mine = self._society.drawn, ~self._place
+        found = drawn.get(mine)
+        if found is None:
+            found = drawn[mine] = step_generator(self._society.seed, self._society.number)
+        return found
+
+    @property
     def blocked(self) -> Sequence[BlockedSend]:
         """Return the messages of the agent that rules blocked in the previous step, each with rule and reason.
 
@@ -108,7 +120,14 @@ class Agent:
         """
         return () if self._society.step is None else self._society.step.blocked.of(self._place)
 
-    def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
+    def send(
+        self,
+        to: AgentId | tuple[Any, ...],
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> None:
         """Send a message, which is read in the next step or in step `deliver_at`.
 
         Raises the same errors as `Step.send`.
@@ -140,12 +159,19 @@ class Agent:
         """Send one message to all hearers of this agent in an audience. Raises the same errors as `Step.broadcast`."""
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
 
-    def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
+    def ask(
+        self,
+        to: AgentId | tuple[Any, ...],
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> str:
         """Ask an agent; return the question's id. The answer has this id as `in_reply_to`.
 
         Raises the same errors as `Step.ask`.
         """
-        return self._open_step.ask(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+        return self._open_step.ask(self.id, check_id(to), payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
         """Answer a question in this step's inbox.
@@ -280,7 +306,7 @@ class AgentLoop:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        self.drawn: dict[int, np.random.Generator] = {}  # the generators that agents asked for
+        self.drawn: dict[int, np.random.Generator] = {}  # the generators that agents asked for; ~place: of the step
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)

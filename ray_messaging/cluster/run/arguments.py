@@ -21,7 +21,8 @@ AgentModel = Callable[[Agent, Messages], object]  # async or not
 GroupModel = Callable[[Crowd, Step], object]
 
 
-AnyId = AgentId | UUID | SupportsIndex  # such as an integer of numpy's; `check_id` makes an AgentId of it
+# Such as a UUID, an integer of numpy's or a node of a lattice of networkx; `check_id` makes an AgentId of it.
+AnyId = AgentId | UUID | SupportsIndex | tuple[Any, ...]
 
 
 class Ids(Protocol):

@@ -57,7 +57,8 @@ class CollectedWriter:
             _, new = found.beside_files(self._folder, kind)
             if new:
                 steps = {entry.step for entry in new}
-                self._folder.write_collected(kind, self._born, min(steps), max(steps), encode(new))
+                span, epoch = (min(steps), max(steps)), self._segments.epoch
+                self._folder.write_collected(kind, self._born, span, encode(new), epoch=epoch)
 
 
 _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {

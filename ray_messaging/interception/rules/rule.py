@@ -69,9 +69,9 @@ class Rule:
             name.
         needs_payload: whether the rule reads payloads. If not, batches may come without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
-        judges_broadcasts: "pair": the rule judges each pair of sender and hearer, and cannot rewrite or label a pair.
-            "message": the rule judges a broadcast once, with to_id None; this suits rules on texts, lengths, rates or
-            senders.
+        judges_broadcasts: "pair": the rule sees a broadcast as one message for each hearer, and may block, rewrite or
+            label each of these messages. "message": the rule judges a broadcast once, with to_id None; this suits rules
+            on texts, lengths, rates or senders.
         state: a `Table` with everything that must survive the death of the rule's process; None if the rule keeps
             nothing.
         context: the interceptor, set when the rule is inserted.

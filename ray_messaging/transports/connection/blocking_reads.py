@@ -9,7 +9,7 @@ from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.connection.replica_guard import TooFewReplicasError
 
-# The server answers when a blocking read ends, so the socket's timeout is longer than the read by these seconds.
+# The server answers only when a blocking read ends, so the timeout of the answer is longer than the read by this much.
 _MARGIN_S = 5.0
 Commands = Sequence[Sequence[Any]]
 
@@ -23,7 +23,7 @@ class BlockingReads:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds from the last read to the first byte of its answer."""
+        """Return for how many seconds the last read waited until the first byte of its answer."""
         return 0.0 if self._wire is None else self._wire.waited_s
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float | None) -> Any:  # noqa: ANN401 - a reply
@@ -54,7 +54,7 @@ class BlockingReads:
         wire = self._wire
         if wire is None or not wire.is_open:
             wire = await self._opened(cursors)
-        # A reply may be large, and the link slow: there is no limit while bytes of it arrive.
+        # A large reply over a slow link takes long, so there is no limit while its bytes arrive.
         guard = self._link.guard
         if guard is None and len(commands) == 1:
             return [await wire.call(commands[0], math.inf, timeout_s)]

@@ -36,16 +36,17 @@ class _Node(NamedTuple):
 class ClusterNodes:
     """Nodes of a cluster, of which one primary has the slot of an experiment's keys.
 
-    All nodes are asked at once. A node that was cut off still names the old owner of the slot. So when a majority has
-    answered, the answer with the highest epoch counts, as in the cluster itself. A node that says that it does not have
-    the slot is not the owner, whatever other nodes say.
+    All nodes are asked at once. A node that is cut off from the others still names the slot's old owner. So when a
+    majority has answered, the answer with the highest epoch counts, as in the cluster itself. A node that says that it
+    does not have the slot is not the owner, whatever other nodes say.
     """
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
         self._slot = key_slot(home.encode())
         self._seeds = config.cluster_addresses()
-        self._named: list[tuple[str, int]] = []  # nodes from earlier answers: the nodes in the config may be gone
+        # Nodes from earlier answers, which are asked too, because the nodes in the config may be gone.
+        self._named: list[tuple[str, int]] = []
 
     @property
     def where(self) -> str:
@@ -140,7 +141,10 @@ def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, 
 
 
 def _holds(slots: str, slot: int) -> bool:
-    """Return whether a range of slots contains a slot. A range in brackets, which is being migrated, does not count."""
+    """Return whether a range of slots contains a slot.
+
+    A text in brackets names a slot that is being migrated, and does not count.
+    """
     if slots.startswith("["):
         return False
     first, _, last = slots.partition("-")

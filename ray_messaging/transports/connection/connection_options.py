@@ -1,4 +1,4 @@
-"""Options for redis-py's connections, including TLS, and explanations of errors of TLS."""
+"""Options for redis-py's connections, including TLS, and explanations of TLS errors."""
 
 import ssl
 from typing import Any
@@ -12,7 +12,7 @@ from ray_messaging.errors import ConfigError
 
 try:
     from redis.driver_info import DriverInfo
-except ImportError:  # redis-py reads its own version once
+except ImportError:  # this release of redis-py reads its own version only once
     _DRIVER = dict[str, Any]()
 else:
     # Without this, redis-py reads its package's metadata for each connection, which takes 1.5 ms.
@@ -100,7 +100,7 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
 
 
 def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
-    """Return the error of TLS in the chain of an error's causes, or None."""
+    """Return the TLS error in the chain of an error's causes, or None."""
     for _ in range(8):  # The chain of causes may be circular, so it is not followed for ever.
         if error is None or isinstance(error, ssl.SSLError):
             return error

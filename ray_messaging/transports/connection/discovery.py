@@ -30,7 +30,7 @@ class WrongSettingsError(NoPrimaryError):
 async def answers_of(
     questions: Mapping[str, Coroutine[Any, Any, T]], counts: Callable[[T], bool] = lambda _: True
 ) -> dict[str, T | RedisError | OSError]:
-    """Return answers or errors by server, once more than half of all asked servers have answered, or time is over.
+    """Return answers or errors by server, when more than half of the servers have answered, or the time limit is over.
 
     The first answer is not enough, because a server that was cut off from the others may name an old primary.
     """
@@ -57,7 +57,7 @@ async def answers_of(
 
 
 def said_by(asked: Iterable[str], answers: Mapping[str, object]) -> str:
-    """Return a text, for error messages, that tells what each asked server has answered."""
+    """Return a text for error messages, which says what each of the `asked` servers has answered."""
     return "; ".join(f"{where}: {answers.get(where, 'no answer in time')}" for where in asked)
 
 

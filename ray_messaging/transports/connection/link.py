@@ -63,7 +63,8 @@ T = TypeVar("T")
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
 _GLANCE_S = 1.0  # the time between two checks whether the experiment has ended
-# A stalled connection is given up so early that within `patience_s` there is time for another connection.
+# The least time without a byte after which a connection is given up. Within `patience_s` there must be time for another
+# connection.
 _SHORTEST_STALL_S = 1.0
 _AS_CLUSTER = (
     "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
@@ -86,17 +87,20 @@ _PASSING = (
     TryAgainError,
 )
 
-_ANSWERS = (ResponseError, BusyLoadingError)  # errors with which the server has refused a call, without any effect
+_ANSWERS = (ResponseError, BusyLoadingError)  # errors in a server's reply: the call had no effect
 _FULL = ("MISCONF", "NOREPLICAS")  # its disk is full, or it has fewer replicas than its settings ask for
 
 
 def _stores_nothing(error: Exception) -> bool:
-    """Return whether the server was reached, and stores nothing now, because it is full or lacks replicas."""
+    """Return whether an error says that the server answers but stores nothing, because it is full or lacks replicas."""
     return isinstance(error, OutOfMemoryError | TooFewReplicasError) or str(error).startswith(_FULL)
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-    """Return an attempt that tries `first` before `attempt`, but only when it is called for the first time."""
+    """Return a function that calls `attempt`.
+
+    Its first call tries `first` before, and calls `attempt` if that gives None.
+    """
     ways = [first]
 
     async def both() -> Any:  # noqa: ANN401 - a reply
@@ -107,7 +111,7 @@ def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[
 
 
 class RedisLink:
-    """Connections to one server. `home` is the prefix of our keys, by which their node is found in a cluster.
+    """Connections to one server. In a cluster, this is the node with the keys that begin with `home`.
 
     With a `guard`, no reply counts before replicas have all data that the reply may depend on.
     """
@@ -127,7 +131,8 @@ class RedisLink:
         self._closed = False
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
-        self.transacts = True  # False once the server, or the user's rights, have refused MULTI or EXEC
+        # Becomes False if the server, or a missing right of our user, has prevented MULTI or EXEC.
+        self.transacts = True
         self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
         # This is called with each new connection before a script, or a blocking read, goes over it.
         self.greet: Greet | None = None
@@ -137,10 +142,10 @@ class RedisLink:
         # This is called with the address of the primary when it is another server than before.
         self.moved: Callable[[tuple[str, int]], None] | None = None
         self._found = self._connector.address
-        # This is called while the server cannot be reached, and returns the error if the experiment has ended.
+        # This is called while the server cannot be reached. If the experiment has ended, it returns the error.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
-        self.who = ""  # who makes the calls, for the texts of errors
+        self.who = ""  # the name of the caller, for error texts
         self.outage: Outage | None = None  # set while steps make the calls, which are then repeated for longer
 
     @property
@@ -348,7 +353,10 @@ class RedisLink:
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
-        """Build the error of a call whose last attempt failed; `taken`: an earlier attempt may have succeeded."""
+        """Build the error of a call that is not repeated any more.
+
+        `taken`: an earlier attempt may have had its effect.
+        """
         if taken and isinstance(error, OutOfMemoryError):
             return ConnectionFailed(
                 f"the memory of the server at {self.where} is full, and an earlier attempt of this call had no answer: "
@@ -358,7 +366,7 @@ class RedisLink:
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return a part of an error text: which machine cannot reach the server, and for how long a step has tried."""
+        """Return a part of an error text: which machine cannot reach the server, and how long a step's calls tried."""
         if not self.who:
             return ""
         kind = "" if self.outage is None else "group "
@@ -445,7 +453,8 @@ class RedisLink:
         how = b"EVALSHA"
         if script is None:
             which = {"cluster": self._clustered, "db": self.config.db}
-            self._known[name] = script_hash(name, **which)  # if it is not sent, EVALSHA fails
+            # If the script is never sent after all, EVALSHA fails, and the script is sent then.
+            self._known[name] = script_hash(name, **which)
             how, script = b"EVAL", script_text(name, **which)
         return (how, script, len(keys), *keys, *args)
 
@@ -467,7 +476,8 @@ class RedisLink:
             return found
         if not isinstance(found, _ANSWERS):
             raise found
-        aborted = str(found).startswith("EXECABORT")  # the server refused one command; the script will give the error
+        # The server refused one of the commands; the script that is called next gives the error.
+        aborted = str(found).startswith("EXECABORT")
         if not aborted:
             wire.close(found)  # the connection may still be in the transaction
         for error in (begun, found):
@@ -501,9 +511,10 @@ class RedisLink:
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if the server's memory is full.
         """
-        # Loop time, by whether the server stores nothing: then the time of a cut before does not count.
+        # The loop time at which the calls began to fail. There is a separate time for a server that stores nothing, so
+        # that the time of an interruption before does not count for it.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
-        backoff: Backoff | None = None  # most commands succeed at once
+        backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
         forgotten = False  # the last attempt found that the server does not have the script
         taken = False  # an attempt without an answer may have had its effect
         while True:
@@ -535,7 +546,10 @@ class RedisLink:
             await backoff.sleep()
 
     def _patience_s_for(self, *, full: bool) -> float:
-        """Return for how many seconds a call is repeated: in steps longer, unless the server stores nothing."""
+        """Return for how many seconds a call is repeated.
+
+        In steps this is longer, unless the server stores nothing (`full`).
+        """
         return self.patience_s if self.outage is None or full else self.outage.timeout_s
 
     def _tell_retry(self, error: Exception) -> None:
@@ -557,7 +571,7 @@ class RedisLink:
 
 
 def link_of(config: RedisConfig, keys: Keys, patience_s: float, wait_replicas: int) -> RedisLink:
-    """Make the link to a server with some of an experiment's keys; `wait_replicas` replicas must confirm each call."""
+    """Make the link to a server that has keys of an experiment; `wait_replicas` replicas must confirm each call."""
     guard = None
     if wait_replicas:
         marker = script_text("write_mark", cluster=bool(config.cluster))

@@ -1,4 +1,4 @@
-"""An outage of a server, as the calls of a step see it: how long it has lasted, and the warnings about it."""
+"""Warnings about a server that the calls of a step cannot reach."""
 
 import logging
 import time
@@ -6,23 +6,25 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# Seconds of an outage until the first warning, which comes earlier if the server refuses connections, because it is
-# then down or starting; a silent server may only be slow. The last value is the time between two warnings.
+# Seconds of an outage until the first warning: if the server refuses connections, because it is down or starting; and
+# if it gives no answer, because it may only be slow. The last value is the time between two warnings.
 _REFUSED_S, _SILENT_S, _AGAIN_S = 2.0, 5.0, 30.0
 
 
 class Outage:
-    """The warnings about a server that a step waits for. All calls over one link share them.
+    """Warnings about a server that a step waits for.
 
-    Args: `who` waits, for `timeout_s` seconds at most.
+    All calls over one link share one Outage, so that each is logged once.
+
+    Args: `who` names the group that waits. `timeout_s` is the longest wait.
     """
 
     def __init__(self, who: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeout_s = timeout_s
         self._who = who
         self._clock = clock
-        self._since: float | None = None  # monotonic s; None: there is no outage
-        self._said_at = 0.0  # monotonic s; 0: nothing was said of this outage
+        self._since: float | None = None  # time of the first failed call by the clock; None: there is no outage
+        self._said_at = 0.0  # time of the last warning by the clock; 0: there was no warning yet
 
     def failed(self, where: str, error: BaseException) -> None:
         """Log a warning, if one is due, after a call to the server at `where` has failed."""
@@ -45,7 +47,7 @@ class Outage:
             )  # fmt: skip
 
     def over(self, where: str) -> None:
-        """Record that the server was reached."""
+        """End the outage, because the server was reached; log this if there was a warning."""
         since, self._since = self._since, None
         if since is not None and self._said_at:
             logger.warning("%s reaches the server at %s again, after %.0f s", self._who, where, self._clock() - since)

@@ -30,8 +30,8 @@ from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:
-    """Authenticate; on failure abort the socket at once, because TLS would wait up to 30 s for its shutdown."""
-    # redis-py drops its reference to the writer, and has no public name for it.
+    """Authenticate. If this fails, abort the socket at once, because a shutdown of TLS may take up to 30 s."""
+    # redis-py has no public name for the writer, and drops its own reference to the writer when it fails.
     writer: Any = connection._writer
     try:
         await connection.on_connect()
@@ -62,7 +62,8 @@ async def connect(connection: AbstractConnection) -> None:
 
 
 LARGE = 64 * 2**10  # arguments from this size on are sent separately, because hiredis copies each three times
-_KEPT_BYTES = 4 * 2**20  # the most bytes of the reply buffer that are kept: a buffer that grows is copied
+# Up to this size the reply buffer is kept between replies, because a buffer that grows again is copied.
+_KEPT_BYTES = 4 * 2**20
 
 
 class ServerBusyError(ResponseError):
@@ -77,7 +78,7 @@ class MovedError(ResponseError):
     """Another node of the cluster has the key."""
 
 
-# After these errors another server may be the primary. A new connection finds this server.
+# After these errors another server may be the primary. A new connection is made to the server that is the primary then.
 _ELSEWHERE = (ReadOnlyError, ClusterLostError, MovedError)
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -111,7 +112,10 @@ class LargeCommand(list[Any]):
 
 
 def pieces_of(args: Sequence[Any]) -> list[bytes]:
-    """Return an encoded command, in pieces; the large arguments of a LargeCommand are pieces, and are not copied."""
+    """Return an encoded command in pieces.
+
+    Each large argument of a LargeCommand is a piece of its own, and is not copied.
+    """
     if not isinstance(args, LargeCommand):
         return [hiredis.pack_command(tuple(args))]
     pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
@@ -131,7 +135,7 @@ class _Call(msgspec.Struct, eq=False):
     began: float  # a time of the event loop's clock
     due: float  # a time of the event loop's clock
     stall_s: float
-    end: int  # the number of bytes that were written up to the end of its command
+    end: int  # how many bytes had been written to the connection in all, after its command
 
 
 class TakenSocket(asyncio.Protocol):
@@ -177,7 +181,7 @@ class Wire(TakenSocket):
         self._waiting: deque[_Call] = deque()
         self._written = self._left = 0  # bytes that were given to the socket, and bytes that have left the socket
         self._left_at = self._heard_at = -math.inf  # times of the event loop's clock
-        self.waited_s = 0.0  # from the oldest command that waited to the first byte after it, when a byte came last
+        self.waited_s = 0.0  # seconds that the oldest waiting command had waited when the first byte after it arrived
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # a time of the event loop's clock
         self._reader.setmaxbuf(_KEPT_BYTES)
@@ -229,7 +233,7 @@ class Wire(TakenSocket):
         now = self._loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        # The timer may have been set for an earlier call. Its count of sent bytes then does not include this call.
+        # `_left` counts sent bytes for the oldest waiting call. If this call is the oldest, the count begins with it.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))
@@ -248,7 +252,7 @@ class Wire(TakenSocket):
 
     def _look(self) -> None:
         self._timer = None
-        # Without the calls whose callers were cancelled.
+        # Calls whose callers were cancelled are ignored.
         waiting = [call for call in self._waiting if not call.future.done()]
         if not waiting:
             return

@@ -25,9 +25,9 @@ class UnconfirmedError(RedisConnectionError):
 class ReplicaGuard:
     """Commands that follow each call on its connection: a write, then WAIT for `replicas` replicas.
 
-    WAIT only covers the last write of its own connection. So without a write of its own, WAIT would answer at once in
-    two cases: after a send that was repeated over a new connection, and after a read of an entry that no replica has.
-    With the write, WAIT covers everything that the server did before for any client.
+    WAIT only covers writes that were made over its own connection. So without the write before it, WAIT would answer at
+    once in two cases: after a send that was repeated over a new connection, and after a read of an entry that no
+    replica has. With the write, WAIT covers everything that the server did before for any client.
     """
 
     def __init__(self, replicas: int, *, marker: str, key: str, patience_s: float) -> None:
@@ -41,7 +41,7 @@ class ReplicaGuard:
     def check(self, replies: list[Any]) -> None:
         """Remove the replies to the guard's own commands from the end of a call's replies, and check these replies.
 
-        An error of the guard's commands says nothing about the call itself, which may have had its effect.
+        If a command of the guard fails, the call itself may have had its effect nevertheless.
 
         Raises: TooFewReplicasError if too few replicas have confirmed the call; UnconfirmedError if the guard's
         commands failed.

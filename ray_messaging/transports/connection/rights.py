@@ -10,7 +10,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.connection.scripts import script_at
 
-# Each command that we need, with arguments that a server accepts in a transaction. K is a key; C, E and A are channels.
+# Each command that we need, with arguments that a server accepts in a transaction. K stands for a key; C, E and A stand
+# for channels (see `lacking_rights`).
 SAMPLES = tuple(
     line.split()
     for line in """\

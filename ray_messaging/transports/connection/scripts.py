@@ -8,7 +8,9 @@ from itertools import product
 
 from ray_messaging.addressing.channels import mark_of_db
 
-_DBS = 16  # a server's default number of dbs; in a db above, error texts do not find the line of a script
+# A server's default number of dbs. For a higher db, `script_at` does not find scripts, so errors do not name the
+# missing right.
+_DBS = 16
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
 # The shared sections that a script needs before it, by the script's name.
@@ -75,7 +77,8 @@ def script_names() -> list[str]:
 def script_text(name: str, *, cluster: bool, db: int = 0) -> str:
     """Return a script, with its shared sections before it and all their flags (`#!`) on the first lines.
 
-    On a cluster each script begins with a check that its keys are not being migrated. What it publishes names `db`.
+    On a cluster each script begins with a check that its keys are not being migrated. The names of channels on which a
+    script publishes contain `db`.
     """
     guard = ("refuse_while_moving",) if cluster else ()
     parts = [lua_sections()[part][1].strip() for part in (*guard, *_SHARED.get(name, ()), name)]

@@ -24,9 +24,9 @@ _DOWN = frozenset({"s_down", "o_down", "disconnected"})  # A primary with one of
 class Sentinels:
     """Sentinels of one service. They are asked before each connection, because the primary may have changed.
 
-    A Sentinel that was cut off still names the old primary. redis-py's `discover_master` asks one Sentinel after the
-    other, and would use such an answer if it comes first. So we ask all Sentinels at once, wait for a majority, and use
-    the answer with the highest epoch.
+    A Sentinel that is cut off from the others still names the old primary. redis-py's `discover_master` asks one
+    Sentinel after the other, and would use such an answer if it comes first. So we ask all Sentinels at once, wait for
+    a majority, and use the answer with the highest epoch.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -59,7 +59,8 @@ class Sentinels:
         states = [services[self._service] for services in known if self._service in services]
         if not states:
             raise self._without_primary(answers)
-        # The epoch rises with each failover. Of two Sentinels with the same epoch, one may not reach the primary.
+        # The epoch rises with each failover. Of two Sentinels with the same epoch, one may be unable to reach the
+        # primary, so the state of the other one is preferred.
         state = max(states, key=lambda state: (int(state["config-epoch"]), not _is_down(state)))
         if _is_down(state):
             raise NoPrimaryError(

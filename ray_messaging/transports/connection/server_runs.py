@@ -1,4 +1,4 @@
-"""Runs of a server: after each restart, new entry ids must be above all ids that the server assigned before."""
+"""Restarts of a server: after each restart, new entry ids must be above all ids that the server assigned before."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerRuns:
-    """The last known run of a server, and the latest time of its clock, which script `raise_entry_ids` needs."""
+    """The last known process of a server (a run), and its clock's latest time, which script `raise_entry_ids` needs."""
 
     def __init__(self, keys: Keys, script: str, timeout_s: float, shards: int, *, any_format: bool) -> None:
         self._keys = keys
@@ -25,7 +25,7 @@ class ServerRuns:
         self._ahead_ms = -math.inf  # the server's clock minus our monotonic clock
 
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
-        """Raise the entry ids of streams if the server was restarted. This is the first call on a new connection.
+        """Raise the next entry ids of streams if the server was restarted. This is the first call on a new connection.
 
         Args: `read` maps the streams that will be read over the connection to their last entries that were read.
         Raises: ConfigError if, at the first connection, the experiment has another format or number of shards.
@@ -50,5 +50,8 @@ class ServerRuns:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Record the server's clock, `now_ms`, at the loop time of a request. A clock that was set back is ignored."""
+        """Record that the server's clock showed `now_ms` for a request that was made at loop time `asked_at`.
+
+        If the server's clock was set back, this is ignored.
+        """
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)

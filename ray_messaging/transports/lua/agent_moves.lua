@@ -1,10 +1,10 @@
--- Agents leave a mailbox, for another one or for none.
+-- Moves of agents from one mailbox to another mailbox, or to none.
 
 -- shared move_attempts ------------------------------------------------------------------------------------------------
--- Attempts of a mailbox's reader to let agents leave it, by their numbers.
+-- A mailbox's reader numbers its attempts to move agents away from the mailbox.
 
--- Return why an attempt is not to be made: 0 it was made before, 7 it was given up, -1 it is an older reader's, -2 the
--- server has lost this reader; nil if it is to be made.
+-- Return nil if an attempt may be made, else the reason why it must not be made: 0 it was made before, 7 it was given up,
+-- -1 a newer reader has the mailbox, -2 the server has lost the data of this reader.
 local function check_attempt(key, epoch, mine, number)
   if epoch ~= mine then return epoch and tonumber(epoch) > tonumber(mine) and -1 or -2 end
   local known = redis.call('HMGET', key, 'released', 'departed')
@@ -27,24 +27,26 @@ local function let_in(key)
 end
 
 -- script move_agents --------------------------------------------------------------------------------------------------
--- Move agents from a mailbox to another one, or to none, in the directory; do all of it or nothing. The messages that
--- wait for them in a mailbox that is read freely goes into the other one, or among the dead letters. In steps it stays in
--- the boxes where it lies, and the move counts from the first step that nobody has opened. See transports/agent_moves.py.
+-- Move agents from a mailbox to another one, or to none, in the directory; do all of it or nothing. Outside of steps, the
+-- messages that wait for the agents move to the other mailbox, or become dead letters. In steps the messages stay in their
+-- boxes, and the move counts from the first step that no group has opened. See transports/agent_moves.py.
 --
 -- KEYS[1] meta, [2] records, [3] changes: as in load_directory  [4] dead: see dead_letter_retention
--- KEYS[5] state  hash of the mailbox: see take_mailbox; held = its max_messages while it takes nothing, as agents are
---         leaving it, released = epoch and number of the last attempt that was done or given up, departed = of the last
---         one that was done
+-- KEYS[5] state  hash of the mailbox: see take_mailbox; held = its max_messages while it refuses messages because agents
+--         are leaving it, released = epoch and number of the last attempt that was done or given up, departed = epoch and
+--         number of the last attempt that was done
 -- KEYS[6] steps, [7] step:<group> of the mailbox: see step_barrier
 -- KEYS[8] state, [9] lease, [10] step:<group> of the mailbox to which they go; left out: there is none
 -- ARGV[1] prefix of this experiment's keys  [2] directory version  [3] mailbox  [4] its record  [5] the other mailbox, or ""
--- ARGV[6] its record; in steps no more than these
--- ARGV[7] the reader's epoch  [8] number of the attempt  [9] the last entry that was read  [10] entry  [11] row
---         [12] oldest entry to keep  [13] messages and [14] bytes handled: totals  [15] what is acknowledged behind the
---         cursor, and [16] how many messages  [17] why they are dead letters  [18] bytes of dead letters that are kept
---         [19] how many frames stay  [20...] rows, frame of each one that stays, then of each one that goes
--- Returns {a number of MoveOutcome; -1 where a newer reader holds the mailbox, -2 where the server has lost it;
--- in steps the step from which it counts, or with 8 from which the other group does, else 0}
+-- ARGV[6] the other mailbox's record; in steps there are no further arguments
+-- ARGV[7] the reader's epoch  [8] number of the attempt  [9] the last entry that was read  [10] entry and [11] row of the
+--         cursor  [12] oldest entry to keep  [13] messages and [14] bytes handled: totals  [15] ranges that are
+--         acknowledged behind the cursor, and [16] how many messages  [17] reason of dead letters  [18] bytes of dead
+--         letters that are kept  [19] how many frames stay  [20...] rows and frame of each frame that stays, then of each
+--         frame that goes
+-- Returns {outcome, step}. The outcome is a number of MoveOutcome; -1: a newer reader has the mailbox; -2: the server has
+-- lost the mailbox. In steps, the step is the one from which the move counts, or for outcome 8 the first step of the
+-- other group; otherwise it is 0.
 local prefix, name, target, in_steps = ARGV[1], ARGV[3], ARGV[5], not ARGV[7]
 local state, verdict = reader(KEYS[5]), nil
 if not in_steps then verdict = check_attempt(KEYS[5], state[1], ARGV[7], ARGV[8]) end
@@ -66,8 +68,8 @@ if there and in_steps then
   if not member[1] or member[2] then return {6, 0} end
   if tonumber(member[1]) > redis.call('HGET', KEYS[6], 'latest') + 1 then return {8, tonumber(member[1])} end
 elseif there then
-  -- One that takes nothing as agents are leaving it takes those that come: else two groups with agents for each other would
-  -- wait for each other.
+  -- A mailbox that refuses messages because agents are leaving it still accepts a move: otherwise two groups that move
+  -- agents to each other would wait for each other for ever.
   if there.max_rows == 0 and there.held then there.max_rows = there.held end
   for arg = stay_end + 1, #ARGV, 2 do
     local refused = refusal(there, tonumber(ARGV[arg]), #ARGV[arg + 1])
@@ -75,7 +77,7 @@ elseif there then
   end
 end
 
--- Write what waits where it belongs after the move.
+-- Write each unread message to the mailbox, or to the dead letters, to which it belongs after the move.
 local function move_unread()
   local mine, here = ARGV[7] .. ' ' .. ARGV[8], nil
   redis.call('HSET', KEYS[5], 'released', mine, 'departed', mine)
@@ -101,7 +103,7 @@ local function move_unread()
   if there then store(KEYS[8], there, there.last) end
 end
 
--- Keep the state that the group leaves with its last step before this one: the new group reads it.
+-- Keep the group's state after its last step before step `since`, because the group that gets the agents reads that state.
 local function keep_state_of(since)
   local group = redis.call('HMGET', KEYS[7], 'since', 'parting')
   if not group[1] then return end
@@ -110,8 +112,8 @@ local function keep_state_of(since)
   redis.call('HSETNX', KEYS[7] .. ':left', named, '')
 end
 
--- Groups that wait for their senders alone: the other group hears from now on also this one and all that it hears. Groups
--- that hear this one hear the other one, too.
+-- In mode WaitFor.SENDERS the agents take their senders along. So the group that gets the agents from now on also hears
+-- the group that they leave, and all groups that this group hears. Groups that hear the old group also hear the new group.
 local function union(old, more)
   if old == '*' or more == '*' then return '*' end
   local found, all = {}, {}
@@ -161,11 +163,11 @@ return {0, since}
 
 -- script give_up_move -------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Refuse an attempt of move_agents, and those before it, from now on. Allowed when memory is full.
+-- Refuse an attempt of move_agents, and all earlier attempts, from now on. Allowed when memory is full.
 --
 -- KEYS[1] state  hash of the mailbox: see move_agents
 -- ARGV[1] the reader's epoch  [2] number of the attempt
--- Returns 0 where it is done, else 7; -1 and -2 as move_agents
+-- Returns 0 if the attempt was made already, 7 if it is given up now; -1 and -2 as in move_agents
 local verdict = check_attempt(KEYS[1], redis.call('HGET', KEYS[1], 'epoch'), ARGV[1], ARGV[2])
 if verdict then return verdict end
 redis.call('HSET', KEYS[1], 'released', ARGV[1] .. ' ' .. ARGV[2])

@@ -1,12 +1,13 @@
 -- Boxes. A box holds the messages that one mailbox reads in one step.
 
 -- shared step_box -----------------------------------------------------------------------------------------------------
--- Boxes, each of which holds what one mailbox reads in one step.
+-- Boxes of steps, and their keys:
 --
 -- box:<mailbox>@<step>    stream: f = frame, t = <step sent>:<attempt>:<rows>:<rows from outside before it>:<group>, n = note;
 --                         c and d, by turns: channels and data to publish
--- box-cover:<mailbox>@<step>  hash: rows and bytes = of all frames but those of dead attempts, c:<step sent>:<group> =
---                         <attempt>:<rows> that count; the group is "" for what comes from outside, its attempt 0
+-- box-cover:<mailbox>@<step>  hash: rows and bytes = of all frames except frames of attempts that failed;
+--                         c:<step sent>:<group> = <attempt>:<rows>, for each attempt whose frames count; for frames from
+--                         outside of the steps the group is "" and the attempt 0
 -- boxes@<step>      set: names of the boxes for a step
 local function box_at(prefix, mailbox, step)
   local name = string.format('%s@%.0f', mailbox, step)
@@ -15,7 +16,7 @@ local function box_at(prefix, mailbox, step)
           cover = prefix .. 'box-cover:' .. name, stream = prefix .. 'box:' .. name}
 end
 
--- Return whether a frame fits in a box; if it fits, count it. Nothing empties a box before the end of its step: a full one takes no frame.
+-- Return whether a frame fits in a box; if it fits, count it. A full box never gets room again before its step ends.
 local function box_takes(box, limits, rows, size)
   if box.rows + rows > tonumber(limits[1]) or box.bytes + size > tonumber(limits[2]) then return false end
   box.rows, box.bytes = box.rows + rows, box.bytes + size
@@ -32,7 +33,8 @@ local function keep_box(prefix, box, ...)
   list_box(prefix, box)
 end
 
--- Return the box that gets a stepped mailbox's messages from outside: its step was not opened yet. Nil: its group has left.
+-- Return the box for messages that come from outside of the steps to a group's mailbox: the box of the next step that was
+-- not opened yet. Return nil if the group has left the steps.
 local function next_box(prefix, mailbox)
   local now = redis.call('HMGET', prefix .. 'steps', 'latest', 'box_rows', 'box_bytes')
   local group = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')
@@ -44,7 +46,7 @@ local function next_box(prefix, mailbox)
   return box
 end
 
--- Write a frame from outside: it counts at once. Return the place of its first row among all rows from outside.
+-- Write a frame from outside of the steps, which counts at once. Return how many rows from outside the step had before.
 local function put_from_outside(prefix, box, rows, frame)
   local sent = string.format('%.0f', box.step - 1)
   local first = redis.call('HINCRBY', prefix .. 'steps:' .. sent, 'start:outside', rows) - rows
@@ -57,18 +59,19 @@ end
 
 -- shared write_to_boxes -----------------------------------------------------------------------------------------------
 -- Write frames of an open step into boxes, which step_box describes.
--- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at an argument. `closing` is that of cover_step, if
--- the step is closed in the same call: then all is written, or nothing, and closing.sent and closing.sizes get what would
--- be written for cover_step to read. A frame may be a stand-in for one that is on another shard: \1body:<shard>:<bytes of
--- the frame>:<its name>.
--- Returns what send_to_boxes does.
+-- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at argument `first`. If the step is closed in the
+-- same call, `closing` is the argument of cover_step: then all frames are written, or nothing, and closing.sent and
+-- closing.sizes get the fields that cover_step will write. A frame may be a stand-in for a frame on another shard:
+-- \1body:<shard>:<bytes of the frame>:<its name>.
+-- Returns what send_to_boxes returns.
 local function write_to_boxes(keys, first, closing)
   local prefix, step = ARGV[1], tonumber(ARGV[4])
   local now, sent = closing and closing.now, {}  -- sent: fields in order, and the value of each
   local group = now and {now[1], now[3], now[5]} or redis.call('HMGET', keys[3], 'attempt', 'start:open', 'start:ahead')
   local limits = redis.call('HMGET', keys[2], 'box_rows', 'box_bytes', 'horizon', 'opened', 'start:answering')
   if group[1] ~= ARGV[3] or not is_open(step, group[2], group[3], limits[4]) then return {9} end
-  -- Rules change a step that groups have closed already: nobody could send less of it, so the step would never end.
+  -- The supervisor, which applies rules, has no limits. It sends after all groups have closed the step, so nobody could
+  -- send less if its frames were refused, and the step would never end.
   if ARGV[2] == ':rules' then limits[1], limits[2] = math.huge, math.huge end
 
   local function put(field, value)
@@ -100,7 +103,7 @@ local function write_to_boxes(keys, first, closing)
   local meta = redis.call('HMGET', keys[1], 'start:interceptor', 'start:standing')
   local reply = {verdict_status(ARGV[6], meta[1], meta[2])}
 
-  -- First it is decided what may be written, with all that earlier writes of this call will have taken.
+  -- First decide which frames may be written, counting the room that earlier frames of this call take.
 
   local boxes, order = {}, {}
   local function box_of(mailbox, at)
@@ -114,7 +117,8 @@ local function write_to_boxes(keys, first, closing)
     return box
   end
 
-  -- Whether a group reads a step that is sent to in this one. Senders of steps before it joined need not know it.
+  -- Return whether a group is a member of the steps in step `at`, and also in the step after this one. A group that joins
+  -- later gets nothing from this step, because its senders may not know the group yet.
   local function counts(mailbox, at)
     local reader = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')
     return reader[1] and step + 1 >= tonumber(reader[1]) and (not reader[2] or at < tonumber(reader[2]))
@@ -133,7 +137,7 @@ local function write_to_boxes(keys, first, closing)
       if not box_takes(box, limits, s.rows, size) then return 5 end
       s.parts[1] = {box, s.rows, size, 'f', ARGV[s.at + 3]}
     end
-    -- Pieces of a thousand: Lua gives a call no more arguments than 8,000.
+    -- Write in pieces of 1,000 publications, because Lua allows at most 8,000 arguments in a call.
     for low = 0, s.published - 1, 1000 do
       local count, pairs, nbytes = math.min(1000, s.published - low), {'f', ''}, 0
       for at = s.at + 6 + 2 * low, s.at + 5 + 2 * (low + count), 2 do
@@ -179,7 +183,7 @@ local function write_to_boxes(keys, first, closing)
     end
   end
 
-  -- Then it is written.
+  -- Then write these frames.
 
   for i, s in ipairs(writes) do
     if reply[i + 1] == 0 then
@@ -221,9 +225,9 @@ end
 -- KEYS[1] meta   hash: start:interceptor, start:standing: see send
 -- KEYS[2] steps  hash, KEYS[3] step:<group>, KEYS[4] start:sent:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step  [5] sender
--- ARGV[6] interceptor epoch, or as in send
--- ARGV[...] per write as in send: a box in place of a mailbox, with a + before it where the mailbox is outside of the
---         steps: see deliver_answers in step_barrier; what is to be published goes to :out@<the next step>, a note to
+-- ARGV[6] the interceptor's epoch, or another value as in send
+-- ARGV[...] per write as in send, with a box in place of a mailbox. The box has a + before it if its mailbox is outside of
+--         the steps (see deliver_answers in step_barrier). Publications go to box :out@<the next step>, notes to box
 --         :log@<the next step>
 -- Returns {status, fates of the writes...}: see SendStatus and FrameFate
 return write_to_boxes(KEYS, 7, nil)
@@ -249,7 +253,8 @@ return reply
 
 -- script hold_boxes ---------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Keep sealed boxes until a hold has handled them. Allowed when memory is full, because it frees some.
+-- Keep boxes of sealed steps until a hold, such as the event log, has handled them. Allowed when memory is full, because
+-- this frees memory when a hold moves on.
 --
 -- KEYS[1] steps, KEYS[2] start:holds: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] name of the hold  [3] last step that it has handled; "": it ends
@@ -264,12 +269,13 @@ end
 drop_boxes(ARGV[1])
 local steps = redis.call('HMGET', KEYS[1], 'asked', 'opened')
 release(ARGV[1])
-if tonumber(steps[1] or -1) > tonumber(steps[2] or -1) then tell(ARGV[1], 'hold') end  -- else no group waits for a step
+-- If no group has asked for a further step, nobody waits for this news.
+if tonumber(steps[1] or -1) > tonumber(steps[2] or -1) then tell(ARGV[1], 'hold') end
 return 1
 
 -- script drop_bodies --------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Delete the bodies of large frames in boxes that are dropped. Allowed when memory is full, because it frees some.
+-- Delete the bodies of large frames whose boxes were dropped. Allowed when memory is full, because this frees memory.
 --
 -- KEYS[1] bodies  set: the steps of the boxes; bodies:<step> is a hash: name of a frame -> its bytes
 -- ARGV[1] last step that is dropped

@@ -27,7 +27,8 @@ local function lives(bus)
   return bus == owner or redis.call('EXISTS', prefix .. 'owner:' .. bus) == 1 or redis.call('PUBLISH', ears .. bus, '') > 0
 end
 
--- Append arguments from the first to the last one, which are JSON, to a queue (kind q) or a log (l); note their ids.
+-- Append the arguments from ARGV[first] to ARGV[last], which are JSON, to a queue (kind q) or a log (kind l). Call `note`
+-- with the id of each new entry.
 local function append(kind, name, ttl, most, first, last, note)
   local key = prefix .. kind .. ':' .. name
   if kind == 'q' and redis.call('EXISTS', key) == 0 then redis.call('DEL', prefix .. 'taken:' .. name) end
@@ -50,7 +51,8 @@ return once('write', function()
 end)
 
 -- script bus_take -----------------------------------------------------------------------------------------------------
--- Move items from the mailbox that all buses of an experiment share to their queues and logs, unless another bus has done so.
+-- Move items to their queues and logs from the mailbox that all buses of an experiment share, unless another bus has
+-- moved the same items.
 --
 -- KEYS[2] state of the mailbox, see commit
 -- ARGV[4] entry of the cursor, as it was read  [5] last entry that is moved  [6] oldest entry to keep  [7] key of the mailbox's
@@ -69,10 +71,10 @@ for pusher in pairs(pushers) do redis.call('PEXPIRE', prefix .. 'put:' .. pusher
 move(KEYS[2], state, ARGV[7], ARGV[5], '0', ARGV[6], (state[8] or 0) + ARGV[8], (state[9] or 0) + ARGV[9])
 
 -- script bus_drain ----------------------------------------------------------------------------------------------------
--- Hand out a queue's oldest entries. Those of dead buses come first. A batch of this bus that it does not name as done is
--- one whose answer was lost, and comes again, too.
+-- Hand out a queue's oldest entries. Entries that were handed to buses that have died come first. If this bus got a batch
+-- earlier and does not name the batch as done, the answer was lost, and the batch is handed out again too.
 --
--- ARGV[4] key  [5] most entries; with 0 a queue that is empty, and of which all is done, is forgotten
+-- ARGV[4] key  [5] most entries; 0: none, but a queue is deleted if it is empty and all its batches are done
 -- ARGV[6...] the batches of this bus that are done, by their first entries
 -- Returns the first entries of the new batches, and all their entries.
 local queue, taken, most = prefix .. 'q:' .. ARGV[4], prefix .. 'taken:' .. ARGV[4], tonumber(ARGV[5])
@@ -88,7 +90,7 @@ local function before(a, b)
   return tonumber(ms) < tonumber(other_ms) or ms == other_ms and tonumber(seq) < tonumber(other_seq)
 end
 
-local oldest  -- the first entry of a batch that is not done
+local oldest  -- the first entry of the oldest batch that is not done
 local function note(first)
   if not oldest or before(first, oldest) then oldest = first end
 end
@@ -109,7 +111,8 @@ end
 table.sort(free, function(a, b) return before(a[1], b[1]) end)
 
 local firsts, found = {}, {}
--- Hand out the entries between two, as many as are wanted. Returns the last one handed out, and the first one left.
+-- Hand out entries between the ids `from` and `to`, as many as are still wanted. Return the id of the last entry that was
+-- handed out, and the id of the first entry that was not.
 local function hand_out(from, to)
   local wanted = most - #found
   if wanted == 0 then return end
@@ -167,7 +170,7 @@ end)
 
 -- script bus_lock -----------------------------------------------------------------------------------------------------
 -- ARGV[4] lock  [5] token of its new owner  [6] ms to live
--- Returns the lock's number, higher than all before, or 0: it is not free.
+-- Returns the lock's number, which is higher than all earlier numbers, or 0 if another bus has the lock.
 local lock = prefix .. 'lock:' .. ARGV[4]
 local held = redis.call('HMGET', lock, 'owner', 'token', 'number')
 if held[2] == ARGV[5] then return tonumber(held[3]) end
@@ -178,7 +181,7 @@ redis.call('PEXPIRE', lock, ARGV[6])
 return fence
 
 -- script bus_lock_number ----------------------------------------------------------------------------------------------
--- Return the number of a lock, ARGV[4], or 0: it is free.
+-- Return the number of a lock, ARGV[4], or 0 if the lock is free.
 local held = redis.call('HMGET', prefix .. 'lock:' .. ARGV[4], 'owner', 'number')
 return held[1] and lives(held[1]) and tonumber(held[2]) or 0
 
@@ -192,7 +195,7 @@ end
 
 -- script bus_beat -----------------------------------------------------------------------------------------------------
 -- Renew the lease of a bus, for ARGV[4] ms, and its locks, each given as token, key, ms to live.
--- Returns the tokens of those that it has lost.
+-- Returns the tokens of the locks that the bus has lost.
 redis.call('SET', prefix .. 'owner:' .. owner, '1', 'PX', ARGV[4])
 local lost = {}
 for at = 5, #ARGV, 3 do

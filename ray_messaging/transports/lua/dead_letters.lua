@@ -3,15 +3,16 @@
 -- shared dead_letter_retention ----------------------------------------------------------------------------------------
 -- Dead letters, and their limit.
 --
--- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
---              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
---              listened for its agents (both missing: its reader could not decode it); at = ms, where the letter is what
---              is left of an older one; acked = rows that were handled, too: <low>-<high>,... (no high: to the end)
--- start:state::dead  hash: letters and bytes = of all letters, dropped and dropped_bytes = of those that the limit took, call and
---              answer = the last requeue or drop, which may be repeated. Whoever else writes letters, or this, makes no
---              count wrong for long: where `letters` is not how many there are, all are counted anew, and what is no
---              count is 0
--- A letter counts as its frame and 256 bytes: those without a frame are bounded, too.
+-- dead         stream of frames that nobody will read. Fields: mailbox, entry, row (rows before it were handled), reason,
+--              f = frame; born = how many mailboxes had been created when the frame's mailbox was removed, exclusive = 1
+--              if that mailbox alone listened for its agents (both fields are missing if the mailbox's reader could not
+--              decode the frame); at = ms, if the letter is the rest of an older letter; acked = further rows that were
+--              handled: <low>-<high>,... (no high: to the end)
+-- start:state::dead  hash: letters and bytes = of all letters, dropped and dropped_bytes = of letters dropped at the
+--              limit, call and answer = of the last requeue or drop, which may be repeated. Other clients may write to
+--              these keys too: so all letters are counted again when `letters` is not their number, and an invalid count
+--              is 0
+-- A letter counts as the bytes of its frame plus 256, so that the limit also holds for letters without a frame.
 local function weight(fields)
   for i = 1, #fields, 2 do
     if fields[i] == 'f' then return #fields[i + 1] + 256 end
@@ -24,7 +25,7 @@ local function natural(value)
   return number and number < 2 ^ 53 and number or nil
 end
 
--- Return the bytes of all letters, of which so many with so many bytes are not counted yet.
+-- Return the bytes of all letters, of which `letters` letters with `added` bytes are not counted yet.
 local function held_bytes(dead, state, letters, added)
   local now = redis.call('HMGET', state, 'letters', 'bytes')
   local known, held = natural(now[1] or '0'), natural(now[2] or '0')
@@ -37,20 +38,20 @@ local function held_bytes(dead, state, letters, added)
   return nbytes
 end
 
--- Keep the count of the letters as they are now.
+-- Store the number of letters that exist now, and their bytes.
 local function settle(dead, state, held)
   local letters = redis.call('XLEN', dead)
   redis.call('HSET', state, 'letters', letters, 'bytes', string.format('%.0f', letters > 0 and held or 0))
 end
 
--- Count letters that are lost.
+-- Count letters that were dropped.
 local function lose(state, letters, nbytes)
   local now = redis.call('HMGET', state, 'dropped', 'dropped_bytes')
   redis.call('HSET', state, 'dropped', string.format('%.0f', (natural(now[1]) or 0) + letters),
              'dropped_bytes', string.format('%.0f', (natural(now[2]) or 0) + nbytes))
 end
 
--- Count so many more letters with so many bytes, and drop the oldest ones that are too many.
+-- Count `letters` new letters with `added` bytes; drop the oldest letters while all letters exceed the limit.
 local function bound(dead, prefix, limit, letters, added)
   local state = prefix .. 'start:state::dead'
   local held, dropped, dropped_bytes = held_bytes(dead, state, letters, added), 0, 0
@@ -64,7 +65,7 @@ local function bound(dead, prefix, limit, letters, added)
       local nbytes = weight(letter[2])
       held, dropped, dropped_bytes = held - nbytes, dropped + 1, dropped_bytes + nbytes
     end
-    -- Trimming takes many at once, which XDEL does not.
+    -- XTRIM deletes many entries in one command without their ids; XDEL would need each id.
     if kept then redis.call('XTRIM', dead, 'MINID', kept)
     else redis.call('XTRIM', dead, 'MINID', oldest[#oldest][1]); redis.call('XDEL', dead, oldest[#oldest][1]) end
     count = dropped_bytes - before < 262144 and 256 or 16
@@ -73,7 +74,8 @@ local function bound(dead, prefix, limit, letters, added)
   if dropped > 0 then lose(state, dropped, dropped_bytes) end
 end
 
--- Add a letter, without its frame where that alone is above the limit: the others stay. Returns what it weighs.
+-- Add a letter. If the letter alone exceeds the limit, leave out its frame, so that the other letters stay. Return the
+-- letter's bytes.
 local function add(dead, prefix, limit, fields)
   if weight(fields) > tonumber(limit) then
     local reason, nbytes = 0, 0
@@ -92,7 +94,7 @@ local function lay(dead, prefix, limit, fields)
   bound(dead, prefix, limit, 1, add(dead, prefix, limit, fields))
 end
 
--- What is acknowledged behind the cursor (see move_cursor), as a list.
+-- Return the ranges that are acknowledged behind the cursor (see move_cursor) as a list.
 local function ranges_of(acked)
   local ranges = {first = 1}
   for after, after_row, last, last_row in (acked or ''):gmatch('(%d+%-%d+) (%d+) (%d+%-%d+) (%d+) %d+') do
@@ -101,7 +103,7 @@ local function ranges_of(acked)
   return ranges
 end
 
--- Which rows of an entry are in ranges; entries are asked for in their order. Returns 0 for all of them.
+-- Return the rows of an entry that are in ranges, or 0 if all rows are. The caller must ask for entries in their order.
 local function rows_in(ranges, entry)
   local rows = {}
   for i = ranges.first, #ranges do
@@ -120,11 +122,12 @@ local function rows_in(ranges, entry)
   return table.concat(rows, ',')
 end
 
--- Take a mailbox out; its unread frames become dead letters. While an event log is registered its stream stays until the
--- log has read it to its end, under another key, as its reader must not go on reading what became dead letters:
--- start:ended:<mailbox>:<born>. The set `start:ended` names it, and an entry in the log stream (m = <mailbox>:<born>) wakes the
--- log's writer. What its reader has rejected is a dead letter already: the stream rejected:<mailbox>:<born> has its ids.
--- Its messager, where it lives, hears on its ear, and subscribes to nothing any more: it would count as a taker.
+-- Remove a mailbox; its unread frames become dead letters. While an event log is registered, the mailbox's stream is kept
+-- until the log has read the stream to its end. The stream is then named start:ended:<mailbox>:<born>, so that the
+-- mailbox's reader cannot go on reading frames that became dead letters. The set `start:ended` names the stream, and an
+-- entry in the log stream (m = <mailbox>:<born>) wakes the log's writer. Frames that the reader has rejected are dead
+-- letters already; the stream rejected:<mailbox>:<born> has their ids. If the mailbox's messager is alive, a message on
+-- its ear tells it to end its subscriptions, because a subscriber would still be counted as a receiver.
 local function bury(keys, prefix, name, reason, limit)
   local state = prefix .. 'state:' .. name
   local now = redis.call('HMGET', state, 'entry', 'row', 'born', 'exclusive', 'acked')
@@ -132,7 +135,7 @@ local function bury(keys, prefix, name, reason, limit)
   if now[3] then
     local stream, rejected = prefix .. 'mailbox:' .. name .. ':' .. now[3], prefix .. 'rejected:' .. name .. ':' .. now[3]
     local born = redis.call('HGET', keys[1], 'born') or now[3]
-    -- What the reader has handled may still be there, for the log: it is not dead.
+    -- Entries that the reader has handled may still exist because the log needs them; they are no dead letters.
     local first = now[2] == '0' and '(' .. now[1] or now[1]
     local logged = redis.call('HEXISTS', keys[1], 'start:log') == 1
     local some_rejected = redis.call('EXISTS', rejected) == 1
@@ -150,8 +153,9 @@ local function bury(keys, prefix, name, reason, limit)
       end
       if added > 0 then bound(keys[4], prefix, limit, buried - before, added) end
       first = #entries == count and '(' .. entries[count][1]
-      if first and not logged then redis.call('XTRIM', stream, 'MINID', entries[count][1]) end  -- memory holds it once
-      count = added < 262144 and 256 or 16  -- small frames in larger steps: the server serves nobody else meanwhile
+      -- Entries that were copied to the dead letters are deleted at once, so that memory does not hold both.
+      if first and not logged then redis.call('XTRIM', stream, 'MINID', entries[count][1]) end
+      count = added < 262144 and 256 or 16  -- small frames are read in larger pages, which takes less time
     end
     if not logged then
       redis.call('DEL', stream)
@@ -174,10 +178,10 @@ end
 
 -- script read_letters -------------------------------------------------------------------------------------------------
 #!lua flags=no-writes
--- Return dead letters in their order: so many, and fewer where they are large.
+-- Return a page of dead letters in their order; it has fewer letters if the letters are large.
 --
 -- KEYS[1] dead  stream: see dead_letter_retention
--- ARGV[1] id before the first one, or 0-0  [2] how many  [3] bytes of frames, past which no further one is added
+-- ARGV[1] id of the letter before the page, or 0-0  [2] most letters  [3] bytes after which no further letter is added
 -- Returns {{id, {field, value...}}...}
 local found, nbytes, after = {}, 0, ARGV[1]
 while #found < tonumber(ARGV[2]) and nbytes < tonumber(ARGV[3]) do
@@ -190,20 +194,20 @@ return found
 
 -- script reject_frame -------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Add an undecodable frame to the dead letters, once: a restarted reader meets it again. Allowed when memory is full,
--- because commits that free some may wait behind that frame.
+-- Add an undecodable frame to the dead letters. A restarted reader reads the frame again, and the second call does
+-- nothing. Allowed when memory is full, because commits that free memory may wait behind that frame.
 --
 -- KEYS[1] dead      stream: see dead_letter_retention
--- KEYS[2] state     hash of the mailbox: born, entry = its cursor (of the log stream: logged); none: the mailbox is gone,
---                   and what was unread is dead
+-- KEYS[2] state     hash of the mailbox: born, entry = its cursor (for the log stream: logged); without this hash the
+--                   mailbox was removed, and its unread frames are dead letters already
 -- ARGV[1] prefix of this experiment's keys: rejected:<mailbox>:<born> is a stream with the ids of the entries that were
 --         rejected and are not handled yet  [2] mailbox  [3] entry  [4] reason  [5] frame  [6] bytes of dead letters that
 --         are kept
--- Returns 1, or 0 where it is there already
+-- Returns 1, or 0 if the frame is a dead letter already
 local state = redis.call('HMGET', KEYS[2], 'born', 'entry', 'logged')
 if not state[1] then return 0 end
 local rejected = ARGV[1] .. 'rejected:' .. ARGV[2] .. ':' .. state[1]
--- A reader takes its entries in their order, so that one below the last id is known.
+-- A reader reads entries in their order. So an entry whose id is not above the last rejected id was rejected before.
 local added = redis.pcall('XADD', rejected, ARGV[3], 'r', '')
 if type(added) == 'table' and added.err then
   if added.err:find('equal or smaller', 1, true) then return 0 end
@@ -215,16 +219,17 @@ return 1
 
 -- script keep_failed --------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Add a message whose handler has failed to the dead letters. Allowed when memory is full, because its commit frees some.
+-- Add a message whose handler has failed to the dead letters. Allowed when memory is full, because the commit that
+-- follows frees memory.
 --
 -- KEYS[1] dead   stream: see dead_letter_retention
--- KEYS[2] state  hash of the mailbox: born, exclusive, failures = how many such messages there were, failed = the last of
---                them, <entry>.<row> each, as this call may be repeated; none: the mailbox is gone, and what was
---                uncommitted is dead
+-- KEYS[2] state  hash of the mailbox: born, exclusive, failures = how many such messages there were, failed = the last
+--                256 of them as <entry>.<row>, because this call may be repeated; without this hash the mailbox was
+--                removed, and its uncommitted messages are dead letters already
 -- KEYS[3] meta   hash: born
 -- ARGV[1] prefix of this experiment's keys  [2] mailbox  [3] entry  [4] reason  [5] frame of the message  [6] bytes of
 --         dead letters that are kept  [7] row of the entry
--- Returns 1, or 0 where it is there already
+-- Returns 1, or 0 if the message is a dead letter already
 local state = redis.call('HMGET', KEYS[2], 'born', 'exclusive', 'failed')
 if not state[1] then return 0 end
 local this, failed = ARGV[3] .. '.' .. ARGV[7], {}
@@ -245,11 +250,11 @@ return 1
 --
 -- KEYS[1] meta  hash: directory = version   KEYS[2] dead, KEYS[3] state::dead: see dead_letter_retention
 -- KEYS[4...]    per frame: mailbox state, lease (see send)
--- ARGV[1] id of the letter  [2] name of this call: a repeated one finds its answer  [3] directory version
--- ARGV[4] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream  [5] frame of what stays dead,
---         or ""  [6...] per frame: mailbox, rows, frame
--- Returns {fate, mailbox that is the reason}; 0 it is not there (any more), 1 done, 2 the directory has changed, 3 a mailbox
--- is full, 4 a mailbox would not hold a frame if it were empty, 5 the event log is behind
+-- ARGV[1] id of the letter  [2] name of this call; a repeated call has the same name, and gets the first call's answer
+-- ARGV[3] directory version  [4] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream
+-- ARGV[5] frame of the messages that stay dead, or ""  [6...] per frame: mailbox, rows, frame
+-- Returns {fate, mailbox that is the reason}; fate 0: there is no such letter, 1: done, 2: the directory has changed,
+-- 3: a mailbox is full, 4: a frame exceeds the limit of a mailbox even if it were empty, 5: the event log is behind
 if redis.call('HGET', KEYS[3], 'call') == ARGV[2] then return {1, ''} end
 local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
 if not letter then return {0, ''} end
@@ -280,7 +285,8 @@ local held = held_bytes(KEYS[2], KEYS[3], 0, 0) - weight(letter[2])
 redis.call('XDEL', KEYS[2], letter[1])
 settle(KEYS[2], KEYS[3], held)
 if ARGV[5] ~= '' then
-  -- A letter in the place of the older one, with its fields but for the rows: no limit, as that one was larger.
+  -- A new letter replaces the old one, with the old one's other fields. No limit is applied, because the old letter was
+  -- larger.
   local fields, at = {'f', ARGV[5], 'row', '0', 'acked', ''}, letter[1]:match('^%d+')
   for i = 1, #letter[2], 2 do
     local name, value = letter[2][i], letter[2][i + 1]
@@ -298,12 +304,12 @@ return {1, ''}
 
 -- script drop_letters -------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Delete dead letters, and count the others again if another client has written there. Allowed when memory is full,
--- because it frees some.
+-- Delete dead letters; count the other letters again if another client has written letters. Allowed when memory is full,
+-- because this frees memory.
 --
 -- KEYS[1] dead, KEYS[2] state::dead: see dead_letter_retention
--- ARGV[1] name of this call: a repeated one finds its answer  [2...] ids
--- Returns how many were there
+-- ARGV[1] name of this call; a repeated call has the same name, and gets the first call's answer  [2...] ids
+-- Returns how many of these letters existed
 local now = redis.call('HMGET', KEYS[2], 'call', 'answer')
 if now[1] == ARGV[1] then return tonumber(now[2]) end
 local dropped, held = 0, held_bytes(KEYS[1], KEYS[2], 0, 0)

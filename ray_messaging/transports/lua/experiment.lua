@@ -3,18 +3,18 @@
 -- script claim_experiment ---------------------------------------------------------------------------------------------
 -- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
 --
--- KEYS[1] meta  hash: start:run = the start that has it, start:erasing = the run that has to erase what was there before it,
---               start:beat: see heartbeat; format = the number of what lies on the server, start:shards = how many there are: with others a
---               process is refused, see raise_entry_ids
--- ARGV[1] the run that the caller found ("": none)  [2] its own  [3] 1: it erases what is there  [4] its format
--- ARGV[5] number of shards
--- Returns 1; 2: it is to erase what is there; 0: another start has it
+-- KEYS[1] meta  hash: start:run = id of the start that has the experiment, start:erasing = id of the start that must erase
+--               the earlier data, start:beat: see heartbeat; format = number of the data's format, start:shards = number
+--               of shards. A process with another format or number of shards is refused, see raise_entry_ids
+-- ARGV[1] the start that the caller found ("": none)  [2] the caller's own start  [3] 1: the caller erases the data
+-- ARGV[4] the caller's format  [5] number of shards
+-- Returns 1; 2: the caller must erase the data; 0: another start has the experiment
 local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:erasing')
 if now[1] ~= ARGV[2] then
   if (now[1] or '') ~= ARGV[1] then return 0 end
   redis.call('HSET', KEYS[1], 'start:run', ARGV[2], 'format', ARGV[4], 'start:shards', ARGV[5])
   redis.call('HDEL', KEYS[1], 'start:beat')
-  -- An erasure that its run did not end is ours to end.
+  -- If an earlier start began to erase the data and did not finish, this start must finish.
   if ARGV[3] == '1' or now[2] then
     redis.call('HSET', KEYS[1], 'start:erasing', ARGV[2])
     return 2
@@ -24,23 +24,25 @@ return now[2] and 2 or 1
 
 -- script raise_entry_ids ----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Once per connection, before any write: the first caller after a restart of the server raises the entry ids of all
--- streams above those that the former run gave out. Allowed when memory is full.
+-- This is called once per connection, before any write. The first caller after a restart of the server raises the next
+-- entry ids of all streams above all ids that the server assigned before the restart. Allowed when memory is full.
 --
 -- KEYS[1] meta     hash: see id_ceiling; start:log = 1 while an event log is registered; format and
 --                  start:shards: see claim_experiment
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
--- ARGV[2] the life that the caller knew ("": none)  [3] ms that its clock shows by now at most, as far as the caller knows
--- ARGV[4...] of streams that are read over this connection: key, last entry that was read
--- Returns {life, ms, format (0: none), shards (0: none), keys of streams the end of which lay before what was
--- read...}
+-- ARGV[2] the life (the server process's run id) that the caller knew ("": none)  [3] the latest time in ms that the clock
+--         of that life can show by now
+-- ARGV[4...] for each stream that is read over this connection: key, last entry that was read
+-- Returns {life, ms, format (0: none), shards (0: none), keys of streams whose last entry is before the last entry that
+-- was read...}
 local now, life = milliseconds(), life_of_server()
 local meta = redis.call('HMGET', KEYS[1], 'life', 'ceiling', 'start:log', 'format', 'start:shards')
 local reply = {life, now, tonumber(meta[4] or 0), tonumber(meta[5] or 0)}
 if not meta[2] then return reply end  -- nobody has listened yet
 
--- An entry that comes and goes leaves its id behind, also where there was no stream.
+-- Make a stream's next ids higher: an entry is added and deleted. The stream remembers the deleted entry's id, also if
+-- the stream did not exist before.
 local function raise(stream, ms)
   local id = string.format('%.0f-0', ms)
   local raised = redis.pcall('XADD', stream, id, 'f', '')
@@ -52,7 +54,8 @@ local function raise(stream, ms)
 end
 
 if meta[1] ~= life then
-  -- Who knew the last life knows what its clock would show; else what was written ahead must do.
+  -- A caller that knew the last life knows what that life's clock would show by now. Otherwise use the ceiling, which was
+  -- written ahead of time (see id_ceiling).
   local above = math.max(now, tonumber(meta[1] == ARGV[2] and ARGV[3] or meta[2]))
   for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
     local born = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'born')
@@ -62,7 +65,8 @@ if meta[1] ~= life then
   redis.call('HSET', KEYS[1], 'life', life, 'ceiling', string.format('%.0f', math.max(above + 1, tonumber(meta[2]))))
 end
 
--- It lost more than the ceiling was ahead of: what comes from now on is handed out at least.
+-- If a stream still ends before the last entry that was read, the server lost more than the ceiling covers. Raise that
+-- stream's ids, so that at least new entries are delivered.
 for arg = 4, #ARGV, 2 do
   local facts = redis.pcall('XINFO', 'STREAM', ARGV[arg])
   for at = 1, facts.err and 0 or #facts, 2 do
@@ -76,14 +80,16 @@ end
 return reply
 
 -- script advance_interceptor_epoch ------------------------------------------------------------------------------------
--- Set a new interceptor epoch: verdicts and delegations of others do not count any more. A late attempt, after another
--- interceptor has the epoch, changes nothing.
+-- Set a new interceptor epoch: verdicts and rule snapshots of other interceptors no longer count. A late call, after
+-- another interceptor has taken the epoch, changes nothing.
 --
--- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = the epoch, start:standing = the number under
---               which standing verdicts count, start:kept = number of the last write of write_rule_state under this epoch
--- ARGV[1] the caller's run ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that it takes, above
---         that and above the standing number: see verdict_status  [4] the standing number that it found ("": none)
--- Returns 1; 0: there is another epoch or number than it found; -1: another run has the experiment
+-- KEYS[1] meta  hash: start:run = id of the start that has the experiment, start:interceptor = the epoch, start:standing =
+--               number of the rule snapshot by which senders may judge without asking, start:kept = number of the last
+--               write of write_rule_state under this epoch
+-- ARGV[1] the caller's start ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that the caller
+--         takes, above the found epoch and snapshot number: see verdict_status  [4] the number of the rule snapshot that
+--         the caller found ("": none)
+-- Returns 1; 0: epoch or snapshot number are not those that the caller found; -1: another start has the experiment
 local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor', 'start:standing')
 if ARGV[1] ~= '' and now[1] ~= ARGV[1] then return -1 end
 if now[2] == ARGV[3] then return 1 end
@@ -94,15 +100,15 @@ return 1
 
 -- script advance_delegation -------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Set the number under which delegated rules count, unless a higher one is set: a late attempt must not bring back a
--- revoked delegation. Allowed when memory is full, because delegations must end in time.
+-- Set the number of the valid rule snapshot, by which senders judge without asking, unless a higher number is set: a late
+-- call must not make an outdated snapshot valid again. Allowed when memory is full, because snapshots must end in time.
 --
--- KEYS[1] meta  hash: start:interceptor = epoch of the one that may write, start:standing = the number
--- ARGV[1] its epoch  [2] the number; each change of the rules takes a higher one
--- Returns 1, or 0 where another interceptor has taken over
+-- KEYS[1] meta  hash: start:interceptor = epoch of the interceptor that may write, start:standing = the number
+-- ARGV[1] the caller's epoch  [2] the number; each change of the rules has a higher number
+-- Returns 1, or 0 if another interceptor has taken over
 local now = redis.call('HMGET', KEYS[1], 'start:interceptor', 'start:standing')
 if (now[1] or '0') ~= ARGV[1] then return 0 end
--- As texts: doubles do not hold such numbers.
+-- Numbers are compared as texts, because doubles are not exact for numbers of this size.
 local before = now[2] or ''
 if #before < #ARGV[2] or (#before == #ARGV[2] and before < ARGV[2]) then
   redis.call('HSET', KEYS[1], 'start:standing', ARGV[2])
@@ -111,12 +117,13 @@ return 1
 
 -- script heartbeat ----------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Raise the heartbeat of an interceptor, and return the server's data about it.
+-- Raise an interceptor's count of heartbeats, or end it; return what the server knows of the interceptor.
 --
--- KEYS[1] meta  hash: start:run = the start of the experiment that has it, start:interceptor = epoch of the one that may write,
---               start:kept = number of its last write, start:beat = counts while it lives (none: it was closed)
--- ARGV[1] the caller's run  [2] its epoch  [3] 1: it lives, 0: it ends
--- Returns {run, interceptor, kept}
+-- KEYS[1] meta  hash: start:run = id of the start that has the experiment, start:interceptor = epoch of the interceptor
+--               that may write, start:kept = number of its last write, start:beat = count of its heartbeats (none: it was
+--               closed)
+-- ARGV[1] the caller's start  [2] the caller's epoch  [3] 1: the caller lives, 0: it ends
+-- Returns {start:run, start:interceptor, start:kept}
 local now = redis.call('HMGET', KEYS[1], 'start:run', 'start:interceptor', 'start:kept')
 if now[1] == ARGV[1] and now[2] == ARGV[2] then
   if ARGV[3] == '1' then redis.call('HINCRBY', KEYS[1], 'start:beat', 1) else redis.call('HDEL', KEYS[1], 'start:beat') end
@@ -124,20 +131,20 @@ end
 return now
 
 -- script write_rule_state ---------------------------------------------------------------------------------------------
--- Write the tables of rules, and the answers that depend on them. Writes are numbered: a repeated or late one changes
+-- Write the tables of rules, and the answers that depend on them. Writes are numbered: a repeated or late write changes
 -- nothing, and a server that has lost a write reports it.
 --
--- KEYS[1] meta     hash: start:interceptor = epoch of the one that may write, start:kept = number of its last write
+-- KEYS[1] meta     hash: start:interceptor = epoch of the interceptor that may write, start:kept = number of its last write
 -- KEYS[2] answers  hash: name of a batch or message -> its verdicts
 -- KEYS[3] rules    list: the name under which Ray keeps the rules in force, then their own names, in order
 -- KEYS[4...]       per table: the hash (JSON key -> JSON value), and the hash that takes its place
--- ARGV[1] epoch  [2] number of this write  [3] number of the last one that the caller knows to be here  [4] 1: this is
---         all that there is: other answers go
+-- ARGV[1] epoch  [2] number of this write  [3] number of the last write that the server has confirmed to the caller
+-- ARGV[4] 1: this write has the whole state, so all other answers are deleted
 -- ARGV[5] number of answers, then name and verdicts of each; number of answers to forget, then their names;
 --         number of names for the list (-1: as it was), then these;
 --         per table: 1 if it is replaced; number of fields, then field and value of each; number of fields to delete,
 --         then the fields
--- Returns 1; 0 where another interceptor has taken over; -1 where the last write that the caller knows of is not here
+-- Returns 1; 0: another interceptor has taken over; -1: the server has lost a write that it had confirmed
 local now = redis.call('HMGET', KEYS[1], 'start:interceptor', 'start:kept')
 local kept = tonumber(now[2] or 0)
 if (now[1] or '0') ~= ARGV[1] then return 0 end
@@ -189,16 +196,16 @@ return 1
 -- KEYS[3] dead     stream of dead letters
 -- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see take_mailbox), start:lease:<mailbox> a string (see
 --         renew_lease), step:<mailbox> a hash (see step_barrier), mailbox:<mailbox>:<born> a stream, start:state::log the log stream's state, start:state::dead the dead letters'
--- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
--- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
--- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
--- "", ms of its lease that are left by the server's clock, below 0 where none are, leased, unlogged, unlogged_bytes, 1
--- where it alone listens for agents, owner, messages that are acknowledged behind something that is not, the step in
--- which its group has joined the steps or "", the note on its service or "" (see set_service),
--- messages whose handlers failed}
+-- ARGV[2] most mailboxes  [3] most bytes of frames that are read, because an entry's age cannot be read without its frame
+-- Returns {interceptor's epoch, log, dead letters, dead letters dropped at the limit, of the log stream: unlogged,
+-- unlogged_bytes, max_messages, max_bytes; number of all mailboxes, then for each mailbox: name, messages, bytes,
+-- max_messages, max_bytes, entry of the oldest unread message or "", ms until its lease ends by the server's clock (below
+-- 0: the lease has ended, or there is none), leased, unlogged, unlogged_bytes, 1 if it alone listens for its agents, owner,
+-- messages that are acknowledged although an earlier message is not, the group's first step or "", the note on its service
+-- or "" (see set_service), messages whose handlers failed}
 local meta = redis.call('HMGET', KEYS[1], 'start:interceptor', 'start:log')
 local log = redis.call('HMGET', ARGV[1] .. 'start:state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
--- Whoever else writes there may write anything.
+-- Other clients may write anything into this field, so it is checked below.
 local dropped = redis.call('HGET', ARGV[1] .. 'start:state::dead', 'dropped') or ''
 local names = redis.call('HKEYS', KEYS[2])
 local reply = {meta[1] or 0, meta[2] or 0, redis.call('XLEN', KEYS[3]),
@@ -211,7 +218,7 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
                          'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive', 'owner', 'acked_messages',
                          'service', 'failures', 'epoch', 'served')
   local oldest = ''
-  -- Whatever was counted: what others wrote there was not, and waits all the same.
+  -- Look into the stream even if `messages` is 0, because entries that other clients wrote are not counted.
   if now[5] and looked < tonumber(ARGV[3]) then
     local from = now[6] or '0-0'
     if (now[7] or '0') == '0' then from = '(' .. from end
@@ -236,7 +243,8 @@ return reply
 
 -- script scan_keys ----------------------------------------------------------------------------------------------------
 #!lua flags=no-writes
--- Return a page of an experiment's keys. A plain SCAN would also answer where a cluster has moved them away.
+-- Return a page of an experiment's keys. Unlike this script, a plain SCAN would also answer on a node from which the
+-- cluster has moved the keys away, and would find none.
 --
 -- KEYS[1] meta  any key of the experiment
 -- ARGV[1] cursor of this server, 0 at first  [2] pattern  [3] about how many keys are looked at
@@ -247,5 +255,5 @@ return {redis.call('INFO', 'server'):match('run_id:(%w+)') or '', page[1], page[
 -- script write_mark ---------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
 -- Write a mark, so that a following WAIT covers all earlier writes. Allowed when memory is full, because calls that free
--- memory are followed by WAIT, too.
+-- memory are also followed by WAIT.
 redis.call('SET', KEYS[1], 1, 'PX', 60000)

@@ -1,13 +1,14 @@
--- Sections that several files share. Each file here has sections: a `script` is sent to the server by its name, a `shared` one goes
--- before the scripts that `transports/connection/scripts.py` lists.
+-- Sections that several files share. Each file here consists of sections. A `script` section is a script of this name. A
+-- `shared` section is put before the scripts for which `transports/connection/scripts.py` lists it.
 --
--- Names say what a checkpoint has: a key, or a field of a hash, that begins with `start:` is of one start of the experiment,
--- and in no checkpoint; a key box...@<step> is of the boxes for that step; all else is of the run. See checkpoints.py.
+-- The names of keys, and of fields in hashes, decide what a checkpoint contains. A name that begins with `start:` belongs
+-- to one start of the experiment, and is in no checkpoint. A key box...@<step> belongs to the boxes for that step. All
+-- other keys and fields belong to the experiment as a whole. See checkpoints.py.
 
 -- shared refuse_while_moving ------------------------------------------------------------------------------------------
--- The beginning of every script on a cluster: refuse while the experiment's slot is being moved key by key, before
--- anything has happened. A script that meets a key on its way fails there, and what it wrote before stays. In such a
--- slot no node serves a key that does not exist, so that one such key stands for all that a script may touch.
+-- The beginning of every script on a cluster: refuse while the cluster moves the experiment's slot, key by key, to another
+-- node. Without this check, a script would fail at the first key that has moved, and its earlier writes would stay. During
+-- the move no node answers for a key that does not exist, so one question about an absent key is enough.
 --
 -- KEYS[1] any key of the experiment, for its prefix
 do
@@ -19,8 +20,8 @@ do
 end
 
 -- shared channel_here -------------------------------------------------------------------------------------------------
--- A channel's name on the server. Pub/Sub knows no db, so in one that is not 0 an experiment's channels name it, as its
--- marks and ears do: @DB is replaced before the script is sent.
+-- Return a channel's name on the server. Pub/Sub ignores the db, so in a db other than 0 the names of an experiment's
+-- channels, brackets and ears contain the db. @DB is replaced before the script is sent.
 local function channel_here(prefix, channel)
   if '@DB' == '' then return channel end
   local ours = 'exps:' .. prefix:sub(5, -3) .. ':'
@@ -28,7 +29,7 @@ local function channel_here(prefix, channel)
 end
 
 -- shared entry_order --------------------------------------------------------------------------------------------------
--- Return the lower one of two entry ids, which cannot be compared as text.
+-- Return the lower of two entry ids. Ids cannot be compared as text.
 local function lower(a, b)
   local a_ms, a_n = a:match('^(%d+)-(%d+)$')
   local b_ms, b_n = b:match('^(%d+)-(%d+)$')
@@ -38,8 +39,8 @@ local function lower(a, b)
 end
 
 -- shared raise_number -------------------------------------------------------------------------------------------------
--- Raise a number above all that its field has had, and above those that were given
--- out before the server lost its data: it is at least the time in ms.
+-- Raise a number in a field above all earlier numbers of the field. The number is at least the time in ms, so it is also
+-- above numbers that were assigned before the server lost its data.
 local function raise_number(key, field, above)
   local now, last = redis.call('TIME'), tonumber(redis.call('HGET', key, field) or 0)
   local number = math.max(last + 1, (above or 0) + 1, now[1] * 1000 + math.floor(now[2] / 1000))
@@ -49,13 +50,12 @@ local function raise_number(key, field, above)
 end
 
 -- shared id_ceiling ---------------------------------------------------------------------------------------------------
--- Keep the ids of entries rising when a server comes back without its last
--- writes and with a clock that is behind. Ids are the server's time, readers go by them, and a reader may have read what
--- the server does not know any more.
+-- Make sure that entry ids rise even if a server restarts without its last writes and with a clock that is behind. Ids
+-- come from the server's clock, and a reader that has read an entry skips all entries with lower ids.
 --
--- meta  hash: life = run id of the server's process that saw to ids last, ceiling = ms above all ids that were given out
---       by then, and for as long after it as a lease lasts: it is written that long ahead, so that it is not among what
---       is lost
+-- meta  hash: life = run id of the server process that wrote `ceiling` last, ceiling = a time in ms above all ids that are
+--       assigned until then. It is written ahead by the duration of a lease, so that a loss of the last writes does not
+--       lose it
 local function milliseconds()
   local now = redis.call('TIME')
   return now[1] * 1000 + math.floor(now[2] / 1000)
@@ -75,9 +75,10 @@ local function lift_ceiling(meta, lease_ms)
 end
 
 -- shared renew_lease --------------------------------------------------------------------------------------------------
--- A lease says <beat>:<ms it lasts>:<ms when it was renewed>, and does not expire. Its
--- messager raises the beat. It is over for whoever has seen one beat for as long as it lasts by a clock of its own, which
--- no step of the server's touches: see end_leases. The time in it is for people, and for who asks whether to look at all.
+-- A lease is the text <beat>:<duration in ms>:<ms when it was renewed>, and does not expire by itself. Its messager
+-- raises the beat. An observer ends the lease when it has seen the same beat for the whole duration, by the observer's own
+-- clock, because the server's clock may jump: see end_leases. The time in the lease is for people, and for a quick check
+-- whether the lease may have ended.
 local function renew_lease(lease, lease_ms, now)
   local last = redis.call('GET', lease)
   local beat = (tonumber(last and last:match('^(%d+):')) or 0) + 1
@@ -85,11 +86,12 @@ local function renew_lease(lease, lease_ms, now)
 end
 
 -- shared date_change --------------------------------------------------------------------------------------------------
--- Date a change of the agents of mailboxes, which a directory version
--- has made. It counts from the first step that nobody has opened; returns that step.
+-- Record from which step a directory version, which has moved agents to other mailboxes, counts: from the first step that
+-- no group has opened. Return that step.
 --
--- meta  hash: hosts = <step>:<version> by commas, ascending: changes from that version up to the next one count from that
---       step on. Those from which on no message can wait in boxes any more are left out.
+-- meta  hash: hosts = ascending list of <step>:<version>, with commas. The changes from this version, up to the next
+--       version in the list, count from this step on. Old items are removed when no message that was sent by them can
+--       still be in a box.
 local function date_change(meta, steps, version)
   local now, kept = redis.call('HMGET', steps, 'latest', 'sealed', 'horizon'), {}
   local since, oldest, last = tonumber(now[1]) + 1, tonumber(now[2]) - tonumber(now[3]), -1
@@ -105,8 +107,8 @@ end
 -- shared mailbox_limit ------------------------------------------------------------------------------------------------
 -- The limits of a mailbox.
 --
--- size is the frame's; messages, bytes, unlogged and unlogged_bytes are the mailbox's with the frame in it; the last two
--- are 0 while no event log is registered.
+-- `size` is the frame's size. The other numbers are those that the mailbox would have with the frame in it; `unlogged` and
+-- `unlogged_bytes` are 0 while no event log is registered.
 -- Returns 0: the frame fits; 5: it is larger than the mailbox; 2: the mailbox is full; 6: the event log is behind
 local function limit_fate(size, max_rows, max_bytes, messages, bytes, unlogged, unlogged_bytes)
   if size > max_bytes then return 5 end
@@ -126,9 +128,10 @@ local function store(state, box, last)
 end
 
 -- shared mailbox_counts -----------------------------------------------------------------------------------------------
--- Mailboxes that take frames. mailbox_limit comes before it.
+-- Counts of mailboxes that take frames. Section mailbox_limit comes before this one.
 
--- A mailbox with its counts and limits; nil where it is gone. Without a lease it is the caller's own.
+-- Return a mailbox's counts and limits, or nil if the mailbox is gone. If `lease` is nil, the mailbox is the caller's own,
+-- and its lease is not checked.
 local function counts_of(state, lease, prefix, name)
   local now = redis.call('HMGET', state, 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born', 'logged',
                          'unlogged', 'unlogged_bytes', 'last', 'held', 'stepped')
@@ -144,8 +147,8 @@ local function count(box, rows, size)
   if box.logged then box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size end
 end
 
--- Count a frame; return why the mailbox does not take it: 4 it would not if it were empty, 3 it is full, 5 the event log is
--- behind; nil where it does.
+-- Count a frame. Return nil if the mailbox takes it, else the reason why not: 4 the frame exceeds the limit even of the
+-- empty mailbox, 3 the mailbox is full, 5 the event log is behind.
 local function refusal(box, rows, size)
   count(box, rows, size)
   local fate = limit_fate(size, box.max_rows, box.max_bytes, box.messages, box.bytes, box.logged and box.unlogged or 0,
@@ -154,28 +157,28 @@ local function refusal(box, rows, size)
 end
 
 -- shared move_cursor --------------------------------------------------------------------------------------------------
--- Move a mailbox's cursor and trim what lies behind it, and behind the event log's
--- where one is registered. `keep` is the oldest entry that the reader needs; `handled` messages and bytes are totals under
--- the reader's epoch, so that a repeated commit counts nothing twice. One that comes late, when a later one was made over
--- another connection, changes nothing. `acked` are ranges that are acknowledged although something before them is not:
--- <entry> <row> <entry> <row> <messages>;..., each behind the first cursor up to the second.
+-- Move a mailbox's cursor, and delete the entries that neither the reader nor a registered event log needs. `keep` is the
+-- oldest entry that the reader needs. `handled` and `handled_bytes` are totals under the reader's epoch, so that a repeated
+-- commit counts nothing twice. A late commit, after a later commit over another connection, changes nothing. `acked` has
+-- the ranges that are acknowledged although an earlier message is not: <entry> <row> <entry> <row> <messages>;..., each
+-- from after the first cursor up to the second.
 
--- What is known of a reader: epoch, born, logged, entry, row, messages, bytes, handled, handled_bytes, last. Read at once,
--- as each fetch comes by here.
+-- Return a reader's fields: epoch, born, logged, entry, row, messages, bytes, handled, handled_bytes, last. One command
+-- reads all of them, because each fetch calls this.
 local function reader(key)
   return redis.call('HMGET', key, 'epoch', 'born', 'logged', 'entry', 'row', 'messages', 'bytes', 'handled',
                     'handled_bytes', 'last')
 end
 
--- How many messages and bytes wait behind a cursor. At the end of the mailbox there are none, whatever was counted: what
--- the reader could not decode it cannot take off.
+-- Return how many messages and bytes wait after a cursor. At the end of the mailbox there are none, whatever the counts
+-- say: a reader cannot count the messages of a frame that it cannot decode.
 local function behind(state, entry, row, handled, handled_bytes)
   if tonumber(row) == 0 and (not state[10] or lower(entry, state[10]) == state[10]) then return 0, 0 end
   return tonumber(state[6] or 0) + tonumber(state[8] or 0) - tonumber(handled),
          tonumber(state[7] or 0) + tonumber(state[9] or 0) - tonumber(handled_bytes)
 end
 
--- Whether a cursor lies before another one; row 0 stands for all of an entry.
+-- Return whether a cursor is before another cursor. Row 0 means that the whole entry was handled.
 local function earlier(entry, row, other, other_row)
   if entry ~= other then return lower(entry, other) == entry end
   return row ~= 0 and (other_row == 0 or row < other_row)
@@ -184,7 +187,7 @@ end
 local function move(key, state, stream, entry, row, keep, handled, handled_bytes, acked, acked_messages)
   if state[4] and earlier(entry, tonumber(row), state[4], tonumber(state[5] or 0)) then return end
   if acked then
-    -- All that is acknowledged only ever grows, so that a commit with less of it comes late.
+    -- The number of acknowledged messages only grows. So a commit with a smaller number comes late.
     local known = redis.call('HGET', key, 'acked_messages') or 0
     if handled + acked_messages < (state[8] or 0) + known then return end
     if acked == '' then redis.call('HDEL', key, 'acked', 'acked_messages')
@@ -197,15 +200,15 @@ local function move(key, state, stream, entry, row, keep, handled, handled_bytes
 end
 
 -- shared conclude -----------------------------------------------------------------------------------------------------
--- What a turn does besides sending: it moves the cursor of its mailbox, and replaces what the mailbox keeps for the next
--- one. A fetch's commit does nothing else; a transaction also sends, and has a number of its sender, so that it counts
--- once. Needs move_cursor. The eleven arguments of a conclusion, from ARGV[at] on:
---   the reader's epoch, key of its stream but for :<born>, entry ("" leaves the cursor), row, oldest entry to keep,
---   messages and bytes handled under this epoch so far: totals, what is acknowledged behind the cursor ("": nothing any
---   more; = or left out: it stays), and how many messages, what becomes of the blob: + it is the next one, - it goes, blob
+-- The conclusion of a commit or a transaction: it moves the mailbox's cursor, and replaces the mailbox's blob, which is the
+-- state that a transaction leaves for the next one. A fetch's commit is a conclusion only. A transaction also sends, and
+-- its sender numbers it, so that it counts once. Needs move_cursor. A conclusion has eleven arguments, from ARGV[at] on:
+--   the reader's epoch; the key of its stream without :<born>; entry ("": the cursor stays); row; oldest entry to keep;
+--   messages and bytes handled under this epoch, as totals; the ranges that are acknowledged behind the cursor ("": none;
+--   = or left out: they stay), and how many messages they have; + : the blob is replaced, - : it is deleted; the new blob
 
--- Return 0 for the owner of a name, else why it is refused: `newer` where there is a newer one, `lost` where the server
--- lost it. `known` is the epoch that the server has, `given` the owner's.
+-- Return 0 if `given` is the epoch of a name's owner, and otherwise the reason for a refusal: `newer` if there is a newer
+-- owner, `lost` if the server lost the epoch. `known` is the epoch that the server has.
 local function refuse(known, given, newer, lost)
   if known == given then return 0 end
   return known and tonumber(known) > tonumber(given) and newer or lost

@@ -2,25 +2,25 @@
 
 -- script open_log -----------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Register the event log; earlier writers are fenced. A late attempt, after another writer has the epoch, changes
--- nothing. Allowed when memory is full: a writer that comes back frees some.
+-- Register the event log; earlier writers are fenced. A late call, after another writer has taken the epoch, changes
+-- nothing. Allowed when memory is full, because the log's writer frees memory.
 --
--- KEYS[1] meta       hash: start:run = the start of the experiment that has it, start:log = 1 while a log is registered,
---                    directory = version, start:log_epoch = the last writer's
+-- KEYS[1] meta       hash: start:run = id of the start that has the experiment, start:log = 1 while a log is registered,
+--                    directory = version, start:log_epoch = epoch of the last writer
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch, born = 0, limits of the log stream (max_messages, max_bytes), and as a mailbox's:
 --                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see note_resumed), logged, last
 -- ARGV[1] max messages  [2] max bytes of the log stream  [3] prefix of this experiment's keys: state:<mailbox> is a hash
--- ARGV[4] the caller's run ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
+-- ARGV[4] the caller's start ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
 -- ARGV[7] is not used: see advance_interceptor_epoch
--- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
+-- Returns 1; 0: the epoch is not the one that the caller found; -1: another start has the experiment
 local now, epoch = redis.call('HMGET', KEYS[1], 'start:run', 'start:log_epoch'), ARGV[6]
 if ARGV[4] ~= '' and now[1] ~= ARGV[4] then return -1 end
 if now[2] == epoch then return 1 end
 if (now[2] or '') ~= ARGV[5] then return 0 end
 redis.call('HSET', KEYS[1], 'start:log_epoch', epoch)
 local first = redis.call('HSETNX', KEYS[1], 'start:log', 1) == 1
--- What the last writer told goes to what all earlier ones told: totals begin anew with each.
+-- Add the totals that the last writer reported to the sum of all earlier writers, because each writer's totals begin at 0.
 local function begin(state)
   local now = redis.call('HMGET', state, 'base', 'taken', 'base_bytes', 'taken_bytes')
   local base, base_bytes = '', ''
@@ -32,7 +32,7 @@ end
 redis.call('HSET', KEYS[3], 'epoch', epoch, 'born', 0, 'max_messages', ARGV[1], 'max_bytes', ARGV[2])
 begin(KEYS[3])
 if first then
-  redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload, and note from then on
+  redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload the directory, and write log notes from then on
   redis.call('HSET', KEYS[3], 'logged', '0-0', 'unlogged', 0, 'unlogged_bytes', 0)
 end
 for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
@@ -54,15 +54,15 @@ return 1
 -- KEYS[1] meta       hash: start:log, directory = version
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch of the log's writer; it stays, so that the call can be repeated
--- KEYS[4] ended      set: <name>:<born> of streams whose mailbox is gone: start:ended:<name>:<born> is such a stream
--- KEYS[5] log        stream: emptied rather than deleted, so that no entry id comes again
+-- KEYS[4] ended      set: <name>:<born> of streams of removed mailboxes, which have keys start:ended:<name>:<born>
+-- KEYS[5] log        stream: emptied and not deleted, so that no entry id is used again
 -- KEYS[6] hearers    hash: sets of agents that broadcasts name, by digest
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<mailbox> a
---         hash (born, keep = oldest entry that the reader needs, and what the log counted)
--- Returns 1, or 0 where a newer writer has the log
+--         hash (born, keep = oldest entry that the reader needs, and the log's counts)
+-- Returns 1, or 0 if a newer writer has the log
 if redis.call('HGET', KEYS[3], 'epoch') ~= ARGV[1] then return 0 end
 if redis.call('HDEL', KEYS[1], 'start:log') == 0 then return 1 end
-redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload, and note nothing from then on
+redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload the directory, and write no log notes from then on
 for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
   local state = ARGV[2] .. 'state:' .. name
   local now = redis.call('HMGET', state, 'born', 'keep')
@@ -82,9 +82,9 @@ return 1
 -- Return the streams that the event log must read, without the log stream.
 --
 -- KEYS[1] changes  hash: its fields are the mailboxes
--- KEYS[2] ended    set: <name>:<born> of streams whose mailbox is gone
+-- KEYS[2] ended    set: <name>:<born> of streams of removed mailboxes
 -- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash with born
--- Returns {{<name>:<born> of mailboxes...}, {those that ended...}}
+-- Returns {{<name>:<born> of mailboxes...}, {<name>:<born> of removed mailboxes...}}
 local live = {}
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
   local born = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'born')
@@ -94,9 +94,9 @@ return {live, redis.call('SMEMBERS', KEYS[2])}
 
 -- script read_stream_ends ---------------------------------------------------------------------------------------------
 #!lua flags=no-writes
--- Return the id of the last entry that each stream has; 0-0 where it has none. What was trimmed the log had.
+-- Return the id of each stream's last entry, or 0-0 if it has none. Entries that were trimmed are in the log already.
 --
--- KEYS two for each stream: while its mailbox is there, and once it ended
+-- KEYS two for each stream: its key while its mailbox exists, and its key after the mailbox was removed
 local ends = {}
 for i, key in ipairs(KEYS) do
   local place = math.ceil(i / 2)
@@ -108,20 +108,20 @@ return ends
 -- script note_written -------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
 -- Record the event log's position in streams, and trim entries that neither the log nor the reader needs. Allowed when
--- memory is full, because it frees some.
+-- memory is full, because this frees memory.
 --
 -- KEYS[1] meta       hash: start:log = 1 while a log is registered
--- KEYS[2] log state  hash: epoch of the log's writer, and what any state has
--- KEYS[3] ended      set: <name>:<born> of streams whose mailbox is gone, and that the log has not read to their end:
---                    start:ended:<name>:<born> is such a stream
+-- KEYS[2] log state  hash: epoch of the log's writer, and the fields that each state has
+-- KEYS[3] ended      set: <name>:<born> of streams of removed mailboxes that the log has not read to their end; they have
+--                    keys start:ended:<name>:<born>
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<name> a
 --         hash (born, keep = oldest entry that the reader needs, logged = oldest entry that the log needs, last = id of
---         the last entry, unlogged and unlogged_bytes = what the log does not have, taken and taken_bytes = what it took
---         under its epoch)
--- ARGV[3] number of streams, then for each: <name>:<born>, oldest entry that the log needs, messages and bytes taken
---         under this epoch so far: totals, so that a repeated call counts nothing twice
--- ARGV[...] streams that ended and were read to their end: they go
--- Returns 1, or 0 where a newer writer has the log, or none is registered
+--         the last entry, unlogged and unlogged_bytes = messages and bytes that the log does not have yet, taken and
+--         taken_bytes = messages and bytes that the writer has read under its epoch)
+-- ARGV[3] number of streams, then for each: <name>:<born>, oldest entry that the log needs, messages and bytes that the
+--         writer has read under this epoch; these are totals, so that a repeated call counts nothing twice
+-- ARGV[...] streams of removed mailboxes that were read to their end, which are deleted
+-- Returns 1, or 0 if a newer writer has the log, or no log is registered
 if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'start:log') == 0 then return 0 end
 local arg = 4
 for _ = 1, tonumber(ARGV[3]) do
@@ -134,8 +134,8 @@ for _ = 1, tonumber(ARGV[3]) do
   if now[1] == born then
     local unlogged = tonumber(now[4] or 0) + tonumber(now[6] or 0) - taken
     local unlogged_bytes = tonumber(now[5] or 0) + tonumber(now[7] or 0) - taken_bytes
-    -- A log that has all lacks nothing, whatever was counted: a writer that died after its file and before its call
-    -- here took what nobody counted.
+    -- If the log has the last entry, it lacks nothing, whatever the counts say: an earlier writer may have died after it
+    -- wrote a file and before it reported the messages here.
     if not now[3] or (now[3] ~= keep and lower(now[3], keep) == now[3]) then unlogged, unlogged_bytes = 0, 0 end
     redis.call('HSET', state, 'logged', keep, 'unlogged', math.max(unlogged, 0),
                'unlogged_bytes', math.max(unlogged_bytes, 0), 'taken', taken, 'taken_bytes', taken_bytes)
@@ -152,15 +152,15 @@ return 1
 
 -- script note_resumed -------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Record the totals of earlier writers of the event log: one that died may have kept more than it reported.
+-- Record the totals of the event log's earlier writers: a writer that died may have written more than it reported.
 --
 -- KEYS[1] meta       hash: start:log = 1 while a log is registered
--- KEYS[2] log state  hash: epoch of the log's writer, and what any state has
+-- KEYS[2] log state  hash: epoch of the log's writer, and the fields that each state has
 -- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: state:<name> is a hash (born, unlogged and
---         unlogged_bytes = what the log does not have, base and base_bytes = what earlier writers told that they took;
---         none: nothing, empty: not known)
--- ARGV[3...] for each stream: <name>:<born>, messages and bytes that the log has of it
--- Returns 1, or 0 where a newer writer has the log, or none is registered
+--         unlogged_bytes = messages and bytes that the log does not have yet, base and base_bytes = the totals that
+--         earlier writers reported; missing: nothing was reported, empty: unknown)
+-- ARGV[3...] for each stream: <name>:<born>, messages and bytes of the stream that the log has
+-- Returns 1, or 0 if a newer writer has the log, or no log is registered
 if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'start:log') == 0 then return 0 end
 local function left(unlogged, base, taken)
   unlogged = tonumber(unlogged or 0)

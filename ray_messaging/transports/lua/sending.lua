@@ -1,10 +1,10 @@
 -- Scripts that write frames into mailboxes: for batches, for transactions, and short paths for simple calls.
 
 -- shared verdict_status ----------------------------------------------------------------------------------------------
--- Return the status of a call by its verdicts: 0 where they count, 2 where another interceptor has taken over, 10 where
--- the rules of the same one have changed, 4 where nobody was asked though there is an interceptor. `given` is ARGV[3] of
--- send; the others are fields of meta. All standing numbers of an interceptor are above its epoch, and below its
--- successor's; as texts, because doubles do not hold them.
+-- Return a call's status by its verdicts: 0 the verdicts count, 2 another interceptor has taken over, 10 the interceptor is
+-- the same but its rules have changed, 4 no interceptor was asked although there is one. `given` is ARGV[3] of send; the
+-- other arguments are fields of meta. The numbers of an interceptor's rule snapshots are above its epoch and below the next
+-- interceptor's epoch. They are compared as texts, because doubles are not exact for numbers of this size.
 local function verdict_status(given, interceptor, standing)
   if given == '-2' then return interceptor and 4 or 0 end
   if given == '-1' or interceptor == given or standing == given then return 0 end
@@ -13,9 +13,9 @@ local function verdict_status(given, interceptor, standing)
 end
 
 -- shared sequence_numbers --------------------------------------------------------------------------------------------
--- Fields of a sender's hash, in pieces, as Lua gives a call no more arguments than 8,000.
+-- Reads and writes of fields of a sender's hash, in pieces, because Lua allows at most 8,000 arguments in a call.
 
--- Return the last sequence numbers that these fields have.
+-- Return the last sequence numbers in some fields, 0 for a field that does not exist.
 local function numbers_of(key, names)
   local numbers = {}
   for low = 1, #names, 1000 do
@@ -30,10 +30,11 @@ local function keep_fields(key, fields)
 end
 
 -- shared plain_frame --------------------------------------------------------------------------------------------------
--- A frame for one mailbox, with nothing published or noted, outside of
--- transactions. Keys and arguments are those of send.
+-- A plain frame: a frame for one mailbox, without publications and log notes, outside of transactions. Keys and arguments
+-- are those of send.
 
--- Return what the mailbox holds with the frame in it; nothing where anything speaks against it, which send decides.
+-- Return the counts that the mailbox has with the frame in it. Return nothing if there is any reason against the write;
+-- then `send` finds the reason.
 local function room_for(state, lease, mailbox, seq, rows, size)
   local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. mailbox)
   local meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:standing')
@@ -49,13 +50,13 @@ local function room_for(state, lease, mailbox, seq, rows, size)
 end
 
 -- shared send_one_frame -----------------------------------------------------------------------------------------------
--- The beginning of send: one frame for one mailbox, see plain_frame. So are most calls, and those of lone messages,
--- for whom the rest of the script is half of the server's time. What nothing speaks against is written here; all else
--- send decides, from the beginning.
+-- The beginning of script send, for a call with one plain frame (see plain_frame), as most calls are. Without this short
+-- way, the rest of the script takes half of the server's time for a single message. If there is no reason against the
+-- frame, it is written here. Otherwise send goes on as if nothing was checked here.
 if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] == '0' then
   local box = room_for(KEYS[3], KEYS[4], ARGV[7], ARGV[8], tonumber(ARGV[9]), #ARGV[10])
   if box then
-    -- Refused while memory is full, as the first write, and before anything has happened.
+    -- While memory is full the server refuses this first write, and then nothing of the call has happened.
     store(KEYS[3], box, redis.call('XADD', box.stream, '*', 'f', ARGV[10]))
     redis.call('HSET', KEYS[2], 's:' .. ARGV[7], ARGV[8])
     return {0, 0, -1}
@@ -63,31 +64,34 @@ if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] 
 end
 
 -- script send ---------------------------------------------------------------------------------------------------------
--- A turn that sends: frames into mailboxes, publications to bare channels, notes for the event log; and what concludes a
--- transaction, which is written whole or not at all. One that sends nothing is a commit. Atomic: one experiment, one primary. send_one_frame comes before it.
+-- Write frames to mailboxes, publications to channels without a mailbox, and notes for the event log; in a transaction also
+-- the conclusion (see conclude), all of it or nothing. A transaction that sends nothing uses script commit. The call is
+-- atomic, because all data of an experiment are on one primary. Section send_one_frame comes before this one.
 --
--- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the one whose verdicts count, start:standing = number
---                  under which its standing verdicts do, start:log = 1 while an event log is registered, wide: see take_mailbox
--- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
---                  transactions = how many were committed
--- KEYS[3...]       in a transaction first: state of the reader's mailbox (see commit). Then per frame: mailbox state (hash: messages, bytes, max_messages,
---                  max_bytes, leased, born, last = id of the last entry, stepped = 1 where frames go to boxes: see
---                  step_box; while a log is registered: logged, unlogged, unlogged_bytes), lease
--- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
---         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
---         we publish
+-- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the interceptor whose verdicts count,
+--                  start:standing = number of its valid rule snapshot, start:log = 1 while an event log is registered,
+--                  wide: see take_mailbox
+-- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = how many subscribers got each of the last
+--                  publications, transactions = how many were committed
+-- KEYS[3...]       in a transaction first: state of the reader's mailbox (see commit). Then per frame: mailbox state (hash:
+--                  messages, bytes, max_messages, max_bytes, leased, born, last = id of the last entry, stepped = 1 if
+--                  frames go to boxes of steps: see step_box; while a log is registered: logged, unlogged,
+--                  unlogged_bytes), lease
+-- ARGV[1] the sender's epoch  [2] directory version  [3] epoch of the interceptor that was asked, or number of the rule
+--         snapshot, or -1: a user's own interceptor was asked, or -2: no interceptor was asked, which is allowed only if
+--         there is none  [4] channel of the brackets that surround our publications
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), start:mailbox::log:0 the
---         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got,
---         o = place of the first row of their box's frame among all rows that this step got from outside),
+--         log stream (f = frame, n = note, t = how many subscribers got each publication, as JSON, s = the step that a
+--         frame from outside of the steps got, o = how many rows from outside this step had before the frame),
 --         start:state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
--- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
+-- ARGV[6] number of the transaction, from 1; 0: this is no transaction, and the next eleven arguments are left out
 -- ARGV[7...17]     see conclude
 -- ARGV[...]        per write: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
--- Returns {status, fates of the writes..., -1, takers of the publications...}
+-- Returns {status, fates of the writes..., -1, how many subscribers got each publication...}
 local number = tonumber(ARGV[6])
 local own, own_state, key, arg = nil, nil, 3, number > 0 and 18 or 7
--- At once, as most calls have one write.
+-- One command reads the sender's fields and the number for the first write, because most calls have only one write.
 local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
 local epoch = sender[1]
 local status = refuse(epoch, ARGV[1], 3, epoch and 8 or 7)
@@ -137,19 +141,21 @@ if fresh then
   reply[1] = (meta[1] or '0') ~= ARGV[2] and 1 or verdict_status(ARGV[3], meta[2], meta[4])
 end
 
--- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
+-- While memory is full the server refuses this first write, and then nothing of the call has happened. Without it, a call
+-- that only publishes would succeed, because the server does not refuse PUBLISH.
 if fresh and reply[1] == 0 then redis.call('HSET', KEYS[2], 'epoch', epoch) end
 
--- First it is decided what may be written, with all the room that earlier writes of this call will have taken.
+-- First decide which writes may be made, counting the room that earlier writes of this call take.
 
--- What the log stream holds that the log does not have yet, and how much that may be.
+-- The messages and bytes in the log stream that the log does not have yet, and their limits.
 local log
 if noting and meta[3] and reply[1] == 0 then
   local held = redis.call('HMGET', ARGV[5] .. 'start:state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
   log = {rows = tonumber(held[1] or 0), bytes = tonumber(held[2] or 0), max_rows = tonumber(held[3] or 0),
          max_bytes = tonumber(held[4] or 0)}
 end
--- An empty log stream takes any note: one that is larger than all of it would else wait for ever.
+-- Return whether the log stream has no room for a note. An empty stream takes a note of any size; otherwise a note above
+-- the limit would wait for ever.
 local function crowded(s)
   if not log or not s.note or (log.rows <= 0 and log.bytes <= 0) then return false end
   return log.rows + s.noted > log.max_rows or log.bytes + #ARGV[s.note] + #ARGV[s.note + 1] > log.max_bytes
@@ -162,7 +168,7 @@ local function box_of(s)
   box = counts_of(KEYS[s.key], KEYS[s.key + 1], ARGV[5], s.mailbox)
   if box and box.stepped then
     box = next_box(ARGV[5], s.mailbox)
-  elseif box and KEYS[s.key] == own and ARGV[9] ~= '' then  -- what the transaction handled makes room for what it sends
+  elseif box and KEYS[s.key] == own and ARGV[9] ~= '' then  -- messages that the transaction handled make room
     box.messages, box.bytes = behind(own_state, ARGV[9], ARGV[10], ARGV[12], ARGV[13])
   end
   boxes[s.mailbox] = box or {gone = true}
@@ -211,7 +217,7 @@ if number > 0 and any_refused then
   for i = 1, #writes do if reply[i + 1] == 0 then reply[i + 1] = 7 end end
 end
 
--- Then it is written: nothing can fail any more.
+-- Then write. From here on nothing can fail.
 
 if number > 0 and not over and not any_refused then
   redis.call('HSET', KEYS[2], 'transactions', number)
@@ -222,15 +228,15 @@ local function note(s, ...)
   if not log or not s.note then return end
   local fields = {'f', ARGV[s.note], 'n', ARGV[s.note + 1], ...}
   local box, latest = boxes[s.mailbox], redis.call('HGET', ARGV[5] .. 'steps', 'latest')
-  if latest then  -- the step that a message from outside is given, also one that reaches no box
+  if latest then  -- the step that a message from outside of the steps gets, even if no box gets the message
     fields[#fields + 1] = 's'
     fields[#fields + 1] = string.format('%.0f', box and box.limits and box.step or latest + 1)
   end
   log.last = redis.call('XADD', ARGV[5] .. 'start:mailbox::log:0', '*', unpack(fields))
 end
 
--- What is published goes out last: between brackets, so that our own subscriptions pass it by. A channel that the
--- server's user may not publish to has no takers.
+-- Publications are made last. They are between brackets (see transports/ingress.py), so that our own subscribers skip them.
+-- If the server's user may not publish to a channel, nobody gets the publication.
 local outgoing, bare = {}, {}
 for i, s in ipairs(writes) do
   if reply[i + 1] == 0 then
@@ -260,7 +266,8 @@ if not (number > 0 and any_refused) then keep_fields(KEYS[2], seqs) end
 
 if #outgoing > 0 then
   redis.pcall('PUBLISH', ARGV[4], '(')
-  -- Messagers of very many agents take all agents' channels, and drop what is not for them: they are no takers.
+  -- A messager of very many agents subscribes to all agents' channels, and drops messages for other agents. So these
+  -- subscribers are not counted.
   local wide = meta[5] and #bare > 0 and redis.pcall('PUBLISH', ARGV[4] .. ':wide', '')
   local agents = 'exps:' .. ARGV[5]:sub(5, -3) .. ':agents:'
   for _, out in ipairs(outgoing) do
@@ -289,19 +296,20 @@ for _, taken in ipairs(takers) do reply[#reply + 1] = taken end
 return reply
 
 -- script large_frames -------------------------------------------------------------------------------------------------
--- Write large frames, each for another mailbox (see plain_frame): all of them or none. Lua copies and hashes all that
--- comes into a script, and copies it once more for XADD, which takes as long as everything else that is done for a large
--- frame. So this script comes twice in a transaction, with an XADD for each frame between:
+-- Write large plain frames (see plain_frame), each for another mailbox, all of them or none. The server copies and hashes
+-- each argument of a script, and copies it again for XADD. For a large frame these copies take as long as all other work.
+-- So the frames are no arguments of this script. It is called twice in a transaction, with an XADD for each frame between:
 --
 -- MULTI, large_frames 'open', XADD <prefix>start:open:<mailbox> NOMKSTREAM * f <frame> ..., large_frames 'close', EXEC
 --
--- Where all mailboxes take their frames, 'open' gives their streams the names start:open:<mailbox>, and 'close' takes these
--- back. To a stream that was not opened, XADD adds nothing. No client sees the names, as nothing comes between the
--- commands of a transaction. It must be one script: the server may forget scripts, one by one.
+-- If all mailboxes can take their frames, 'open' renames their streams to start:open:<mailbox>, and 'close' renames them
+-- back. If 'open' has not renamed a stream, XADD adds nothing, because of NOMKSTREAM. No other client sees these names,
+-- because no command of another client runs during a transaction. 'open' and 'close' are one script, because the server may
+-- forget one of two scripts.
 --
--- KEYS, ARGV[1...5]  as of send
+-- KEYS, ARGV[1...5]  as in send
 -- ARGV[6] 'open' or 'close'   ARGV[...] per frame: mailbox, seq, rows, size of the frame, -1, 0
--- Returns 0: done  1: nothing was done, send tells why  2: nothing was done, as the user lacks a right
+-- Returns 0: done  1: nothing was done, send says why  2: nothing was done, because the user lacks a right
 local GROUP = 'ray_messaging:last'
 local frames = {}
 for at = 7, #ARGV, 6 do
@@ -310,7 +318,8 @@ for at = 7, #ARGV, 6 do
                          rows = tonumber(ARGV[at + 2]), size = tonumber(ARGV[at + 3]), open = ARGV[5] .. 'start:open:' .. ARGV[at]}
 end
 
--- Without MULTI each command would come by itself, and the connection may be lost between two of them.
+-- Return whether our user may run all commands of the transaction. If MULTI were refused, the commands would run one by
+-- one, and the connection could be lost between two of them.
 local function may_write(stream, open)
   for _, command in ipairs({{'MULTI'}, {'EXEC'}, {'RENAME', stream, open}, {'RENAME', open, stream},
                             {'XADD', open, '*', 'f', ''}, {'XGROUP', 'CREATE', stream, GROUP, '$'},
@@ -320,7 +329,8 @@ local function may_write(stream, open)
   return true
 end
 
--- The id of a stream's last entry. Commands that tell it bring the entry along, but for those of consumer groups.
+-- Return the id of a stream's last entry. A consumer group is used, because all other commands that return the id also
+-- return the entry itself, which is large.
 local function last_id(stream)
   redis.call('XGROUP', 'CREATE', stream, GROUP, '$')
   local groups, last = redis.call('XINFO', 'GROUPS', stream), nil
@@ -361,10 +371,10 @@ return 0
 #!lua flags=allow-oom
 -- Raise a sender's epoch and return its state; earlier senders under this name are fenced.
 --
--- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq, taker = who raised it last
--- ARGV[1] keep in ms, or 0 for ever  [2] the epoch that the caller holds ("": none, as it begins)  [3] the caller: an
---         answer may have been lost, so that it holds a lower epoch than it took
--- Returns the hash, field by field; nothing where a successor has raised it since; {-1} where there is none any more
+-- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq, taker = the caller that raised the epoch last
+-- ARGV[1] ms until the hash expires, or 0: never  [2] the epoch that the caller knows ("": none, at its first call)
+-- ARGV[3] the caller. If an answer was lost, the caller knows a lower epoch than it took
+-- Returns the hash, field by field; nothing if another caller has raised the epoch since; {-1} if the hash is gone
 local now, held = redis.call('HMGET', KEYS[1], 'epoch', 'taker'), tonumber(ARGV[2])
 if held and not now[1] then return {-1} end
 if held and tonumber(now[1]) > held and now[2] ~= ARGV[3] then return {} end
@@ -375,12 +385,13 @@ return redis.call('HGETALL', KEYS[1])
 
 -- script forget_sender ------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Delete a sender's state, or its sequence numbers for removed mailboxes. Allowed when memory is full: it frees some.
+-- Delete a sender's state, or its sequence numbers for removed mailboxes. Allowed when memory is full, because this frees
+-- memory.
 --
 -- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq (see send)
--- ARGV[1] the caller's epoch  [2] ms after which the sender itself goes, as it sends no more; -1: only fields go
+-- ARGV[1] the caller's epoch  [2] ms after which the whole hash is deleted; -1: only some fields are deleted now
 -- ARGV[3...] these fields, up to 1,000
--- Returns 1, or 0 where somebody newer sends under this name, or it is gone
+-- Returns 1, or 0 if a newer sender has this name, or the hash is gone
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
 if ARGV[2] == '-1' then redis.call('HDEL', KEYS[1], unpack(ARGV, 3)) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1

@@ -1,47 +1,54 @@
 -- The rules by which a step may be opened, and the effects of sealing a step.
 
 -- shared step_is_open -------------------------------------------------------------------------------------------------
--- See start:open, start:ahead and opened in step_barrier.
--- Whether a step that a group has asked for is open.
+-- Return whether a step is open to a group. `asked` and `ahead` are the fields start:open and start:ahead of the group,
+-- `opened` is the field of `steps`: see step_barrier.
 local function is_open(step, asked, ahead, opened)
   return asked and tonumber(asked) == step and (step <= tonumber(opened) or (ahead and tonumber(ahead) == step))
 end
 
 -- shared step_barrier -------------------------------------------------------------------------------------------------
--- Who may open a step, and what a seal does. `prefix` is that of the experiment's keys.
+-- The rules by which a group may open a step, and the effects of a seal. `prefix` is the prefix of the experiment's keys.
+-- The keys of the steps:
 --
--- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, lag_large,
---               lag_bytes, box_rows, box_bytes: see StepSettings; series = the shape of the series,
---               collected_bytes = bytes in steps:collected, collected_born: see RedisSteps; start:kept@<step> = bytes of the boxes for a step, once they are
---               final and there are holds, start:kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
---               start:target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
---               joined = how many groups have joined, start:news = last entry of the stream start:news, asked = last step that some group has
---               asked for, opened = last step that is open to all groups that ask for it, opened_ms = since when,
---               start:answering = last step with boxes of answers for mailboxes outside of the steps
--- steps:hears   hash: group -> groups that may send to it: <first step read>:<names with commas, * for all>, with ; between,
---               ascending by step (none: all)
--- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
--- start:holds   hash: name -> last step the boxes of which it has handled; CHECKPOINT: last step before the next checkpoint
--- start:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step,
---               d = version of the directory, r = 1: rules have blocked messages of the step before
--- steps:collected  stream: what groups have collected, until the event log has it, at most an entry of each kind for each step
---               of a group: k = kind (series, calls), s = step, g = group, d = data
--- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, start:outside = rows from outside
+-- steps         hash: settings (JSON), wait_for (all or senders: the current mode), groups, window, horizon, lag, lag_large,
+--               lag_bytes, box_rows, box_bytes: see StepSettings; series = the shape of the recorded series (see Closing),
+--               collected_bytes = bytes in steps:collected, collected_born: see RedisSteps; start:kept@<step> = bytes of
+--               the boxes for a step, once they are final and there are holds, start:kept = sum of all start:kept@<step>;
+--               sealed = last step that all groups have closed, latest = last step that some group has opened,
+--               start:target = last step that may be opened (missing: no end), dropped = last step whose boxes were
+--               deleted, joined = how many groups have joined, start:news = id of the last entry of stream start:news,
+--               asked = last step that some group has asked for, opened = last step that is open to all groups that ask
+--               for it, opened_ms = since when it is open, start:answering = last step with boxes of answers for
+--               mailboxes outside of the steps
+-- steps:hears   hash: group -> groups that may send to it (missing: all groups), as a list, ascending by step and with ;
+--               between: <first step read>:<names with commas, or * for all>
+-- steps:closed  sorted set: group -> last step that it has closed; only groups that are members of the steps
+-- start:holds   hash: name of a hold -> last step whose boxes it has handled; for the hold CHECKPOINT: the last step before
+--               the next checkpoint
+-- start:news    stream: an entry wakes all groups that wait: e = the event, o = field `opened`, b = how many boxes there
+--               are for that step, d = version of the directory, r = 1: rules have blocked messages of the previous step
+-- steps:collected  stream of the series and calls of groups, until the event log has them; it has at most one entry of each
+--               kind for each step of a group: k = kind (series, calls), s = step, g = group, d = data
+-- steps:<step>  hash: k:<group> = attempt that closed the step, n:<group> = the group's counts, start:outside = rows from
+--               outside of the steps
 -- steps:<step>:blocked  hash: group -> its messages that rules blocked in the step; deleted when the next step is sealed
--- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
---               start:open = step that its driver has asked for (none: none), start:ahead = step that is open to it before it is to all,
---               attempt, start:task and start:starts = its driver ("" and 0, or none: nobody), lease_ms, beat = rises with each sign of life,
---               changed = ms of the last change, start:heard = ms at which its driver renewed its lease last, state,
---               parting = steps from which agents are elsewhere, with commas: see step:<group>:left,
---               ending = 1: until is there because its driver leaves then
---               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
--- start:sent:<group>  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
--- step:<group>:left  hash: for each such step, "+" and the state that the last step before it left, once a later one is
---               closed; "": that one is the last
--- start:results:<group>  hash of the open step, for all its attempts: <step>:<name of a call> = its result
+-- step:<group>  hash: since = first step in which the group is a member, until = first step in which it no longer is one
+--               (missing: it stays), closed = last step that it has closed, start:open = step that its driver has asked for
+--               (missing: none), start:ahead = step that is open to this group before it is open to all, attempt,
+--               start:task and start:starts = its driver ("" and 0, or missing: no driver), lease_ms, beat = a number that
+--               rises with each call of the driver, changed = ms of the last change, start:heard = ms at which its driver
+--               renewed its lease last, state, parting = steps from which agents have left the group, with commas (see
+--               step:<group>:left), ending = 1: `until` was set because the driver will leave then
+--               The group :rules is the supervisor: it closes a step after all other groups, has no mailbox, and is not in
+--               lists of groups.
+-- start:sent:<group>  hash for the open step: s:<sender>@<box> = last frame number, r:<box> = <rows>:<bytes>
+-- step:<group>:left  hash: for each step in `parting`, "+" and the group's state after the previous step. The state is
+--               written when the group closes the step; until then the value is "", and `state` has it
+-- start:results:<group>  hash for the open step, for all its attempts: <step>:<name of a call> = the call's result
 local SUPERVISOR, CHECKPOINT = ':rules', 'a checkpoint'
 
--- Whether rules have blocked messages of a step: 1 or 0.
+-- Return 1 if rules have blocked messages of a step, else 0.
 local function has_blocked(prefix, step)
   return redis.call('EXISTS', string.format('%ssteps:%.0f:blocked', prefix, step))
 end
@@ -55,7 +62,7 @@ local function tell(prefix, what)
   redis.call('HSET', prefix .. 'steps', 'start:news', news)
 end
 
--- Delete the boxes of steps that are sealed, and handled by all holds.
+-- Delete the boxes of steps that are sealed and that all holds have handled.
 local function drop_boxes(prefix)
   local now = redis.call('HMGET', prefix .. 'steps', 'dropped', 'sealed')
   local last = tonumber(now[2])
@@ -86,7 +93,7 @@ local function count_kept(prefix, step)
   redis.call('HINCRBY', prefix .. 'steps', 'start:kept', bytes)
 end
 
--- Visit what counts of a box, in order: fields of each entry, and its rows.
+-- Call `visit` with the fields and the rows of each entry of a box that counts, in order.
 local function visit_counted(prefix, box, visit)
   local cover, counts, from = redis.call('HGETALL', prefix .. 'box-cover:' .. box), {}, '-'
   for i = 1, #cover, 2 do
@@ -107,7 +114,8 @@ local function visit_counted(prefix, box, visit)
   end
 end
 
--- Publish what the groups sent in a step to channels that no mailbox owns: what counts, once, in brackets as in send.
+-- Publish the messages that groups sent in a step to channels without a mailbox, once, between brackets as in send. Only
+-- messages of attempts that count are published.
 local function publish_step(prefix, step)
   local begun = false
   visit_counted(prefix, string.format(':out@%.0f', step + 1), function(fields)
@@ -120,7 +128,7 @@ local function publish_step(prefix, step)
   if begun then redis.pcall('PUBLISH', prefix .. 'own@DB', ')') end
 end
 
--- Hand what counts of a box of answers to its mailbox, which is outside of the steps: see take_mailbox.
+-- Write the frames that count from a box of answers to the asker's mailbox, which is outside of the steps.
 local function deliver_answers(prefix, box, mailbox)
   local state = prefix .. 'state:' .. mailbox
   local now = redis.call('HMGET', state, 'born', 'leased', 'logged')
@@ -141,14 +149,14 @@ local function deliver_answers(prefix, box, mailbox)
   end
 end
 
--- The names of those who are too far behind, 16 at most, and how many there are, as an answer of open_step.
+-- Return an answer of open_step: the step must wait for `total` groups or holds, of which at most 16 are named.
 local function waiting(reason, news, names, total)
   local answer = {2, reason, total or #names, news or '0-0'}
   for i = 1, math.min(#names, 16) do answer[#answer + 1] = names[i] end
   return answer
 end
 
--- What keeps all groups from opening a step: an answer of open_step, or nil.
+-- Return an answer of open_step if something keeps all groups from opening a step, otherwise nil.
 local function shut(step, news, target, groups, joined)
   if step == 0 and tonumber(joined or 0) < tonumber(groups) then
     return waiting('missing', news, {}, tonumber(groups) - tonumber(joined or 0))
@@ -157,7 +165,7 @@ local function shut(step, news, target, groups, joined)
   return nil
 end
 
--- The holds that are too far behind for a step: less far where the boxes that they keep are large.
+-- Return the holds that are too many steps behind for a step to open. Fewer steps are allowed if the kept boxes are large.
 local function late_holds(prefix, step)
   local holds, late = redis.call('HGETALL', prefix .. 'start:holds'), {}
   if #holds == 0 then return late end
@@ -170,7 +178,7 @@ local function late_holds(prefix, step)
   return late
 end
 
--- Open the step after the last sealed one to all groups that ask for it, once one does and nothing speaks against it.
+-- Open the step after the last sealed step to all groups that ask for it, if some group has asked and nothing prevents it.
 local function release(prefix)
   local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'opened', 'asked', 'latest', 'start:target', 'groups', 'joined')
   local step = tonumber(now[1]) + 1
@@ -208,7 +216,7 @@ local function seal(prefix)
   return sealed > before and sealed or before
 end
 
--- Give up the open step of a group: what its attempt has sent counts nowhere, nor against a limit.
+-- Give up a group's open step: the frames that its attempt has sent do not count, and take no room in boxes any more.
 local function abandon(prefix, group)
   local key = prefix .. 'step:' .. group
   redis.call('HDEL', key, 'start:open', 'start:ahead')
@@ -223,19 +231,21 @@ local function abandon(prefix, group)
   redis.call('UNLINK', prefix .. 'start:sent:' .. group)
 end
 
--- Whether a driver has a group: 1; 0: a later one has it; -1: the server knows neither.
+-- Return 1 if the driver with attempt `mine` has the group, 0 if a later driver has it, -1 if the server knows neither.
 local function has_group(attempt, mine)
   if attempt == mine then return 1 end
   return attempt and tonumber(attempt) > tonumber(mine) and 0 or -1
 end
 
+-- Return an answer of open_step: a step must wait for the groups whose last closed step is `step` or earlier.
 local function behind(prefix, step, reason, news)
   local set = prefix .. 'steps:closed'
   local names = redis.call('ZRANGEBYSCORE', set, '-inf', step, 'LIMIT', 0, 16)
   return waiting(reason, news, names, redis.call('ZCOUNT', set, '-inf', step))
 end
 
--- What speaks against the supervisor's step: it begins when all others have closed it.
+-- Return an answer of open_step if the supervisor must wait for a step, otherwise nil. The supervisor opens a step when all
+-- groups have closed it.
 local function unfinished(prefix, step)
   local now = redis.call('HMGET', prefix .. 'steps', 'start:news', 'latest')
   local late = redis.call('ZRANGEBYSCORE', prefix .. 'steps:closed', '-inf', step - 1, 'LIMIT', 0, 17)
@@ -247,7 +257,7 @@ local function unfinished(prefix, step)
   return nil
 end
 
--- The groups that a group hears in a step, with commas; nil: all.
+-- Return the groups that a group hears in a step, with commas between, or nil if it hears all groups.
 local function heard(prefix, group, step)
   local found = '*'
   for from, names in (redis.call('HGET', prefix .. 'steps:hears', group) or ''):gmatch('(%d+):([^;]*)') do
@@ -256,7 +266,7 @@ local function heard(prefix, group, step)
   return found ~= '*' and found or nil
 end
 
--- What speaks against opening a step: an answer of open_step, or nil.
+-- Return an answer of open_step if something prevents a group from opening a step, otherwise nil.
 local function obstacle(prefix, group, step)
   local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'start:target', 'start:news', 'wait_for', 'window', 'groups', 'joined')
   local sealed, news = tonumber(now[1]), now[3]
@@ -279,10 +289,10 @@ local function obstacle(prefix, group, step)
   return nil
 end
 
--- Open a step. Returns {1, directory version, 1 where rules have blocked messages of the step before, news, then group,
--- step sent, attempt, rows of each cover of its box}; {0} a later driver has the
--- group; {-1} the server knows neither; {2, reason, how many, news, names...} it must wait; {3, closed} it is closed, or the
--- group has left; {4, closed} it is beyond the next one
+-- Open a step. Returns {1, directory version, 1 if rules have blocked messages of the previous step, news, then group, step
+-- sent, attempt, rows of each cover of the group's box}; {0} a later driver has the group; {-1} the server knows neither
+-- driver; {2, reason, how many, news, names...} the group must wait; {3, closed} the step is closed already, or the group
+-- has left the steps; {4, closed} the step is later than the group's next step. `closed` is the last closed step.
 local function open_step(prefix, group, attempt, step)
   local key = prefix .. 'step:' .. group
   local now = redis.call('HMGET', key, 'attempt', 'closed', 'start:open', 'until', 'start:ahead', 'beat')
@@ -329,11 +339,11 @@ local function open_step(prefix, group, attempt, step)
 end
 
 -- shared cover_step ---------------------------------------------------------------------------------------------------
--- Close a step, as close_step says.
+-- Close a step, as script close_step describes.
 --
--- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step; where the frames were
---          written in the same call: now = what driver_of has returned, sent = fields and values of start:sent:<group>,
---          which was not written, sizes = for each box what its cover is to get
+-- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step. If the frames were
+--          written in the same call, also: now = the result of driver_of, sent = fields and values of start:sent:<group>,
+--          which were not written there, sizes = for each box the fields `rows` and `bytes` for its cover
 local function closing_of(at)
   return {rows = ARGV[at], counts = ARGV[at + 1], how = ARGV[at + 2], state = ARGV[at + 3], go_on = ARGV[at + 4],
           series = ARGV[at + 5], blocked = ARGV[at + 6], calls = ARGV[at + 7]}
@@ -343,12 +353,13 @@ local function driver_of(key)
   return redis.call('HMGET', key, 'attempt', 'closed', 'start:open', 'until', 'start:ahead', 'beat', 'parting')
 end
 
--- Keep the state of before a step, which is being closed, where agents have left the group from this step on.
+-- If agents have left the group from `step` on, keep the group's state after the previous step, because the group that got
+-- the agents may still read it. The group is closing `step` now, so its state is about to change.
 local function keep_left_state(prefix, key, step, parting)
   local sealed, kept = tonumber(redis.call('HGET', prefix .. 'steps', 'sealed')), {}
   for each in parting:gmatch('%d+') do
     if tonumber(each) <= sealed then
-      redis.call('HDEL', key .. ':left', each)  -- all have read it
+      redis.call('HDEL', key .. ':left', each)  -- all groups that need this state have read it
     else
       kept[#kept + 1] = each
       if tonumber(each) == step then
@@ -379,7 +390,7 @@ local function cover_step(prefix, group, attempt, named, closing)
   end
   if not is_open(step, now[3], now[5], steps[1]) then return {3, tonumber(now[2]), now[4]} end
 
-  -- First it is decided, then written.
+  -- First decide whether the step can be closed. Then write.
   local sent, boxes, rows = closing.sent or redis.call('HGETALL', prefix .. 'start:sent:' .. group), {}, 0
   local checks, deaf, known = steps[3] == 'senders', {2, 0}, {[group] = true}
   for i = 1, #sent, 2 do
@@ -428,7 +439,7 @@ local function cover_step(prefix, group, attempt, named, closing)
   else
     redis.call('ZADD', prefix .. 'steps:closed', step, group)
   end
-  -- Most groups wait for others after a close, and need not know for which.
+  -- Most groups must wait for other groups after a close. Their answer names no groups, because that would take time.
   local sealed = seal(prefix)
   if go_on and steps[3] == 'all' and sealed < step then return {1, sealed, waiting('groups', steps[4], {})} end
   return following()

@@ -5,19 +5,20 @@
 --
 -- KEYS[1] steps  hash: see step_barrier
 -- ARGV[1] the settings (JSON)  [2...] field, value of each setting that the scripts use
--- Returns the settings that hold
+-- Returns the settings in force
 if redis.call('HSETNX', KEYS[1], 'settings', ARGV[1]) == 1 then
   redis.call('HSET', KEYS[1], 'sealed', -1, 'latest', -1, 'dropped', -1, 'asked', -1, 'opened', -1, unpack(ARGV, 2))
 end
 return redis.call('HGET', KEYS[1], 'settings')
 
 -- script join_steps ---------------------------------------------------------------------------------------------------
--- Make a group a member: it counts from a step the senders of which nobody has opened yet. The supervisor, which comes after
--- all senders, counts from the open step, or from the next one where none is open.
+-- Make a group a member of the steps. Its first step is one whose previous step no group has opened yet, so that all
+-- senders of messages for that step know the group. The supervisor closes a step after all groups; its first step is the
+-- open step, or the next step if none is open.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier  [3] state of its mailbox: stepped = 1 from now on
--- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: also where it has left with its driver
--- Returns the first step in which it counts; -1: it is still leaving; -2: the experiment has no steps
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: let the group join again if it has left with its driver
+-- Returns the group's first step; -1: the group is still leaving; -2: the experiment has no steps
 local now = redis.call('HMGET', KEYS[1], 'latest', 'settings', 'sealed')
 local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed', 'ending')
 if not now[2] then return -2 end
@@ -32,18 +33,18 @@ redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', mill
 redis.call('HDEL', KEYS[2], 'until', 'ending')
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
 if ARGV[2] ~= SUPERVISOR then redis.call('HINCRBY', KEYS[1], 'joined', 1) end
-seal(ARGV[1])  -- where all others count from a later step, too
-release(ARGV[1])  -- where it was the last one that step 0 waited for
+seal(ARGV[1])  -- steps can be sealed now if all other groups also begin with a later step
+release(ARGV[1])  -- step 0 can be opened now if it waited for this group only
 tell(ARGV[1], 'joined')
 return since
 
 -- script leave_steps --------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- End the membership of a group. Allowed when memory is full: others wait for it.
+-- End a group's membership. Allowed when memory is full, because other groups wait for this group.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
--- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: at once, and its open step is given up
--- Returns the first step in which it does not count; -1: no such group has joined
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: at once, and the group's open step is given up
+-- Returns the first step in which the group is no longer a member; -1: no such group has joined
 local now = redis.call('HGET', KEYS[1], 'latest')
 local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed')
 if not group[1] then return -1 end
@@ -62,12 +63,13 @@ tell(ARGV[1], 'left')
 return ends
 
 -- script declare_senders ----------------------------------------------------------------------------------------------
--- Declare which groups a group hears from a step on. A declaration that holds already changes nothing, also late.
+-- Declare which groups may send to a group (which groups it hears), from a step on. A declaration that is in force already
+-- changes nothing, and may come at any time.
 --
 -- KEYS[1] steps  [2] steps:hears: see step_barrier
--- ARGV[1] prefix of this experiment's keys  [2] the first step that is read so; "": from the start  [3...] group, groups that
---         it hears (with commas, ascending; * for all), and so on
--- Returns -1; the latest open step, if that is too late; -2: the experiment has no steps
+-- ARGV[1] prefix of this experiment's keys  [2] the first step whose messages the declaration is for; "": all steps
+-- ARGV[3...] for each group: its name, the groups that it hears (ascending, with commas; * for all)
+-- Returns -1 if it is done; the latest open step, if the declaration comes too late; -2: the experiment has no steps
 local now = redis.call('HMGET', KEYS[1], 'latest', 'sealed')
 local latest, sealed = tonumber(now[1] or -2), tonumber(now[2])
 if latest == -2 then return -2 end
@@ -82,7 +84,7 @@ for group, names in pairs(changed) do
   local kept = {}
   for from, old in (redis.call('HGET', KEYS[2], group) or ''):gmatch('(%d+):([^;]*)') do
     if tonumber(from) < at then
-      if tonumber(from) <= sealed + 1 then kept = {} end  -- no step before will be opened
+      if tonumber(from) <= sealed + 1 then kept = {} end  -- steps before step `from` will not be opened again
       kept[#kept + 1] = from .. ':' .. old
     end
   end
@@ -108,14 +110,14 @@ return 1
 
 -- script take_group ---------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Take a group to drive it. Allowed when memory is full: its steps free some.
+-- Make the caller the driver of a group. Allowed when memory is full, because the group's steps free memory.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's task  [4] how often it was started  [5] lease in ms
--- ARGV[6] the lease of another driver, as the caller has seen it for as long as it lasts, or ""  [7] the first step in
---         which the group does not count any more, or "": it stays
--- Returns {1, attempt, closed, state or false, until or false}; {2, task, start, lease, ms that it lasts} of another driver
--- that has it; {0, attempt} a later start of this driver has it; {-1} no such group has joined
+-- ARGV[6] the lease of another driver, which the caller has seen unchanged for its whole duration, or ""
+-- ARGV[7] the first step in which the group is no longer a member, or "": it stays
+-- Returns {1, attempt, closed, state or false, until or false}; {2, task, start, lease, ms of the lease} of another driver
+-- that has the group; {0, attempt} a later start of this driver has it; {-1} no such group has joined
 local now = redis.call('HMGET', KEYS[2], 'since', 'attempt', 'start:task', 'start:starts', 'beat', 'lease_ms')
 if not now[1] then return {-1} end
 local task, start, again = now[3] or '', tonumber(now[4] or 0), false
@@ -146,11 +148,11 @@ return {1, tonumber(attempt), tonumber(left[1]), left[2], left[3] and tonumber(l
 
 -- script renew_driver -------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Change the lease of a group's driver, or give the group up. Allowed when memory is full.
+-- Renew the lease of a group's driver, or give the group up. Allowed when memory is full.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
--- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] 1: it goes on, 0: it gives the group up
--- Returns 1; 0: a later driver has the group; -1: the server knows neither
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] 1: renew, 0: give the group up
+-- Returns 1; 0: a later driver has the group; -1: the server knows neither driver
 local has = has_group(redis.call('HGET', KEYS[2], 'attempt'), ARGV[3])
 if has ~= 1 then return has end
 if ARGV[4] == '1' then
@@ -158,22 +160,22 @@ if ARGV[4] == '1' then
   redis.call('HSET', KEYS[2], 'start:heard', milliseconds())
 else
   abandon(ARGV[1], ARGV[2])
-  raise_number(KEYS[2], 'attempt')  -- nobody's
+  raise_number(KEYS[2], 'attempt')  -- no driver has this number, so the driver that gave the group up is fenced
   redis.call('HSET', KEYS[2], 'start:task', '', 'start:starts', 0, 'changed', milliseconds())
 end
 return 1
 
 -- script open_step ----------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Open a step. Allowed when memory is full: its close frees some.
+-- Open a step. Allowed when memory is full, because the step's close frees memory.
 --
 -- KEYS[1] steps: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step
--- Returns what open_step in step_barrier does
+-- Returns what function open_step in step_barrier returns
 return open_step(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
 
 -- script remember_calls -----------------------------------------------------------------------------------------------
--- Keep results of calls that a group has made in its open step, until that is closed.
+-- Keep results of remembered calls that a group has made in its open step, until the step is closed.
 --
 -- KEYS[1] step:<group>  [2] start:results:<group>  [3] steps: see step_barrier
 -- ARGV[1] the driver's attempt  [2] step  [3] how many results there are, then for each its name and its bytes
@@ -185,24 +187,25 @@ return 1
 
 -- script close_step ---------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Close a step: all that its attempt has sent counts from now on. The last group to close it seals it. Allowed when memory
--- is full, because a seal frees some.
+-- Close a step: all messages that its attempt has sent count from now on. The last group that closes the step seals it.
+-- Allowed when memory is full, because a seal frees memory.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step
--- ARGV[5] rows that it wrote to mailboxes' boxes, as acknowledged  [6] its counts  [7] what becomes of the state: = it stays,
---         + it is [8], - it goes  [9] 1: the next step is to be opened  [10] its part of the series, "" for none
---         [11] its messages that rules blocked, "" for none  [12] its remembered calls, "" for none
--- Returns {1, sealed, what open_step in step_barrier does}; {0} a later driver has the group; {-1} the server knows
--- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed, until or false}: not open;
--- {5, shape}: the series have another shape
+-- ARGV[5] rows that the attempt wrote to mailboxes' boxes, by the replies that it got  [6] its counts  [7] change of the
+--         group's state: = none, + it becomes [8], - it is deleted  [9] 1: also open the next step  [10] the group's part
+--         of the recorded series, or ""  [11] its messages that rules blocked, or ""  [12] its remembered calls, or ""
+-- Returns {1, sealed, what function open_step in step_barrier returns}; {0} a later driver has the group; {-1} the server
+-- knows neither driver; {2, rows, mailboxes...}: the server has `rows` rows, and these mailboxes do not hear the group;
+-- {3, closed, until or false}: the step is not open; {5, shape}: the run's series have another shape
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 
 -- script close_collecting_step ----------------------------------------------------------------------------------------
--- Close a step with series or calls, as close_step does. Not allowed when memory is full, because a seal frees none of them.
+-- Close a step with series or calls, as close_step does. Not allowed when memory is full, because a seal deletes neither
+-- series nor calls.
 --
 -- KEYS and ARGV as in close_step
--- Returns what close_step does
+-- Returns what close_step returns
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 
 -- script commit_step --------------------------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing_of(5))
 -- KEYS and ARGV[1] to [6] as in send_to_boxes
 -- ARGV[7] to [14] as ARGV[5] to [12] of close_step
 -- ARGV[...] per write as in send_to_boxes
--- Returns what close_step does; {4}: nothing was written, send_to_boxes tells why
+-- Returns what close_step returns; {4}: nothing was written, and send_to_boxes says why
 local closing, now = closing_of(7), driver_of(KEYS[3])
 closing.now = now
 if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
@@ -222,12 +225,13 @@ if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
 elseif now[1] ~= ARGV[3] and redis.call('HGET', ARGV[1] .. 'steps:' .. ARGV[4], 'k:' .. ARGV[2]) ~= ARGV[3] then
   return {4}
 else
-  -- An earlier call has closed it, and its answer was lost. To open the next step is a write, which this script, unlike
-  -- open_step, may not make while memory is full.
+  -- An earlier call has closed the step, and its answer was lost. The next step is not opened here: that is a write, which
+  -- this script, unlike open_step, may not make while memory is full.
   closing.go_on = '0'
 end
 local answer = cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
-if answer[1] ~= 1 and closing.sent then  -- what was written is to count against no limit when the attempt is given up
+-- If the step was not closed, keep the counts of the written frames, so that `abandon` can free their room in boxes.
+if answer[1] ~= 1 and closing.sent then
   keep_fields(KEYS[4], closing.sent)
   for name, size in pairs(closing.sizes) do redis.call('HSET', ARGV[1] .. 'box-cover:' .. name, unpack(size)) end
 end
@@ -235,10 +239,10 @@ return answer
 
 -- script drop_collected -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Delete entries of what groups have collected. A call that is repeated changes nothing.
+-- Delete entries of steps:collected, which has series and calls of groups. A repeated call changes nothing.
 --
 -- KEYS[1] steps  [2] steps:collected: see step_barrier
--- ARGV[...] the entries
+-- ARGV[...] ids of the entries
 -- Returns 1
 for _, entry in ipairs(ARGV) do
   local found = redis.call('XRANGE', KEYS[2], entry, entry)
@@ -256,8 +260,8 @@ return 1
 -- Set the last step that may be opened.
 --
 -- KEYS[1] steps: see step_barrier
--- ARGV[1] prefix of this experiment's keys  [2] the step; "": no end; "now": the latest that some group has opened
--- Returns it (-1 for no end, too); -2: the experiment has no steps
+-- ARGV[1] prefix of this experiment's keys  [2] the step; "": no end; "now": the latest step that some group has opened
+-- Returns the step, or -1 if there is no end; -2: the experiment has no steps
 local now = redis.call('HMGET', KEYS[1], 'latest', 'start:target')
 if not now[1] then return -2 end
 local target = ARGV[2]
@@ -289,7 +293,7 @@ for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   if not is_open(tonumber(group[1]) + 1, group[2], group[8], all[1]) then
     group[2] = false
   elseif group[2] == all[1] then
-    group[5] = math.max(tonumber(group[5]), tonumber(all[2]))  -- it has waited until then
+    group[5] = math.max(tonumber(group[5]), tonumber(all[2]))  -- the group waited until the step was opened
   end
   group[5] = string.format('%.0f', math.max(0, clock - tonumber(group[5])))
   group[8] = string.format('%.0f', math.max(0, clock - heard))

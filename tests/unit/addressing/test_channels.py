@@ -3,6 +3,7 @@
 import fnmatch
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from ray_messaging.addressing.channels import (
     build_channel,
     check_id,
     check_name,
+    id_tuple,
     is_internal,
     parse_channel,
     survey_mailbox,
@@ -147,3 +149,42 @@ def test_any_text_is_a_pattern(glob, text):
 def test_mailboxes_that_are_none_of_a_users_messagers():
     assert all(map(is_internal, [answer_mailbox("west"), survey_mailbox("moods"), f"anon-{0:016x}"]))
     assert not any(map(is_internal, ["west", "answers", "moods.survey", "anon-town", "anonymous"]))
+
+
+TUPLE = st.recursive(
+    st.lists(st.one_of(INT64, st.text(FIT, max_size=8)), min_size=1, max_size=3).map(tuple),
+    lambda inner: st.lists(st.one_of(INT64, inner), min_size=1, max_size=2).map(tuple),
+    max_leaves=3,
+).filter(lambda parts: len(repr(parts)) < 90)
+
+
+@given(TUPLE, TUPLE)
+def test_a_tuple_is_a_text_that_leads_back(parts, others):
+    text = check_id(parts)
+    assert isinstance(text, str)
+    assert id_tuple(text) == parts
+    assert check_id(text) == text
+    assert (check_id(others) == text) == (others == parts)
+    assert parse_channel("exp", agent_channel("exp", parts, "chat")).agent_id == text
+
+
+def test_tuples_are_written_as_python_writes_them():
+    assert [*map(check_id, [(3, 4), (np.int64(-3),), ((0, 1), "a"), ("é'", 'b"')])] == [
+        *("(3, 4)", "(-3,)", '((0, 1), "a")', '("é\'", "b\\"")'),
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [(), (0.5, 1), (True, 1), (None,), (1, ()), (1, [2]), ("\ud800",), ("a" * 200,), (b"a",)]
+)
+def test_a_tuple_that_is_no_id_is_refused(wrong):
+    with pytest.raises(InvalidAddress, match="agent id"):
+        check_id(wrong)
+
+
+@pytest.mark.parametrize(
+    "text", ["ann", "(3,4)", "(3, 4", "(3, 4.0)", "()", "3", "[3, 4]", "('a',)", "(1, __import__('os'))"]
+)
+def test_a_text_that_is_no_tuple_is_refused(text):
+    with pytest.raises(InvalidAddress, match="is no text of a tuple"):
+        id_tuple(text)

@@ -2,11 +2,13 @@
 
 import pyarrow.parquet as pq
 import pytest
-from support.log_writing import die, host_of
+from support.log_writing import batch_of, die, host_of, table_of_batches
+from support.stepped import begin_steps
 
+from ray_messaging import ConfigError, Steps
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.folder_records import RuleChange, read_rule_changes
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -92,3 +94,16 @@ def spoil(path, column):
             if chunk.path_in_schema == column:
                 file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
                 file.write(bytes(chunk.total_compressed_size))
+
+
+async def test_a_log_with_steps_does_not_go_on_with_a_server_that_has_none(exp_id, valkey_config, tmp_path, opener):
+    await begin_steps(await opener(valkey_config))
+    folder = Folder(tmp_path / "log")
+    folder.prepare(exp_id)
+    of_steps = {"exp_id": exp_id, "epoch": 1, "first_row": 0, "cursors": {}, "steps": StepPosition(7, {})}
+    folder.write(1, table_of_batches(batch_of(5)), of_steps)
+    host = host_of(valkey_config, folder.where, on_existing="resume", exp_id=exp_id, steps=Steps())
+    with pytest.raises(ConfigError, match=r"steps of '.*' up to 7, and its server has none.*data_dir=.*Messaging.fork"):
+        await host.start()
+    await host.abandon()
+    assert [segment.rows for segment in folder.segments()] == [5]

@@ -50,6 +50,7 @@ def test_each_file_of_the_folder_is_a_model_or_one_of_the_zoos_own():
 def test_a_model_names_its_source_and_its_tolerances(name):
     model = load(name)
     assert model.__doc__
+    assert sum(bool(line.strip()) for line in (ROOT / f"examples/zoo/{name}.py").read_text().splitlines()) <= 60
     assert re.search(r"\b(19|20)\d\d\b", model.SOURCE)
     assert all(claim.why and claim.replicates >= claim.small for claim in model.CLAIMS)
     assert any(claim.small for claim in model.CLAIMS)

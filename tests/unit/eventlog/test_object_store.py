@@ -14,6 +14,7 @@ from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import claim, read_account
+from ray_messaging.eventlog.series_tables import read_series, series_file
 from ray_messaging.eventlog.stored_audiences import StoredAudiences, audiences_of
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.model.fates import DELIVERED
@@ -58,9 +59,9 @@ def test_segments_checkpoints_and_records_read_back_as_they_were_written(folder)
     write_checkpoint(folder, 9, copied)
     assert folder.checkpoints() == [9]
     assert [*read_checkpoint(folder, 9)] == copied
-    folder.write_collected(CollectedKind.SERIES, "17", 0, 9, b"series")
+    folder.write_collected(CollectedKind.SERIES, "17", (0, 9), b"series", epoch=1)
     assert [path.rpartition("/")[2] for path in folder.collected_files(CollectedKind.SERIES)] == [
-        "00000000-00000009.parquet"
+        "00000000-00000009-e1.parquet"
     ]
     claim(folder, "run/writer", "exp")
     assert read_account(Folder(folder.where)).writer == "run/writer"
@@ -100,6 +101,18 @@ def test_a_writer_that_was_fenced_does_not_replace_a_segment_of_its_successor(fo
     assert [segment.rows for segment in folder.segments()] == [4, 9]
     folder.erase()
     assert folder.filesystem.get_file_info(pafs.FileSelector(folder.path)) == []
+
+
+def test_a_writer_that_was_fenced_adds_no_steps_twice_to_what_groups_collect(folder):
+    def write(first, last, epoch):
+        table = pa.table({"step": [*range(first, last + 1)], "heard": [epoch] * (last + 1 - first)})
+        folder.write_collected(CollectedKind.SERIES, "17", (first, last), series_file(table), epoch=epoch)
+
+    write(0, 3, 5)
+    write(4, 5, 12)
+    write(6, 9, 12)
+    write(4, 7, 5)  # late
+    assert read_series(folder).to_pylist() == [{"step": step, "heard": 5 if step < 4 else 12} for step in range(10)]
 
 
 def test_a_file_of_several_parts_is_read_as_one(folder):

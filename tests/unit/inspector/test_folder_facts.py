@@ -186,7 +186,7 @@ def test_rows_know_what_they_ask_and_answer(tmp_path):
 def write_series(folder, **columns):
     data = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), data)
-    folder.write_collected(CollectedKind.SERIES, "0", 0, 1, data.getvalue())
+    folder.write_collected(CollectedKind.SERIES, "0", (0, 1), data.getvalue(), epoch=0)
 
 
 def test_what_the_run_collected_is_of_all_agents_together(tmp_path):

@@ -78,7 +78,8 @@ def test_channels_are_those_of_the_agents(agents, plain):
         (pd.DataFrame({"id": [1]}), "agents are a DataFrame: pass its index, or the column"),
         ("ab", "must be a list, range or array of ids, not 'ab'"),
         (5, "must be a list, range or array of ids, not 5"),
-        ({1: "a"}.items(), "is a tuple"),
+        ({1: "a"}.items(), "agents are the items of a dict, .* pass its keys"),
+        (pd.DataFrame({"id": [1]}).itertuples(), "is a Pandas"),
         (pd.Series([1.0]), "is a float"),
     ],
 )

@@ -7,10 +7,9 @@ from collections import defaultdict
 import msgspec
 import pytest
 from support.contracts import fetch_all
-from support.frames import frames_of_columns, frames_of_entries
+from support.frames import frames_of_columns, frames_of_sends
 from support.patience import WAIT_S
 
-from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.errors import (
     Closed,
     InvalidAddress,
@@ -26,7 +25,6 @@ from ray_messaging.sending import accumulator, pending_batch
 from ray_messaging.sending import bulk_input as bulk
 from ray_messaging.sending.bulk_input import (
     columns_of,
-    entries_of,
 )
 
 
@@ -277,7 +275,7 @@ def bulk_send(sender, way, rows):
     messages = [Outgoing.to_agent(1, payload, from_id=1) for payload in payloads]
     if way == "messages":
         return sender.send_messages(messages)
-    return sender.relay(frames_of_entries(entries_of(messages, lambda c: parse_channel("e", c), 2**20), None))
+    return sender.relay(frames_of_sends("e", messages))
 
 
 WAYS = pytest.mark.parametrize("way", ["columns", "messages", "relay"])

@@ -6,31 +6,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.default_limits_and_leases import BATCH_BYTES
+from ray_messaging.addressing.channels import parse_channel
+from ray_messaging.default_limits_and_leases import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.errors import MailboxFull, OutcomeUnknown
-from ray_messaging.sending.bulk_input import payloads_of
+from ray_messaging.outgoing import Outgoing
+from ray_messaging.sending.bulk_input import batches_of
 from ray_messaging.sending.bulk_sender import join_receipts
-from ray_messaging.sending.pending_batch import Entry
+
+
+def batches(messages):
+    return batches_of(messages, lambda channel: parse_channel("e", channel), 2**26, None)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, "x", None]), st.integers(0, 2))))
-def test_payloads_are_checked_in_their_order(sent):
-    entries = [
-        Entry(from_id, [1] * copies, topic, b'{"n":%d}' % number)
+def test_batches_have_each_message_for_each_recipient_in_order(sent):
+    messages = [
+        Outgoing.to_agents([*range(copies)], {"n": number}, from_id, topic)
         for number, (topic, from_id, copies) in enumerate(sent)
     ]
     found = [
-        (batch.topic_of(row), batch.from_ids[row], batch.lines.row(row))
-        for batch in payloads_of(entries)
+        (batch.topic_of(row), batch.from_ids[row], batch.to_ids[row], batch.lines.row(row))
+        for batch in batches(messages)
         for row in range(batch.rows)
     ]
-    assert found == [(entry.topic, entry.from_id, entry.line) for entry in entries]
+    assert found == [
+        (topic, from_id, to_id, b'{"n":%d}' % number)
+        for number, (topic, from_id, copies) in enumerate(sent)
+        for to_id in range(copies)
+    ]
 
 
-def test_payloads_of_one_topic_are_checked_together():
-    assert [batch.rows for batch in payloads_of([Entry(1, [2], "a", b"{}")] * 5_000)] == [5_000]
-    large = [Entry(1, [2], "a", b'"%s"' % (b"a" * (BATCH_BYTES // 2)))] * 6
-    assert max(batch.lines.nbytes for batch in payloads_of(large)) <= 2 * BATCH_BYTES
+def test_batches_keep_to_rows_and_bytes():
+    many = Outgoing.to_agents(range(BATCH_ROWS + 1), {})
+    assert [batch.rows for batch in batches([many, many])] == [BATCH_ROWS, 1, BATCH_ROWS, 1]
+    large = [Outgoing.to_agent(1, {"t": "a" * (BATCH_BYTES // 2)})] * 6
+    assert max(batch.lines.nbytes for batch in batches(large)) <= BATCH_BYTES + 100
 
 
 async def test_one_unknown_part_makes_a_bulk_send_unknown():

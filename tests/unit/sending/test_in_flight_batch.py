@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from ray_messaging.errors import MailboxFull
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.fates import BLOCKED, DELIVERED, UNKNOWN
-from ray_messaging.sending.bulk_input import Entry
 from ray_messaging.sending.in_flight_batch import InFlightBatch
-from ray_messaging.sending.pending_batch import BulkWaiter, RowBatch
+from ray_messaging.sending.pending_batch import BulkWaiter, PendingBatch
 
 ROWS = 6
 
@@ -21,14 +20,16 @@ class Made:
 
     def __init__(self, singles, bulk=0):
         loop = asyncio.new_event_loop()
-        pending = RowBatch(None)
+        pending = PendingBatch()
         self.singles = [loop.create_future() for _ in range(singles)]
         for row, future in enumerate(self.singles):
             pending.cells += (1, row, "chat", b"{}", 1.0, future)
         self.many = loop.create_future()
         if bulk:
-            pending.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
-            pending.bulks.append(BulkWaiter(singles, singles + bulk, self.many))
+            many = PendingBatch()
+            many.append(1, list(range(bulk)), "chat", b"{}", None, 1.0)
+            pending.join(many.seal("", 0, 0))
+            pending.bulks.append(BulkWaiter(singles, singles + bulk, self.many, 0))
         self.finished = []
         self.closed = []
         self.in_flight = InFlightBatch(pending, pending.seal("s", 1, 0), self)
@@ -142,9 +143,9 @@ def test_a_later_verdict_replaces_an_earlier_one_except_for_delivered_rows():
 
 
 def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
-    pending = RowBatch(None)
-    pending.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
-    pending.extend(Entry(1, [4], "chat", b"y" * 99), 1.0)
+    pending = PendingBatch()
+    pending.append(1, [1, 2, 3], "chat", b"x" * 9, None, 1.0)
+    pending.append(1, [4], "chat", b"y" * 99, None, 1.0)
     made = Made(1)
     in_flight, closed = InFlightBatch(pending, pending.seal("s", 1, 0), made), made.closed
     for row in (0, 3, 2, 1):

@@ -4,22 +4,20 @@ import asyncio
 import pickle
 
 import pytest
-from support.frames import frames_of_entries
+from support.frames import frames_of_sends
 from support.patience import WAIT_S
 
-from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.errors import PayloadMismatch
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.message import Handled
 from ray_messaging.model.json_types import described
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.bulk_input import entries_of
 from ray_messaging.wire.frames import decode
 
 
 def framed(messager, step, *messages):
-    entries = entries_of(messages, lambda channel: parse_channel(messager.exp_id, channel), 2**20)
-    return frames_of_entries(entries, step)
+    return frames_of_sends(messager.exp_id, messages, step)
 
 
 @pytest.fixture
@@ -69,6 +67,23 @@ async def test_a_receipt_is_of_its_own_call(pair):
     assert copy.fates.tolist() == ["delivered", "undeliverable"]
     assert "agent 50" in copy[1].reason
     assert [len(outcome) for outcome, _, _ in copy.parts] == [2]
+
+
+async def test_a_message_after_relayed_ones_keeps_its_own_cause(pair):
+    sender, receiver = pair
+    await sender.send(1, 5, {"n": 0})
+    [question] = await receiver.fetch_messages(timeout=WAIT_S)
+
+    async def handle():
+        handled = Handled(question)
+        await sender.send(1, 4, {"n": 2})
+        handled.over = True
+
+    relayed = framed(sender, None, *(Outgoing.to_agent(4, {"n": n}, from_id=1) for n in (0, 1)))
+    await asyncio.gather(sender.relay(relayed), handle(), sender.relay(relayed))
+    messages = await receiver.fetch_messages(timeout=WAIT_S)
+    causes = [(message.payload["n"], message.caused_by) for message in messages]
+    assert causes == [(0, None), (1, None), (2, question.id), (0, None), (1, None)]
 
 
 async def test_a_call_that_is_refused_fails_alone(pair):

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from ray_messaging import run
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
+from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, step_generator, uniform_rows
 
 
 def test_an_agent_s_numbers_depend_on_seed_step_and_agent_alone():
@@ -20,6 +21,35 @@ def test_an_agent_s_numbers_depend_on_seed_step_and_agent_alone():
     }
     assert len(set(drawn.values())) == len(drawn)
     assert drawn[7, 1, "ä"] == tuple(agent_generator(7, 1, "ä").random(3))
+
+
+def test_a_step_s_own_numbers_depend_on_seed_and_step_alone():
+    drawn = {
+        (seed, step): tuple(step_generator(seed, step).random(3)) for seed in (0, 7, -1) for step in (-1, 0, 2**40)
+    }
+    agents = {tuple(agent_generator(seed, step, 0).random(3)) for seed, step in drawn}
+    assert len({*drawn.values()} | agents) == 2 * len(drawn)
+    assert drawn[7, 0] == tuple(step_generator(7, 0).random(3))
+
+
+def test_all_agents_and_groups_draw_the_same_numbers_of_the_step():
+    def by_agent(me, inbox):
+        me.state |= {"own": me.rng.random(), "weather": [me.step_rng.random(), me.step_rng.random()]}
+
+    def by_group(group, step):
+        assert step.rng(group.ids[0]).random() == agent_generator(7, step.number, int(group.ids[0])).random()
+        group.state["weather"] = np.tile(step.rng().random(2), (len(group.ids), 1))
+
+    for groups in (1, 3):
+        start = lambda me: {"start": me.step_rng.random()}  # noqa: E731
+        states = run(by_agent, agents=6, until=3, groups=groups, seed=7, start=start, progress=False).states
+        drawn = step_generator(7, 2).random(2).tolist()
+        assert all(state["weather"] == drawn for state in states.values())
+        assert len({state["own"] for state in states.values()}) == 6
+        crowds = run(by_group, agents=6, by="group", until=3, groups=groups, seed=7, progress=False).states
+        assert all((state["weather"] == drawn).all() for state in crowds.values())
+    begun = run(lambda me, inbox: None, agents=2, until=1, seed=7, start=start, progress=False).states
+    assert {state["start"] for state in begun.values()} == {step_generator(7, -1).random()}
 
 
 def places_of(agents):

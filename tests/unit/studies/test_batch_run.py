@@ -426,6 +426,11 @@ def test_two_programs_in_one_folder(here, tmp_path):
         sweep(tmp_path / "s")
 
 
+def test_a_study_on_an_object_store_is_refused():
+    with pytest.raises(ConfigError, match="must be on a disk"), StudyFolder("mock:///bucket/study").alone():
+        pass
+
+
 def test_no_study(tmp_path):
     with pytest.raises(LogError, match="has no study"):
         Study(tmp_path)

@@ -19,7 +19,6 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_name, check_subtopic, parse_channel
-from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, value_of, wait_restart
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneRoute
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
@@ -40,21 +39,14 @@ from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, encode_payload
-from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
 from ray_messaging.receiving.call_checks import CommitMode, check_fetch, check_timeout
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
-from ray_messaging.sending.bulk_input import (
-    batches_of_columns,
-    batches_of_entries,
-    columns_of,
-    entries_of,
-    unspread_batches,
-)
-from ray_messaging.sending.pending_batch import Entry, RowBatch
+from ray_messaging.sending.bulk_input import batches_of, batches_of_columns, columns_of, to_audience, unspread_batches
+from ray_messaging.sending.pending_batch import PendingBatch
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
@@ -159,17 +151,16 @@ class AsyncGroup(StampedHandle):
     def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
         """Check and encode one message."""
         sender = None if from_id is None else check_id(from_id)
-        recipient, topic = check_id(to_id), check_subtopic(subtopic)
-        batch = RowBatch(self._stamp.step)
-        line = encode_payload(payload, self._payload_bytes)
-        batch.extend(Entry(sender, [recipient], topic, line, cause_here()), time.time())
+        recipient, topic, batch = check_id(to_id), check_subtopic(subtopic), PendingBatch(self._stamp.step)
+        batch.append(
+            sender, (recipient,), topic, encode_payload(payload, self._payload_bytes), cause_here(), time.time()
+        )
         return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order."""
         address = partial(parse_channel, self._experiment.exp_id)
-        entries = entries_of(messages, address, self._payload_bytes, self._strict)
-        return await self._relay(batches_of_entries(entries, self._stamp.step))
+        return await self._relay(batches_of(messages, address, self._payload_bytes, self._stamp.step, self._strict))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
@@ -182,17 +173,15 @@ class AsyncGroup(StampedHandle):
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send one message to all hearers of an agent in an audience; one receipt for each, as `Messager.broadcast`."""
-        return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
+        batch = self._single(from_id, 0, payload, subtopic)  # The recipient is replaced by the audience.
+        return await self._relay([to_audience(batch, audience)])
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send n broadcasts given as columns; one receipt for each pair, as `Messager.broadcast_columns`."""
-        columns, named = (
-            columns_of(from_ids, 0, payloads, self._payload_bytes),
-            AudiencePairs(name_of(audience), UNRESOLVED),
-        )
-        return await self._relay(unspread_batches(columns, named, check_subtopic(subtopic), self._stamp.step))
+        columns = columns_of(from_ids, 0, payloads, self._payload_bytes)
+        return await self._relay(unspread_batches(columns, audience, check_subtopic(subtopic), self._stamp.step))
 
     async def _relay(self, batches: list[Batch]) -> Receipts:
         """Send batches: over the lane, or by Ray where the lane gives no answer."""
