@@ -41,6 +41,21 @@ class LocalServer:
         """Stop the server. All its data are lost. A second call does nothing."""
         self._server.stop()
 
+    def begin_anew(self, steps: Steps | None = None) -> Self:
+        """Delete all data, for experiments that begin with these steps: quicker than a new server.
+
+        Nobody may use the server meanwhile. A server that does not run is started.
+
+        Raises: ServerFailed if the server does not start.
+        """
+        import redis  # noqa: PLC0415 - for those who use it
+
+        config = self._server.start()
+        with redis.Redis(config.server, config.port, password=config.password) as client:
+            client.flushall()
+        self._steps = None if steps is None else StepSettings.of(steps)
+        return self
+
     def open_backend(self) -> RedisBackend:
         """Start the server unless it runs, and return its stores; raise ServerFailed if it does not start."""
         return RedisBackend(self._server.start(), first_steps=self._steps)

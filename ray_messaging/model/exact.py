@@ -4,7 +4,7 @@ The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple,
 extension type.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -57,6 +57,17 @@ def encode_exactly(value: object, place: str) -> bytes:
         if _examined([value])[0]:
             return encoded
     return _encode(_whole(value, place))
+
+
+def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
+    """Encode the pairs of a mapping, as `encode_exactly` encodes a list of tuples, in a fraction of its time."""
+    keys, values = [*pairs], [*pairs.values()]
+    # As in `encode_exactly`, other code handles values that are not plain.
+    with suppress(TypeError, ValueError, OverflowError, RecursionError):
+        forms = [Ext(_FORMS[tuple].code, _encode(pair)) for pair in pairs.items()]
+        if _examined(keys)[0] and _examined(values)[0]:
+            return _encode(forms)
+    return encode_exactly([*pairs.items()], place)
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:

@@ -1,9 +1,11 @@
 """Inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that the agents hear."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import chain, pairwise, repeat
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,7 +92,7 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 NOTHING_HEARD = HeardBroadcasts()
 EVERYBODY = slice(None)  # the places of all agents
-# How many rows are decoded at once; with more rows, the first would leave the processor's cache before they are read.
+# About how many rows are decoded at once. With more, the first would leave the processor's cache before they are read.
 _AHEAD = 64
 
 
@@ -172,21 +174,18 @@ class StepInbox:
         return zip(self._agents, self.inboxes(), strict=True)
 
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
-        """Yield the messages of each agent at some places, in canonical order, even if an agent has no messages."""
-        batch = self._batch
-        begin = end = 0  # the first row in `near`, and the row after the last
-        nothing = _AgentMessages(near := _DecodedRows(self._exp_id, batch, 0, 0), 0, 0)
-        for low, count in zip(*[each[places].tolist() for each in self._spans], strict=True):
-            if not count:
-                yield nothing
-                continue
-            high = low + count
-            # The next agent's rows may be before `near`, because the places need not ascend.
-            if high > end or low < begin:
-                assert batch is not None
-                begin, end = low, max(high, min(low + _AHEAD, batch.rows))
-                near = _DecodedRows(self._exp_id, batch, begin, end)
-            yield _AgentMessages(near, low, high)
+        """Return the messages of each agent at some places, in canonical order, even if an agent has no messages."""
+        return chain.from_iterable(self._inboxes_by_rows(places))
+
+    def _inboxes_by_rows(self, places: "NDArray[np.intp] | slice") -> Iterator[Iterator[Messages]]:
+        """Yield what `inboxes` returns, in parts: the agents of a part have their messages near together."""
+        lows, counts = (each[places] for each in self._spans)
+        cuts = (np.flatnonzero(np.diff(lows // _AHEAD)) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, len(lows)] if len(lows) else []):
+            first, rows = lows[begin:end], counts[begin:end]
+            near = _DecodedRows(self._exp_id, self._batch, int(first.min()), int((first + rows).max()))
+            found = map(_AgentMessages, repeat(near), first.tolist(), rows.tolist())
+            yield cast("Iterator[Messages]", found if rows.any() else repeat(_AgentMessages(near, 0, 0), end - begin))
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
@@ -219,24 +218,51 @@ class _DecodedRows:
         return found
 
 
-class _AgentMessages(Messages):
-    """The messages of one agent in a step. Its fields are set only when any of them is used."""
+# C code builds a struct in a third of the time that a class takes, so this is a view of Messages, not a subclass.
+class _AgentMessages(msgspec.Struct, eq=False, gc=False):
+    """The messages of one agent in a step, as Messages that are built only if more than length and rows is asked."""
 
-    __slots__ = ("_high", "_low", "_near")
+    _near: _DecodedRows
+    _low: int
+    _count: int
+    _built: Messages | None = None
 
-    def __init__(self, near: _DecodedRows, low: int, high: int) -> None:
-        self._near, self._low, self._high = near, low, high
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field
-        if name not in Messages.__slots__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        batch = self._near.batch
-        slices = [] if batch is None or self._low == self._high else [Slice(batch, self._low, self._high)]
-        super().__init__(self._near.exp_id, slices)
-        return getattr(self, name)
+    @property
+    def _messages(self) -> Messages:
+        if self._built is None:
+            near, high = self._near, self._low + self._count
+            slices = [] if near.batch is None or not self._count else [Slice(near.batch, self._low, high)]
+            self._built = Messages(near.exp_id, slices)
+        return self._built
 
     def __len__(self) -> int:
-        return self._high - self._low
+        return self._count
 
     def __iter__(self) -> Iterator[Message]:
-        return iter(self._near.take(self._low, self._high))
+        return iter(self._near.take(self._low, self._low + self._count))
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as that of Messages
+        return self._messages[index]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field or method of Messages
+        return getattr(self._messages, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._messages == other
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[Message]) -> list[Message]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Message]) -> list[Message]:
+        return [*other, *self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._messages.__reduce__()
+
+    def __repr__(self) -> str:
+        return repr(self._messages)
+
+
+Messages.register(_AgentMessages)

@@ -30,7 +30,7 @@ _NOBODY = object()
 _FIXED = int, str, np.generic  # immutable types of ids: an equal object is still the same id
 _NO_QUESTION = None, None
 _CELLS = 3  # how many cells of the list each message takes
-_FULL = _CELLS * BATCH_ROWS
+FULL = _CELLS * BATCH_ROWS
 Places = NDArray[np.int64]
 
 
@@ -62,11 +62,11 @@ class StepSends:
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
         # Each payload once, with its number. A payload that contains null is in a tuple: NaN is encoded as null, and
-        # `send`, which looks up the bare bytes, must not accept NaN.
-        self._lines: dict[bytes | tuple[bytes], int] = {}
+        # `send` and `Agent.send`, which look up the bare bytes, must not accept NaN.
+        self.lines: dict[bytes | tuple[bytes], int] = {}
         # For each message three cells: its payload's number, its recipient (None: the user, whose question it answers),
         # and its sender's place.
-        self._cells: list[Any] = []
+        self.cells: list[Any] = []
         self._routes: dict[Route, int] = {}  # the routes with their indices
         self._routed = array("q")  # for each run of messages with one route: its first message, the route's index
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
@@ -76,10 +76,10 @@ class StepSends:
         # The sender, subtopic and step of delivery of the last message, as they were given, and the sender's place.
         self._from_id: object = _NOBODY
         self._place = -1
-        self._subtopic: object = _NOBODY
-        self._deliver_at: object = None
+        self.subtopic: object = _NOBODY
+        self.deliver_at: object = None
         self._over = False
-        self._thread: int | None = None  # the thread that sends
+        self.thread: int | None = None  # the thread that sends
 
     def send(
         self,
@@ -103,28 +103,32 @@ class StepSends:
                 self._place = self._place_of(from_id)
                 self._from_id = from_id if isinstance(from_id, _FIXED) else _NOBODY
             place = self._place
-        elif get_ident() != self._thread or len(self._cells) >= _FULL:
+        elif get_ident() != self.thread or len(self.cells) >= FULL:
             self._check_sending()
-        if subtopic is not self._subtopic or deliver_at is not self._deliver_at:
+        if subtopic is not self.subtopic or deliver_at is not self.deliver_at:
             self._begin_run(subtopic, deliver_at)
         # This is the common case of `check_id` and `encode_payload`, inlined, as a call takes a tenth of a send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
-                if (number := self._lines.get(line)) is None and (
-                    len(line) <= self._payload_bytes
-                    and (MAYBE_NULL not in line or line.find(NULL) < 0)
-                    and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
-                    and LINE_END not in line
-                ):
-                    self._lines[line] = number = len(self._lines)
-                if number is not None:
-                    self._cells += (number, to_id, place)
+                if (number := self.lines.get(line)) is not None or (number := self.number_of(line)) is not None:
+                    self.cells += (number, to_id, place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
         self._append(line, recipient, place)
+
+    def number_of(self, line: bytes) -> int | None:
+        """Return the number of a payload that orjson has encoded, or None if `encode_payload` has to encode it."""
+        if (
+            len(line) <= self._payload_bytes
+            and (MAYBE_NULL not in line or line.find(NULL) < 0)
+            and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
+            and LINE_END not in line
+        ):
+            return self.lines.setdefault(line, len(self.lines))
+        return None
 
     def ask(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
@@ -232,9 +236,9 @@ class StepSends:
     def _check_thread(self) -> None:
         """Raise ConfigError in a thread that has not made the first send: the order of sends would be random."""
         thread = get_ident()
-        if self._thread is None:
-            self._thread = thread
-        elif self._thread != thread:
+        if self.thread is None:
+            self.thread = thread
+        elif self.thread != thread:
             raise ConfigError(
                 f"step {self.step} has sent messages from another thread: send from one thread only. To use more "
                 "processors, spread the agents over more groups"
@@ -254,7 +258,7 @@ class StepSends:
 
     def end(self) -> None:
         """Refuse later messages, because they would be lost."""
-        self._over, self._from_id, self._subtopic = True, _NOBODY, _NOBODY
+        self._over, self._from_id, self.subtopic = True, _NOBODY, _NOBODY
 
     def check_open(self) -> None:
         """Raise Closed if the step is over."""
@@ -264,17 +268,17 @@ class StepSends:
     @property
     def _waiting(self) -> int:
         """Return how many messages are in no batch yet."""
-        return len(self._cells) // _CELLS
+        return len(self.cells) // _CELLS
 
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
         key = line if line.find(NULL) < 0 else (line,)
-        self._cells += (self._lines.setdefault(key, len(self._lines)), to_id, place)
+        self.cells += (self.lines.setdefault(key, len(self.lines)), to_id, place)
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
         """Begin a run of messages with one route; raise the same errors as `send`, except for ids and payload."""
         self.check_open()
         self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
-        self._subtopic, self._deliver_at = subtopic, deliver_at
+        self.subtopic, self.deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
         """Prepare a message whose route is not used for later messages; return the sender's place.
@@ -289,15 +293,15 @@ class StepSends:
     def _check_sending(self) -> None:
         if self._over:
             self.check_open()
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             self._check_thread()
-        if len(self._cells) >= _FULL:
+        if len(self.cells) >= FULL:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
         """Use a route for the next message, and for later messages until a send begins another run."""
         self._routed.extend((self._waiting, self._routes.setdefault(route, len(self._routes))))
-        self._subtopic = _NOBODY
+        self.subtopic = _NOBODY
 
     def _place_of(self, from_id: AgentId | None) -> int:
         place = self.agents.place(from_id if type(from_id) is int else check_id(from_id))
@@ -318,8 +322,8 @@ class StepSends:
     def _next_ordinal(self, place: int) -> int:
         """Return the ordinal of an agent's next message, which is the number of messages that the agent has sent."""
         counts, done = self._counted
-        counts.update(self._cells[done + 2 :: _CELLS])
-        self._counted = counts, len(self._cells)
+        counts.update(self.cells[done + 2 :: _CELLS])
+        self._counted = counts, len(self.cells)
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -339,9 +343,9 @@ class StepSends:
 
     def _close_rows(self) -> None:
         """Put the single messages into batches."""
-        cells, lines, routes, routed = self._cells, self._lines, self._routes, self._routed
-        self._cells, self._lines = [], {}
-        self._routes, self._routed, self._from_id, self._subtopic = {}, array("q"), _NOBODY, _NOBODY
+        cells, lines, routes, routed = self.cells, self.lines, self._routes, self._routed
+        self.cells, self.lines = [], {}
+        self._routes, self._routed, self._from_id, self.subtopic = {}, array("q"), _NOBODY, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
         if not cells:
             return

@@ -15,9 +15,10 @@ from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.collect import aggregates_of
-from ray_messaging.model.exact import encode_exactly
+from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
 from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
@@ -97,12 +98,15 @@ class RunTemplate:
         return int(name == "until" and self.given["max_steps"] is not None)
 
 
-def carry_out(template: RunTemplate, task: Task) -> EndedRun:
-    """Run a model once, and return the result. An error of the model, or of another function, is part of the result."""
+def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
+    """Run a model once, and return the result. An error of the model, or of another function, is part of the result.
+
+    Args: `server` is as for `run_part`.
+    """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
     try:
-        (result, end), values = _result(template, task)
+        (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             calls = result.calls.model, result.calls.store
             return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
@@ -116,7 +120,7 @@ def carry_out(template: RunTemplate, task: Task) -> EndedRun:
     return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
 
 
-def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
+def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:
     """Return the result of a task, and all values that functions may take by name in its run."""
     planned = task if isinstance(task, PlannedRun) else task.planned
     values = values_of(planned)
@@ -142,6 +146,7 @@ def _result(template: RunTemplate, task: Task) -> tuple[Part, dict[str, Any]]:
         progress=False,
         beginning=task.beginning if isinstance(task, ForkedRun) else None,
         keep=isinstance(task, BeginningRun),
+        server=server,
         **given,
     )
     return part, values
@@ -192,8 +197,10 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
 
 def _digest(result: Result) -> str:
     """Return a digest of the run: of its steps' count, of its last messages, and of all final states."""
-    whole = [result.steps, [*result.digests.items()], [*result.states.items()]]
-    return blake2b(encode_exactly(whole, "the states"), digest_size=16).hexdigest()
+    head = encode_exactly([result.steps, [*result.digests.items()], None], "the digests")
+    # The states take the place of None, which is the last byte.
+    whole = head[:-1] + encode_pairs_exactly(result.states, "the states")
+    return blake2b(whole, digest_size=16).hexdigest()
 
 
 def _ipc(table: pa.Table) -> bytes:

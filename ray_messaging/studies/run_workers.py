@@ -22,6 +22,7 @@ import ray.cloudpickle as cloudpickle
 
 import ray_messaging
 from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
 
@@ -84,9 +85,12 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def run_packed(template: bytes, planned: Task) -> EndedRun:
-    """Carry out a run with a fresh copy of the template, so that no run sees what an earlier one has changed."""
-    return carry_out(pickle.loads(template), planned)  # noqa: S301 - made by `packed`
+def run_packed(template: bytes, planned: Task, server: LocalServer | None = None) -> EndedRun:
+    """Carry out a run with a fresh copy of the template, so that no run sees what an earlier one has changed.
+
+    Args: `server` is as for `run_part`.
+    """
+    return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
 
 
 class ProcessWorkers:
@@ -182,12 +186,13 @@ def serve_runs(descriptor: int) -> None:
     """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
+    server = LocalServer()  # for one run after the other: to start one takes as long as a short run
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         sys.path[:], template = pipe.recv()
         while True:
             planned = pipe.recv()
             try:
-                ended = run_packed(template, planned)
+                ended = run_packed(template, planned, server)
             except Exception as error:  # noqa: BLE001 - of unpickling, which imports modules
                 pipe.send(f"{type(error).__name__}: {error}")
                 return

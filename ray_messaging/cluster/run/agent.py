@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from orjson import dumps
 
-from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
@@ -26,6 +28,7 @@ from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
+from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
@@ -37,6 +40,7 @@ from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_inbox import EVERYBODY
+from ray_messaging.steps.step_sends import FULL, StepSends
 
 if TYPE_CHECKING:
     from ray_messaging.steps.call_store import CallStore
@@ -129,6 +133,25 @@ class Agent:
 
         Raises the same errors as `Step.send`.
         """
+        # This is the common case of `StepSends.send`, inlined, as a call takes a tenth of a send's time.
+        sends = self._society.sends
+        if (
+            sends is not None
+            and subtopic is sends.subtopic
+            and deliver_at is sends.deliver_at
+            and type(payload) is dict
+            and type(to) is int
+            and INT64_MIN <= to <= INT64_MAX
+            and get_ident() == sends.thread
+            and len(sends.cells) < FULL
+        ):
+            try:
+                line = dumps(payload, None, PLAIN)
+                if (number := sends.lines.get(line)) is not None or (number := sends.number_of(line)) is not None:
+                    sends.cells += (number, to, self._place)
+                    return
+            except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
+                pass
         self._society.send(self.id, to, payload, subtopic, deliver_at, self._place)
 
     def broadcast(
@@ -254,6 +277,7 @@ class AgentLoop:
         self.open_step: Step | None = None  # the step while the model's function may send
         self.number = START  # the number of the step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
+        self.sends: StepSends | None = None  # the messages of the step, while agents may send
         # the last step that this process ran to its end; the states are the states after this step
         self.last_step: int | None = None
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
@@ -302,7 +326,7 @@ class AgentLoop:
             self._load(step)
         self._places, self.last_step = step.places, None
         self.step = self.open_step = step
-        self.number, self.send = step.number, step.send
+        self.number, self.send, self.sends = step.number, step.send, step.sends
         self.generators, self.drawn, self.moves = step.generators, {}, {}
         self._holder.reset()
         if step.number == self.change.step:
@@ -336,7 +360,7 @@ class AgentLoop:
         if self.calls is not None and self.records_calls:
             step.keep_calls(encode_calls(self.calls.records()))
         if self._collector is not None and self._collector.is_due(step.number):
-            self.open_step, self.send = None, self._refuse
+            self.open_step, self.send, self.sends = None, self._refuse, None
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
         if agents or not self._forms:
@@ -428,7 +452,8 @@ class AgentLoop:
     def _load(self, step: Step) -> None:
         self.generators = StepGenerators(step.seed, START, step.places)
         self.step = self.open_step = None
-        self.number, self.send, self.drawn, self.seed = START, self._refuse, {}, step.seed
+        self.number, self.send, self.sends = START, self._refuse, None
+        self.drawn, self.seed = {}, step.seed
         new = self.read(step.agents, step.state, step.before, step.arrivals)
         if self._start is not None:
             for agent in new:

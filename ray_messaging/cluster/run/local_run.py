@@ -166,9 +166,11 @@ def run_part(
     progress: bool,
     beginning: bytes | None = None,
     keep: bool = False,
+    server: LocalServer | None = None,
 ) -> Part:
     """Run a model as `run` does, and go on from a beginning, if there is one; with `keep` return the end.
 
+    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
@@ -184,7 +186,9 @@ def run_part(
         raise ConfigError(f"the groups are {names}, but before step {former.step} they were {former.groups}")
     try:
         return run_in_own_loop(
-            lambda: _run(plans, model, ending, options, copies, made, seed, calls, former, keep, progress=progress)
+            lambda: _run(
+                plans, model, ending, options, copies, made, seed, calls, former, keep, server, progress=progress
+            )
         )
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
@@ -214,6 +218,7 @@ async def _run(
     limits: Calls | None,
     former: Beginning | None,
     keep: bool,  # noqa: FBT001 - as `run_part` has it
+    server: LocalServer | None,
     *,
     progress: bool,
 ) -> Part:
@@ -222,7 +227,7 @@ async def _run(
     limit_calls = None if limits is None else partial(_limit_calls, limits, CallLimits(limits))
     steps = Steps(seed=seed, groups=len(plans), digest=True)
     async with AsyncExitStack() as stack:
-        server = stack.enter_context(LocalServer(steps=steps))
+        server = stack.enter_context(LocalServer(steps)) if server is None else server.begin_anew(steps)
         interceptor = Interceptor(_EXPERIMENT, rules)
         stack.push_async_callback(interceptor.close)
         told = told_rules(rules) if keep or former is not None else {}

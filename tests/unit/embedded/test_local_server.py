@@ -45,6 +45,26 @@ def test_messagers_talk_over_it_and_nothing_is_left(temporary_root):
     assert list(temporary_root.iterdir()) == []
 
 
+async def test_it_begins_anew_without_data_and_with_other_steps():
+    with LocalServer(Steps(seed=1)) as server:
+        pid = server._server.pid
+        async with Messager(server, "town", name="west") as west:
+            await west.host_agents([1], ["agent-chat"])
+            assert west.engine.steps.seed == 1
+            await west.engine.transport.steps.declare({"west": []})
+        for seed in (2, 3):
+            assert server.begin_anew(Steps(seed=seed)) is server
+            async with Messager(server, "town", name="west") as west:
+                assert list(west.engine.directory.records) == []
+                await west.host_agents([1, 2], ["agent-chat"])
+                assert west.engine.steps.seed == seed
+        assert server._server.pid == pid
+        server.stop()
+        server.begin_anew()
+        assert server._server.pid != pid
+        await talks(server)
+
+
 async def test_it_starts_with_its_first_messager_and_ends_when_nobody_has_it(temporary_root):
     messager = Messager(server := LocalServer(), "town")
     pid = server._server.pid

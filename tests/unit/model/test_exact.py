@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from support.any_values import anything, marked
 
 from ray_messaging import InvalidPayload
-from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
+from ray_messaging.model.exact import decode_exactly, encode_exactly, encode_pairs_exactly, kept_exactly
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HALF = "\N{SLIGHTLY SMILING FACE}".encode("utf-16-le", "surrogatepass")[:2].decode("utf-16-le", "surrogatepass")
@@ -156,3 +156,24 @@ def test_a_set_has_the_same_bytes_in_processes_that_hash_otherwise():
 def test_a_damaged_extension_is_an_error(data):
     with pytest.raises((InvalidPayload, TypeError)):
         decode_exactly(data)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {},
+        {1: {"knows": True, "n": 1.5, "parts": [1, {"k": b"x"}], "none": None}, "book": {}},
+        {1: {"place": (1, 2)}, 2: {}},
+        {2**70: {"a": 1}, True: {}, 0.5: {}},
+        {(1, 2): {"a": 1}},
+        {"west": {"array": np.arange(3)}},
+    ],
+)
+def test_pairs_have_the_bytes_of_a_list_of_tuples(pairs):
+    encoded = encode_pairs_exactly(pairs, "it")
+    assert encoded == encode_exactly([*pairs.items()], "it")
+
+
+def test_a_pair_that_cannot_be_kept_is_named():
+    with pytest.raises(InvalidPayload, match=r'it\[1\]\[1\]\["door"\] is .*object'):
+        encode_pairs_exactly({1: {}, 2: {"door": object()}}, "it")

@@ -1,6 +1,8 @@
 """The inbox of a step."""
 
 import pickle
+from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import ConfigError, FrameError
+from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold
@@ -63,6 +66,33 @@ def test_messages_of_an_agent_read_pickle_as_others_do():
         again = pickle.loads(pickle.dumps((messages, read)))
         assert again == (messages, read)
         assert [message.payload["n"] for message in again[1]] == [agent - 1, agent + 1][: len(read)]
+
+
+def test_the_messages_of_an_agent_are_used_as_all_other_messages():
+    inbox = numbered([b'{"n":0}', b'{"n":1}', b'{"n":2}'])
+    (_, found), (_, other) = inbox.by_agent()
+    whole = inbox.of(0)
+    assert isinstance(found, Messages)
+    assert isinstance(found, Sequence)
+    assert (found == whole, whole == found, found == other, found == 3) == (True, True, False, False)
+    assert (repr(found), len(found), bool(found)) == (repr(whole), 2, True)
+    listed = list(found)
+    assert found + other == listed + other == [*whole, *other]
+    assert [*reversed(found)] == [found[-1], found[0]]
+    assert found[:1] == [found[0]]
+    assert (found.index(found[1]), found.count(found[0]), found[1] in found, other[0] in found) == (1, 1, True, False)
+    assert found.from_ids.tolist() == [7, 7]
+    assert found.column("n").tolist() == [0, 2]
+    assert copy(found) == found
+    match found:
+        case [first, _]:
+            assert first.payload == {"n": 0}
+        case _:
+            pytest.fail("it is no sequence")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(found)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = found.nothing
 
 
 def test_more_subtopics_than_two_bytes_can_number():
