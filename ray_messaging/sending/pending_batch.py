@@ -278,7 +278,9 @@ class PendingBatch(msgspec.Struct, eq=False):
             self._end_cells()
         for part in self.parts:  # a transaction gets its step at its end, after its parts were made
             part.step = self.step
-        batch = self.parts[0] if len(self.parts) == 1 else joined_batches(self.parts)
+        if len(self.parts) > 1:
+            self.parts = [joined_batches(self.parts)]  # the payloads are copied, so the former parts are dropped
+        [batch] = self.parts
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
         batch.labels, batch.noted = {}, None  # only rules, and this process, may set these fields
         return batch if self.conversation is None else self.conversation.extend(batch)
