@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from functools import partial
 from time import time
 from typing import TypeVar
 
@@ -41,8 +42,8 @@ class BulkSender:
 
         Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
-        await check_current(self._frames, lambda: batches)
-        return await self._send(batches, self._put_own, sum(batch.rows for batch in batches))
+        checked = await check_current(self._frames, lambda: batches)
+        return await self._send(batches, partial(self._put_own, checked), sum(batch.rows for batch in batches))
 
     async def send_together(self, batches: Sequence[Batch]) -> Receipts:
         """Send plain messages as `send` does, but together with other messages that are sent at the same time."""
@@ -51,8 +52,9 @@ class BulkSender:
 
     async def send_questions(self, batches: Sequence[PendingBatch]) -> Receipts:
         """Send batches of questions; return the receipts of all rows. Raises the same errors as `send`."""
-        await check_current(self._frames, lambda: (batch for pending in batches for batch in pending.parts))
-        return await self._send(batches, self._put, sum(map(len, batches)))
+        parts = [batch for pending in batches for batch in pending.parts]
+        checked = await check_current(self._frames, lambda: parts)
+        return await self._send(batches, partial(self._put, checked), sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
         """Send batches that another process has made; return the receipts of all rows.
@@ -61,8 +63,8 @@ class BulkSender:
         """
         if batches and is_unspread(batches[0]):
             return await self.broadcast(batches)
-        await check_current(self._frames, lambda: batches)
-        receipts = await self._send(batches, self._add, sum(batch.rows for batch in batches))
+        checked = await check_current(self._frames, lambda: batches)
+        receipts = await self._send(batches, partial(self._add, checked), sum(batch.rows for batch in batches))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
     async def broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
@@ -80,22 +82,26 @@ class BulkSender:
             assert batch.extension is not None
             batch.extension.audience = found
         parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
-        await check_current(self._frames, lambda: parts)
+        checked = await check_current(self._frames, lambda: parts)
         pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in parts)
-        return await self._send(parts, lambda part, row: self._put(PendingBatch.of(spread(part, edges)), row), pairs)
 
-    def _put_own(self, batch: Batch, call_row: int) -> BulkWaiter:
+        def put(part: Batch, call_row: int) -> BulkWaiter:
+            return self._put(checked, PendingBatch.of(spread(part, edges)), call_row)
+
+        return await self._send(parts, put, pairs)
+
+    def _put_own(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
         batch.step, batch.sent_at = self._accumulator.step, time()
-        return self._put(PendingBatch.of(batch), call_row)
+        return self._put(checked, PendingBatch.of(batch), call_row)
 
     def _join_own(self, batch: Batch, call_row: int) -> BulkWaiter:
         batch.step, batch.sent_at = self._accumulator.step, time()
         return self._accumulator.join(batch, call_row)
 
-    def _add(self, batch: Batch, call_row: int) -> BulkWaiter:
+    def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept a relayed batch: as part of the open batch if it is small and plain, otherwise as a batch of its own.
 
-        Args: `call_row` is the number of the first message in the call.
+        Args: `checked` as for `_put`; `call_row` is the number of the first message in the call.
         """
         extension = batch.extension
         # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or
@@ -104,14 +110,18 @@ class BulkSender:
         plain = plain and batch.trace is None and batch.numbers is None and not isinstance(batch.step, np.ndarray)
         if plain and batch.rows <= _FEW and isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
             return self._accumulator.join(batch, call_row)
-        return self._put(PendingBatch.of(batch), call_row, own=False)
+        return self._put(checked, PendingBatch.of(batch), call_row, own=False)
 
-    def _put(self, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
-        """Accept a batch of its own."""
+    def _put(self, checked: int, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
+        """Accept a batch of its own.
+
+        Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
+        the batch waited for capacity.
+        """
         tracer, [batch] = self._accumulator.tracer, pending.parts
         # Another process has decided whether its batches are traced.
         pending.trace = tracer.open() if own and batch.trace is None else tracer.follow(batch.trace)
-        pending.checked = self._frames.directory.schemas.version
+        pending.checked = checked
         return self._accumulator.put_bulk(pending, call_row)
 
     async def _send(self, batches: Iterable[T], add: Callable[[T, int], BulkWaiter], rows: int) -> Receipts:

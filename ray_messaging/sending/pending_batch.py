@@ -276,7 +276,11 @@ class PendingBatch(msgspec.Struct, eq=False):
         """Return all messages as one batch, with our name; its first message has the number `first`."""
         if self.cells:
             self._end_cells()
-        batch = self.parts[0] if len(self.parts) == 1 else joined_batches(self.parts)
+        for part in self.parts:  # a transaction gets its step at its end, after its parts were made
+            part.step = self.step
+        if len(self.parts) > 1:
+            self.parts = [joined_batches(self.parts)]  # the payloads are copied, so the former parts are dropped
+        [batch] = self.parts
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
         batch.labels, batch.noted = {}, None  # only rules, and this process, may set these fields
         return batch if self.conversation is None else self.conversation.extend(batch)

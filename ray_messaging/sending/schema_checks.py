@@ -24,9 +24,10 @@ def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
         first += batch.rows
 
 
-async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Batch]]) -> None:
+async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Batch]]) -> int:
     """Check batches by the known schemas, if any. If a check fails, load the current schemas and check again.
 
+    Returns: the version of the schemas by which the batches were checked.
     Raises: PayloadMismatch if a schema refuses a payload.
     """
     if frames.schemas.version:
@@ -35,6 +36,7 @@ async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Ba
         except (PayloadMismatch, ConfigError):
             await frames.refresh()
             check_batches(frames.schemas, batches())
+    return frames.schemas.version
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:

@@ -245,11 +245,10 @@ class AttemptSender:
 
         Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
-        await check_current(
-            self._engine.frame_sender, lambda: (batch for pending in batches for batch in pending.parts)
-        )
+        parts = [batch for pending in batches for batch in pending.parts]
+        checked = await check_current(self._engine.frame_sender, lambda: parts)
         for pending in batches:
-            pending.checked = self._destination.schemas.version
+            pending.checked = checked  # the schemas may change while an earlier batch is written
             await self._deliver(self._begin(pending))
 
     async def _deliver(self, in_flight: InFlightBatch) -> None:

@@ -221,6 +221,19 @@ async def test_sends_of_a_transaction_carry_the_step(bank, shop):
     assert message.step == 4
 
 
+@pytest.mark.parametrize(("begins", "ends"), [(3, 3), (3, 4), (None, 4), (4, None)])
+async def test_messages_of_several_kinds_in_a_transaction_get_the_step_of_its_end(bank, shop, begins, ends):
+    bank.step = begins
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 2), {"n": 0})
+        tx.send_messages([Outgoing(to(bank, 2), {"n": 1})])
+        tx.send_columns(1, 2, [{"n": 2}])
+        bank.step = ends
+        tx.send_message(to(bank, 2), {"n": 3})
+    found = await fetch_all(shop, 4)
+    assert [(message.payload["n"], message.step) for message in found] == [(n, ends) for n in range(4)]
+
+
 async def test_handled_messages_make_room_for_sends_to_itself(messagers, shop):
     bank = await messagers(name="bank", host=[1], mailbox_messages=4, send_timeout_s=0.3)
     await feed(shop, 1, 2, 3, 4)

@@ -80,3 +80,14 @@ def test_a_batch_that_comes_whole_is_sent_as_it_came():
     batch.labels, batch.noted = {"spam": [0]}, [1]
     assert PendingBatch.of(batch).seal("west", 3, 70) is batch
     assert (batch.labels, batch.noted, batch.sender) == ({}, None, "west")
+
+
+def test_payloads_are_not_kept_twice_once_a_batch_is_sealed():
+    pending = PendingBatch(4)
+    for n in range(3):
+        pending.join(sealed([(1, [2], "chat", b'{"n":%d}' % n, None)]))
+    batch = pending.seal("a", 1, 0)
+    assert pending.parts == [batch]
+    again = pending.seal("a", 2, 7)
+    assert rows_of(again) == [(1, 2, "chat", b'{"n":%d}' % n, None) for n in range(3)]
+    assert (again.epoch, again.first, again.step) == (2, 7, 4)
