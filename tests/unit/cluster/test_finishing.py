@@ -58,7 +58,7 @@ async def killed(server, log_dir, tmp_path):
 async def test_a_killed_run_says_what_it_lacks_and_is_finished_from_its_servers_data(killed, server, log_dir):
     server.stop()
     (log_dir.parent / "log-server" / "12345.sock").touch()  # as a server leaves it that was killed
-    with pytest.raises(LogError, match=r"holds no event log: the run in .* has no end.*ray-messaging log finish"):
+    with pytest.raises(LogError, match=r"holds no event log: the run in .* has no recorded end.*ray-messaging log finish"):
         EventLog.open(log_dir)
     assert await asyncio.to_thread(finish, str(log_dir))
     log = EventLog.open(log_dir)
@@ -81,9 +81,9 @@ async def test_a_log_with_some_of_its_rows_says_so_everywhere(killed, server, lo
     await die(host)
     server.stop()
     log = EventLog.open(log_dir)
-    assert "has no end" in caplog.text
+    assert "has no recorded end" in caplog.text
     assert "log-server has them" in log.unended
-    with pytest.raises(Unbalanced, match=r"may lack rows: .* has no end"):
+    with pytest.raises(Unbalanced, match=r"may lack rows: .* has no recorded end"):
         log.balance()
     assert await command("stats", log_dir) == (1, "7 rows, from")
     assert await command("finish", log_dir) == (0, "The log is")
@@ -100,7 +100,7 @@ async def test_rows_whose_server_lost_them_are_noted_when_the_run_goes_on(killed
     server.stop()
     for path in sorted((log_dir.parent / "log-server").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(LogError, match=r"nothing can be written here: .* has no end"):
+    with pytest.raises(LogError, match=r"nothing can be written here: .* has no recorded end"):
         finish(str(log_dir))
     refused = host_of(valkey_config, log_dir, "two", "error")
     with pytest.raises(AlreadyExists, match="the log of a run that has no end"):
