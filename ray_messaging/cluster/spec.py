@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
-from ray_messaging.eventlog.folder_records import checked_uri
+from ray_messaging.eventlog.log_uri import checked_uri
 
 if TYPE_CHECKING:  # these modules are not loaded with `Messaging`, because the settings import pydantic
     from ray_messaging.config import Calls, MessagingConfig, ServerConfig, Steps

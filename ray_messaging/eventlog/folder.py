@@ -32,7 +32,6 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.eventlog.folder_records import checked_uri
 from ray_messaging.eventlog.log_schema import (
     READABLE,
     ROW_GROUP_ROWS,
@@ -44,6 +43,7 @@ from ray_messaging.eventlog.log_schema import (
     with_positions,
     without_empty,
 )
+from ray_messaging.eventlog.log_uri import checked_uri
 from ray_messaging.transports.step_values import CollectedKind
 
 KEY = b"ray_messaging"  # This library's facts are under this key in the metadata of a segment's footer.

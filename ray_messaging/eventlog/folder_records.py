@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.log_uri import IN_URL
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 if TYPE_CHECKING:  # the import would load pyarrow, which an interceptor does not need
@@ -34,28 +35,6 @@ _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
 _LONGEST = 200  # the most characters of an argument that are kept
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
-_IN_URL = re.compile(r"://[^/@\s]*@")
-_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-# pathlib makes one slash of two.
-_URI_AS_PATH = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)")
-
-
-def checked_uri(log_dir: str) -> str:
-    """Return a log_dir unchanged; raise ConfigError for a URI with a password, or one that was made a path.
-
-    The URI of a log is in records, error texts and health reports, so it must have no secret.
-    """
-    if _PASSWORD.search(log_dir):
-        raise ConfigError(
-            f"log_dir={_IN_URL.sub('://***@', log_dir)!r} has a password, and records and error texts would show it: "
-            "leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store has in their place, "
-            "in the environment of this program and of Ray's processes"
-        )
-    if found := _URI_AS_PATH.fullmatch(log_dir):
-        raise ConfigError(
-            f"log_dir={log_dir!r} is a URI that pathlib has changed: pass it as text, '{found[1]}://{found[2]}'"
-        )
-    return log_dir
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -244,7 +223,7 @@ def command_line() -> list[str]:
         elif secret and equals:
             found.append(f"{name}=***")
         else:
-            found.append(_IN_URL.sub("://***@", argument)[:_LONGEST])
+            found.append(IN_URL.sub("://***@", argument)[:_LONGEST])
         hidden = secret and not equals
     return found
 

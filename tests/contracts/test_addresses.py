@@ -26,7 +26,7 @@ from ray_messaging import (
     columns,
 )
 
-BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a\x7f", "x" * 300, "\n", "\ud800"]
+BAD_IDS = [1.5, True, b"ann", ("a", 1.5), [1], np.array([1, 2]), int, 2**63, "", "a\x7f", "x" * 300, "\n", "\ud800"]
 
 
 @pytest.mark.parametrize(

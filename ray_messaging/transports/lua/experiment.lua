@@ -31,7 +31,7 @@ return now[2] and 2 or 1
 --                  start:shards: see claim_experiment
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
--- ARGV[2] the life (the server process's run id) that the caller knew ("": none)  [3] the latest time in ms that the clock
+-- ARGV[2] the life (the server process's run id) that the caller knew ("": none)  [3] the highest time in ms that the clock
 --         of that life can show by now
 -- ARGV[4...] for each stream that is read over this connection: key, last entry that was read
 -- Returns {life, ms, format (0: none), shards (0: none), keys of streams whose last entry is before the last entry that

@@ -58,7 +58,9 @@ async def killed(server, log_dir, tmp_path):
 async def test_a_killed_run_says_what_it_lacks_and_is_finished_from_its_servers_data(killed, server, log_dir):
     server.stop()
     (log_dir.parent / "log-server" / "12345.sock").touch()  # as a server leaves it that was killed
-    with pytest.raises(LogError, match=r"holds no event log: the run in .* has no recorded end.*ray-messaging log finish"):
+    with pytest.raises(
+        LogError, match=r"holds no event log: the run in .* has no recorded end.*ray-messaging log finish"
+    ):
         EventLog.open(log_dir)
     assert await asyncio.to_thread(finish, str(log_dir))
     log = EventLog.open(log_dir)
