@@ -211,7 +211,10 @@ class AudienceFiles:
         raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of exactly this version. Raises the same errors as `LocalFolder.load`."""
+        """Return the pairs (speaker, hearer) of exactly this version of an audience.
+
+        Raises: UnknownName if the version does not exist, FrameError if its files are damaged.
+        """
         if self._here():
             return await asyncio.to_thread(self._maker().load, name, version)
         found: Edges = await self._through_actor("load", name, version)

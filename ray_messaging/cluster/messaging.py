@@ -120,9 +120,10 @@ class Messaging(AbstractContextManager["Messaging"]):
                 unless there are steps. Without a log_dir, or with shards="per-node", no data are kept.
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
             tracing: Sampled batches have spans from sender to handler (see docs/operations.md). None: no spans.
-            shards: With steps, the number of embedded servers on this node, or of parts of a cluster; "per-node" starts
-                a server on each current node. The first server is the primary. All servers keep large messages (see
-                docs/operations.md). None: one server.
+            shards: Only with steps: over how many servers large messages are spread (see docs/operations.md). This many
+                embedded servers start on this node; of a Redis Cluster of your own, this many slots are used.
+                "per-node" starts one server on each node that Ray has now. All other data are on the first server.
+                None: one server.
             calls: Limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;

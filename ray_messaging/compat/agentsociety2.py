@@ -60,7 +60,7 @@ class _Turn(BaseModel):
 
     sent: list[tuple[list[int], Message]] = []  # each message with its recipients
     created: list[Group] = []
-    joined: dict[int, bool] = {}  # by group: whether the agent has joined or left it
+    joined: dict[int, bool] = {}  # by group. True: the agent has joined it; False: the agent has left it
 
 
 class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class

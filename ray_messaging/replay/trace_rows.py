@@ -217,7 +217,10 @@ def _check_no_date(raw: object, number: int) -> None:
 
 
 def is_exact(spelled: str, value: float) -> bool:
-    """Return whether a float equals the number that a text spells, or Python writes the float as that number."""
+    """Return whether a float keeps the number that a text spells.
+
+    It does if both are equal, or if `repr` of the float spells the same number, as for 0.1.
+    """
     if len(spelled) <= _SHORT:
         return True
     number = Decimal(spelled)

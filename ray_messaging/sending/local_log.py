@@ -41,7 +41,7 @@ class LocalLog:
 
     @property
     def _excess(self) -> int:
-        """Return how many rows of the oldest batch are above the limit."""
+        """Return how many rows of the oldest batch must go so that the whole log is within its limit of rows."""
         return max(0, self._size - self._limit)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:

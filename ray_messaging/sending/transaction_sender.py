@@ -112,7 +112,7 @@ class TransactionSender:
         volume = sum(frame.nbytes for frame in self._outbound)
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
-                f"a transaction takes at most {TRANSACTION_BYTES:,} bytes on its way, and this one would take "
+                f"a transaction can carry at most {TRANSACTION_BYTES:,} bytes, and this one would take "
                 f"{volume:,}, as each mailbox gets a copy: send fewer messages at a time, or references to the data",
                 size=volume,
                 limit=TRANSACTION_BYTES,

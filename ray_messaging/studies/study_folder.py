@@ -339,7 +339,7 @@ def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, l
 
 
 def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
-    """Return the columns that depend on where and when runs are carried out."""
+    """Return the columns of what runs cost: seconds and calls. Two executions of the same run may differ in these."""
     made, saved = ([run.calls[place] for run in runs] for place in (0, 1))
     return {SECONDS: [run.seconds for run in runs], MADE: made, SAVED: saved}
 

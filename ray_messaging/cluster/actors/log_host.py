@@ -32,7 +32,8 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # the most rows of one answer
-_CLEARED = "cleared"  # the mark on the server with the time, in ms, at which the list of `rows` was cleared
+# The key, among the log's marks on the server, whose value is the time in ms at which the list `rows` was last cleared.
+_CLEARED = "cleared"
 
 T = TypeVar("T")
 

@@ -269,7 +269,7 @@ class RememberedCalls:
     def __post_init__(self) -> None:
         self._price = None if self.settings.cost is None else self.settings.price
         self._needs_usage = self.settings.needs_usage
-        self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
+        self.spent: BudgetSpent | None = None  # set once the budget is spent: the step can then not be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
         # The records by the calls' places; None: the call has neither succeeded nor used anything.

@@ -47,8 +47,8 @@ def agent_of(topic: str) -> tuple[AgentId | None, str]:
         return agent_id, check_subtopic(unquote(levels[4], errors="strict"))
     except (InvalidAddress, UnicodeDecodeError, IndexError):
         raise InvalidAddress(
-            f"topic {topic!r} is malformed: write exps/<exp_id>/agents/<agent id>/<subtopic>, and % / + # in an id "
-            "percent-encoded",
+            f"topic {topic!r} is malformed: write exps/<exp_id>/agents/<agent id>/<subtopic>. In the id, "
+            "percent-encode the characters '%', '/', '+' and '#'",
             value=topic,
         ) from None
 
@@ -94,8 +94,8 @@ def _filter_of(wanted: object) -> str:
     levels = checked.split("/")
     if any(len(level) > 1 and ("+" in level or "#" in level) for level in levels) or "#" in levels[:-1]:
         raise InvalidAddress(
-            f"filter {wanted!r} is malformed: + and # must each stand alone between slashes, and # at the end: "
-            "exps/my_exp/agents/+/agent-chat, exps/my_exp/#",
+            f"filter {wanted!r} is malformed: + and # must each stand alone between slashes, and # at the end, as in "
+            "exps/my_exp/agents/+/agent-chat and exps/my_exp/#",
             value=wanted,
         )
     if levels[0] == "$share":

@@ -76,7 +76,10 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
-    """Return the rows of a mailbox's frame that no note describes, or None if notes describe all rows."""
+    """Return the rows of a mailbox's frame that were delivered unchanged, or None if there are none.
+
+    All other rows have a note in the log, which says what rules did with them.
+    """
     part = LoggedPart(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     if part is None or batch.noted is None:
         return part

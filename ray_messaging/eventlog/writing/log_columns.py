@@ -144,9 +144,15 @@ def _places(part: LoggedPart) -> Codes:
 
 
 def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> NDArray[Any]:
-    """Return one column of values. Each value is an array, or one value for all rows of its part.
+    """Join the parts of a column.
 
-    The column is a copy, because a view would keep a frame in memory.
+    A part is an array with an element for each row, or a single value for all rows of the part. The result is a copy,
+    because a view would keep the whole frame in memory from which the array was read.
+
+    Args:
+        values: The parts.
+        counts: The number of rows of each part.
+        dtype: The type of the column.
     """
     column, start = np.empty(sum(counts), dtype), 0
     for value, count in zip(values, counts, strict=True):

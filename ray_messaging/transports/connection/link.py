@@ -126,7 +126,7 @@ class RedisLink:
         self._home = home
         self._clustered = bool(config.cluster)
         self.patience_s = patience_s
-        # The seconds to wait for a reply, and the seconds without any byte sent or received.
+        # The most seconds to wait for a reply, and the most seconds without a byte sent or received.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._closed = False
         self._wire: Wire | None = None
