@@ -79,8 +79,9 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        of_start = spec.log_dir is None or "://" in spec.log_dir  # a log in a URI has copies of the audiences' files
-        if config is None and kept is None and of_start and spec.audiences is not None:
+        # The next start finds files of audiences in the log's folder, which has copies of them if it is a URI.
+        copied = spec.log_dir is not None and "://" in spec.log_dir
+        if kept is None and spec.audiences is not None and (copied or (config is None and spec.log_dir is None)):
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
         # All calls to this actor may be repeated, so Ray repeats them.
@@ -286,14 +287,14 @@ def _audience_home(
     The node is the node of this process. The folder is in the log's folder; without a log, in the folder of the
     server's data; without such a folder, it is temporary. A user's own server keeps the experiment's data for a later
     start. So the name of a temporary folder has a hash of the server's address, by which a later start on this node
-    finds the files.
+    finds the files. If the log is in a URI, each start has a folder of its own, because the log's folder has copies.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")
     elif kept is not None:
         folder = kept.folder / "audiences"
     else:
-        server = run if config is None else f"{crc32(repr(config).encode()):08x}"
+        server = run if config is None or log_dir is not None else f"{crc32(repr(config).encode()):08x}"
         folder = Path(tempfile.gettempdir(), f"ray_messaging-audiences-{os.getuid()}", f"{exp_id}-{server}")
     return AudienceHome(context().get_node_id(), str(folder))
 

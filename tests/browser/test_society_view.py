@@ -102,6 +102,22 @@ def test_two_runs_are_compared_beside_each_other(seen, tmp_path):
         picture(seen, "inspector-beside")
 
 
+def test_both_runs_are_shown_by_the_value_of_the_first_run(seen, tmp_path):
+    mood = {"mood": np.arange(576 * STEPS) / 7}
+    first = written(tmp_path / "first", range(576), mood | lattice(1))
+    other = written(tmp_path / "other", range(576), lattice(2))
+    with opened(seen, first, "--beside", other):
+        seen.go(f"/society?step={'9' * 5000}")
+        seen.sees("said", f"Step {STEPS - 1}: 576 agents.")
+        seen.sees("problem", "has not collected 'mood' of its agents, but side")
+        seen.element("map-0").locator("canvas").first.wait_for()
+        seen.element("map-1").wait_for(state="hidden")
+        seen.page.get_by_label("colour").click()
+        seen.page.get_by_role("option", name="side").click()
+        seen.element("map-1").locator("canvas").first.wait_for()
+        seen.element("problem").wait_for(state="hidden")
+
+
 def test_a_run_that_collected_nothing_says_how_to_collect(seen, tmp_path):
     with opened(seen, write_folder(tmp_path / "bare", [[row(0, 1, 2)]]).where):
         seen.go("/society")

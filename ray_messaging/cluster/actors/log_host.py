@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError
 from ray_messaging.eventlog import folder_records
-from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
@@ -105,15 +105,22 @@ class LogHost:
             return
         reset = self._on_existing == "reset"
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id, any_schema=reset)
-        if self._on_existing == "resume" and self._experiment.steps is not None:
-            self._check_steps((await self._transport.steps.progress()).latest)
-        await with_folder_lock(self._folder, partial(self._claim_folder, before), asyncio.sleep)
+        lacks = (
+            self._on_existing == "resume" and self._experiment.steps is not None and await self._server_lacks_steps()
+        )
+        claim = partial(self._claim_folder, before, lacks_steps=lacks)
+        await with_folder_lock(self._folder, claim, asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
 
-    def _check_steps(self, latest: int) -> None:
-        """Raise ConfigError if the log has steps and the server, whose last step is `latest`, has none (-1)."""
-        logged = max((each.steps.handled for each in self._folder.segments() if each.steps is not None), default=-1)
-        if latest < 0 <= logged:
+    async def _server_lacks_steps(self) -> bool:
+        """Return whether no step was ever opened on the server, or the server has lost the experiment's data."""
+        steps = self._transport.steps
+        return await steps.settings() is None or (await steps.progress()).latest < 0
+
+    def _check_steps(self, segments: Sequence[Segment]) -> None:
+        """Raise ConfigError if the log has steps, because the server has none."""
+        logged = max((each.steps.handled for each in segments if each.steps is not None), default=-1)
+        if logged >= 0:
             where, exp_id = self._folder.where, self._experiment.exp_id
             raise ConfigError(
                 f"the log in {where} has the steps of {exp_id!r} up to {logged}, and its server has none, so that the "
@@ -122,10 +129,11 @@ class LogHost:
                 f"Messaging.fork({where!r}, ...); or delete the log by on_existing='reset'"
             )
 
-    def _claim_folder(self, before: str) -> None:
+    def _claim_folder(self, before: str, *, lacks_steps: bool) -> None:
         """Claim the folder, so that log writers of other starts add no more files. The caller holds the folder's lock.
 
-        Args: `before` is the start that had a log on the server before this start, or "".
+        Args: `before` is the start that had a log on the server before this start, or "". `lacks_steps` says that the
+        run is resumed in steps, but the server has none of them.
         """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
@@ -133,6 +141,8 @@ class LogHost:
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             folder_records.note_missing(self._folder, account.writer, str(error))
             raise error
+        if lacks_steps:
+            self._check_steps(segments)
         lacking = folder_records.unended(self._folder)
         collected = any(self._folder.collected_files(kind) for kind in CollectedKind)
         if (segments or lacking or collected) and self._on_existing == "error":

@@ -17,6 +17,7 @@ from ray_messaging.inspector.server.answer_cache import AnswerCache
 _PLAY_S = 0.4
 _SIZES = 500, 440  # the width and height of a map in pixels: of one run, and of two runs beside each other
 _LEGEND = 130  # the pixels beside a map
+_MOST_DIGITS = 18  # the most digits of a step in the URL
 _NETWORK, _MAP = "messages of the step", "places"
 _NOTHING = (
     "There is nothing to draw: the run collected no values, or too many for a page. A run collects a value of each "
@@ -31,7 +32,8 @@ class SocietyPage:
         self._cache = cache
         source = cache.source
         self._runs = [source] if source.beside is None else [source, source.beside]
-        self._step = int(asked["step"]) if asked.get("step", "").isdecimal() else None
+        step = asked.get("step", "")
+        self._step = int(step) if step.isdecimal() and len(step) <= _MOST_DIGITS else None
         self._steps: list[int] = []
         with card("Society, step by step"):
             self._problem = Problem(quiet=True)
@@ -67,6 +69,8 @@ class SocietyPage:
                     self._counts = chart("differences", 160)
         self._differs.set_visibility(source.beside is not None)
         self._drawing = False  # While True, changes of the choices are the page's own.
+        self._asked = self._shown = 0  # the numbers of the last question and of the last answer that is shown
+        self._waiting = 0  # how many questions have no answer yet
         self._timer = ui.timer(_PLAY_S, self._next, active=False)
         ui.timer(0.05, self._begin, once=True)
 
@@ -91,6 +95,8 @@ class SocietyPage:
             self._slider.set_value(0)
 
     async def _next(self) -> None:
+        if self._waiting:
+            return
         place = int(self._slider.value) + 1
         if place < len(self._steps):
             self._slider.set_value(place)
@@ -101,11 +107,33 @@ class SocietyPage:
         """Show the chosen step of each run."""
         if self._drawing:
             return
-        measure, columns = self._measure.value or "", int(self._columns.value) if self._columns.value else None
-        with self._problem.told():
-            societies = [await self._cache.ask(run.society_in_step, measure, self._step, columns) for run in self._runs]
-            lines = [await self._cache.ask(run.over_steps, measure) for run in self._runs]
-            self._show(societies, [found for found in lines if found is not None])
+        columns = max(1, int(self._columns.value)) if self._columns.value else None
+        self._asked += 1
+        asked = self._asked
+        self._waiting += 1
+        try:
+            with self._problem.told():
+                societies, lines = await self._ask(self._measure.value or "", columns)
+                if asked > self._shown:  # otherwise a later question was answered before this one
+                    self._shown = asked
+                    self._show(societies, [found for found in lines if found is not None])
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, measure: str, columns: int | None) -> tuple[list[SocietyInStep | None], list[Series | None]]:
+        """Return the step of each run, and its values over the steps. All runs have the step and value of the first."""
+        run, *others = self._runs
+        first = await self._cache.ask(run.society_in_step, measure, self._step, columns)
+        societies, lines = [first], [await self._cache.ask(run.over_steps, measure)]
+        measure, step = (measure, self._step) if first is None else (first.measure, first.step)
+        for other in others:
+            found = values = None
+            with self._problem.told(f"the run {other.title}"):  # The other run may lack the value.
+                found = await self._cache.ask(other.society_in_step, measure, step, columns)
+                values = await self._cache.ask(other.over_steps, measure)
+            societies.append(found)
+            lines.append(values)
+        return societies, lines
 
     def _show(self, societies: list[SocietyInStep | None], lines: list[Series]) -> None:
         first = societies[0]
@@ -116,14 +144,16 @@ class SocietyPage:
             self._step = self._step if first is None else first.step
             self._step = self._step if self._step in self._steps else self._steps[-1]
             self._choose(first)
+            scales = [each.scale for each in societies if each is not None]
+            scale = _joint(scales) if scales else []
             for drawn, picture, found in zip(self._cards, self._maps, societies, strict=True):
                 drawn.set_visibility(found is not None)
                 if found is not None:
                     network = self._view.value == _NETWORK and found.linked
-                    shown = replace(found, scale=_joint([each.scale for each in societies if each is not None]))
+                    shown = replace(found, scale=scale)
                     drawing = charts.society_network if network else charts.society_map
                     draw(picture, drawing(shown, self._size))
-            kinds = first.scale if first is not None and isinstance(first.scale, list) else []
+            kinds = scale if first is not None and isinstance(first.scale, list) and isinstance(scale, list) else []
             draw(self._lines, charts.over_steps(lines, kinds, self._step))
             if first is not None:
                 self._line_note.set_text("Agents with each value." if kinds else f"The mean of {first.measure}.")

@@ -117,10 +117,10 @@ class FolderFacts(RunFacts):
     def over_steps(self, measure: str) -> Series | None:
         """Return the mean of a collected value of all agents by step, or how many agents have each text.
 
-        If the run collected values of all agents together, return these.
+        If the run collected values of all agents together, return these. Raises InvalidQuery as `society_in_step`.
         """
         series = self._by_agent()
-        return self.series() if series is None else over_steps(series, measure or measures_of(series)[0])
+        return self.series() if series is None else over_steps(series, measure)
 
     def differences(self) -> Differences | None:
         """Return the messages in which the run differs from the run beside it; None: there is no other run.

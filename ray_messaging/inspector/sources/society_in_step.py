@@ -43,13 +43,7 @@ def society_in_step(
     Raises: InvalidQuery if the run has collected no such value.
     """
     measures = measures_of(series)
-    measure = measure or measures[0]
-    if measure not in measures:
-        raise InvalidQuery(
-            f"the run has not collected {measure!r} of its agents, but {', '.join(measures)}",
-            field="measure",
-            value=measure,
-        )
+    measure = _measure_of(measures, measure)
     column_of_steps = series[STEP].to_numpy()
     steps = np.unique(column_of_steps)
     at = steps[-1] if step is None else steps[max(0, int(np.searchsorted(steps, step, "right")) - 1)]
@@ -78,7 +72,11 @@ def society_in_step(
 
 
 def over_steps(series: pa.Table, measure: str) -> Series:
-    """Return the mean of a value over the agents by step; of texts and bools, how many agents have each of them."""
+    """Return the mean of a value over the agents by step; of texts and bools, how many agents have each of them.
+
+    The arguments and errors are those of `society_in_step`.
+    """
+    measure = _measure_of(measures_of(series), measure)
     column = series[measure]
     if is_integer(column.type) or is_floating(column.type):
         means = series.group_by(STEP).aggregate([(measure, "mean")]).sort_by(STEP)
@@ -91,9 +89,22 @@ def over_steps(series: pa.Table, measure: str) -> Series:
     rows = {step: row for row, step in enumerate(steps)}
     lines: dict[str, list[float | None]] = {}
     for step, text, count in zip(*(counts[key].to_pylist() for key in (STEP, measure, "count_all")), strict=True):
-        lines.setdefault(name(text), [0] * len(steps))[rows[step]] = count
+        line = lines.setdefault(name(text), [0] * len(steps))
+        line[rows[step]] = (line[rows[step]] or 0) + count  # `name` makes one name of texts that begin alike.
     most = sorted(lines, key=lambda text: (-max(each or 0 for each in lines[text]), text))[:_MOST_KINDS]
     return Series(steps, {text: lines[text] for text in sorted(most)})
+
+
+def _measure_of(measures: list[str], asked: str) -> str:
+    """Return the value that is asked for by its name, or by its name on a page ("": the first one)."""
+    found = next((each for each in measures if asked in {"", each, name(each)}), None)
+    if found is None:
+        raise InvalidQuery(
+            f"the run has not collected {asked!r} of its agents, but {', '.join(measures)}",
+            field="measure",
+            value=asked,
+        )
+    return found
 
 
 def _finite(value: float | None) -> float | None:
@@ -115,7 +126,7 @@ def _values(column: pa.ChunkedArray) -> list[float | str]:
 
 def _scale(column: pa.ChunkedArray) -> tuple[float, float] | list[str]:
     if not (is_integer(column.type) or is_floating(column.type)):
-        kinds = [name(value) for value in pc.unique(column.cast(pa.string())).to_pylist()]
+        kinds = {name(value) for value in pc.unique(column.cast(pa.string())).to_pylist()}
         return sorted(kinds) if is_boolean(column.type) or len(kinds) <= _MOST_KINDS else sorted(kinds)[:_MOST_KINDS]
     return _range(column)
 
@@ -152,7 +163,7 @@ def _cells(series: pa.Table, rows: pa.Table) -> tuple[list[int], int]:
     """
     named = AGENT_NAME in series.column_names
     low, high = (pc.min_max(series[AGENT])[end].as_py() for end in ("min", "max"))
-    if not named and low >= 0 and high < 2 * len(rows):
+    if not named and low >= 0 and high < 2 * pc.count_distinct(series[AGENT]).as_py():
         return rows[AGENT].to_pylist(), high + 1
     return [*range(len(rows))], len(rows)
 

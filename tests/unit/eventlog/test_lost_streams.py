@@ -7,6 +7,7 @@ from support.contracts import client_of, until
 from support.embedded_server import client
 from support.log_writing import logged
 
+from ray_messaging import Steps
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
@@ -14,7 +15,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.folder_records import read_account
+from ray_messaging.eventlog.folder_records import claim, read_account
 from ray_messaging.eventlog.log_schema import SCHEMA, VERSION
 from ray_messaging.eventlog.writing import writer as writing
 from ray_messaging.eventlog.writing.writer import LogWriter
@@ -42,11 +43,13 @@ async def flush(local):
 def hosts(local, tmp_path):
     """Return a function that makes a run's log process, which takes the experiment by default."""
 
-    def host(run, on_existing="error", *, takes=True, **settings):
+    def host(run, on_existing="error", *, takes=True, steps=None, **settings):
         if takes:
             with client(local) as server:
                 server.hset(Keys("exp").meta, "start:run", run)
-        experiment = Experiment("exp", run, MessagingConfig(**settings), str(tmp_path / "log"), redis=local)
+        experiment = Experiment(
+            "exp", run, MessagingConfig(**settings), str(tmp_path / "log"), steps=steps, redis=local
+        )
         return LogHost(experiment, on_existing)
 
     return host
@@ -165,6 +168,17 @@ async def test_a_successor_on_a_flushed_server_reports_the_loss(society, hosts, 
     assert logged(tmp_path / "log") == society.written[:5]
     with pytest.raises(Unbalanced, match="not complete"):
         EventLog.open(tmp_path / "log").balance()
+
+
+async def test_a_successor_in_a_resumed_run_with_steps_reports_the_loss_too(hosts, tmp_path):
+    folder = Folder(tmp_path / "log")
+    folder.prepare("exp")
+    claim(folder, "run/dead", "exp")  # by the process before it; a flushed server has nothing
+    successor = hosts("run", "resume", takes=False, steps=Steps())
+    with pytest.raises(LogError, match=r"process died.*lost the data") as caught:
+        await successor.start()
+    await successor.abandon()
+    assert missing_in(folder.where) == (str(caught.value),)
 
 
 async def test_an_old_runs_log_that_starts_again_leaves_a_new_run_alone(society, hosts, flush):

@@ -10,7 +10,7 @@ from support.log_queries import ROWS, T0, log_of, row, write_folder
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import RuleChange, RunStart, note_end, note_start, write_rule_changes
-from ray_messaging.inspector.page_values import TEXT_WIDTH, RowQuery, Series, spoken
+from ray_messaging.inspector.page_values import NAME_WIDTH, TEXT_WIDTH, RowQuery, Series, cut, spoken
 from ray_messaging.inspector.pages.charts import network, society_network
 from ray_messaging.inspector.sources.busiest_agents import AGENTS
 from ray_messaging.inspector.sources.folder_facts import FolderFacts
@@ -243,6 +243,23 @@ def test_agents_stand_at_their_positions_or_in_the_cells_of_a_lattice(tmp_path):
     assert found.places == [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1)]  # agent 3 has departed: its cell is empty
     assert (found.bounds, found.lattice, found.scale) == ((0, 2, 0, 1), True, (0, 5))
     assert source.over_steps("mood") == Series([0, 1], {"mean": [2.5, 2.0]})
+
+
+def test_cells_keep_their_places_when_most_agents_have_departed(tmp_path):
+    source = society_of(tmp_path, step=[0] * 9 + [1] * 3, agent=[*range(9), 0, 4, 8], mood=[*range(12)])
+    found = source.society_in_step("mood", 1, None)
+    assert (found.places, found.bounds) == ([(0, 0), (1, 1), (2, 2)], (0, 2, 0, 2))
+
+
+def test_values_and_names_that_begin_alike_are_counted_together_and_found_by_what_a_page_shows(tmp_path):
+    said, measure = "a" * NAME_WIDTH, "m" * 2 * NAME_WIDTH
+    source = society_of(
+        tmp_path, step=[0] * 4, agent=[*range(4)], **{measure: [said + "1", said + "2", said + "2", "b"]}
+    )
+    found = source.society_in_step("", None, None)
+    assert found.scale == [cut(said + "1", NAME_WIDTH), "b"]
+    assert source.over_steps(found.measure).lines == {found.scale[0]: [3], "b": [1]}
+    assert source.society_in_step(found.measure, None, None) == found
 
 
 def test_messages_of_the_step_join_the_agents_of_a_small_society(tmp_path):
