@@ -530,7 +530,9 @@ class Town(LoggedGroups):
         self.handle = SimpleNamespace(
             lane=Method(lambda **_: self.judge_now().lane_address),
             # where the lane's sockets do not lead
-            forward_batch=Method(lambda *args, **_: self.judge_now().interceptor.answer(*args)),
+            forward_batch=Method(
+                lambda request, patient, **_: self.judge_now().interceptor.answer(request, patient=patient)
+            ),
             step_rules=Method(lambda: [rule.name for rule in self.judge_now().interceptor.rules.whole]),
         )
         self.log_writer = await self.log()
