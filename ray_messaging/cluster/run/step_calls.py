@@ -331,6 +331,9 @@ class RememberedCalls:
 
     def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
         self.counts[source] += 1
+        if source == STORE and (failed := self.memory.failed(call.key)) is not None:
+            # The answer cost this agent nothing, but its own call has failed before, and was paid.
+            made = KeptCall(made.seconds, made.tries, made.result, failed.usage)
         self._record(call, source, made)
         return decode_exactly(made.result)
 
