@@ -21,7 +21,7 @@ from ray_messaging.cluster.run.model_thread import Holder, ModelThread, Turns
 from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
-from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
+from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError, PayloadTooLarge
 from ray_messaging.model.call_content import content_digest_of, told_by
 from ray_messaging.model.call_usage import CallMeter, CallUsage, added, metering, read_usage
 from ray_messaging.model.calls import (
@@ -401,7 +401,11 @@ class RememberedCalls:
                     await self._keep_failed(call)
                 raise
             if source == MODEL:  # a cancelled call may have been kept nevertheless, so its number stays taken
-                await self.memory.keep(call.key, made)
+                try:
+                    await self.memory.keep(call.key, made)
+                except PayloadTooLarge:
+                    await self._keep_failed(call)
+                    raise
             elif source == STORE:
                 self.memory.check(made)
         finally:

@@ -522,3 +522,22 @@ async def test_what_a_failed_call_has_used_stays_in_the_log_if_the_store_then_ha
         (0, "store", CallUsage("small", 10, 0, 1, None)),
         (1, "model", CallUsage("small", 10, 0, 2, None)),
     ]
+
+
+async def test_what_a_call_has_used_whose_result_is_too_large_is_in_the_log(attempt):
+    async def ask(prompt):
+        report_usage(model="small", input_tokens=10, output_tokens=1)
+        return prompt * 200
+
+    async def person(me, inbox):
+        if me.id == 0:
+            with pytest.raises(PayloadTooLarge):
+                await me.remember(ask, "?")
+
+    society = AgentLoop("east", person)
+    society.records_calls = True
+    step, memory = await attempt()
+    await society.run(step, memory)
+    assert [(record.source, record.usage) for record in decode_calls(step.calls)] == [
+        ("failed", CallUsage("small", 10, 0, 1, None))
+    ]
