@@ -397,7 +397,7 @@ class RememberedCalls:
             except BaseException as error:
                 if self._asked[digest] == call.n:  # free the number, so that a second attempt gets the same number
                     self._asked[digest] -= 1
-                if isinstance(error, Exception):
+                if isinstance(error, Exception | asyncio.CancelledError):
                     await self._keep_failed(call)
                 raise
             if source == MODEL:  # a cancelled call may have been kept nevertheless, so its number stays taken

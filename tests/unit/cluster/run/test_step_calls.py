@@ -541,3 +541,27 @@ async def test_what_a_call_has_used_whose_result_is_too_large_is_in_the_log(atte
     assert [(record.source, record.usage) for record in decode_calls(step.calls)] == [
         ("failed", CallUsage("small", 10, 0, 1, None))
     ]
+
+
+async def test_what_a_call_has_used_that_the_model_gives_up_is_in_the_log(attempt):
+    async def ask(prompt):
+        report_usage(model="small", input_tokens=10, output_tokens=1)
+        paid.set()
+        await asyncio.Event().wait()
+
+    async def person(me, inbox):
+        if me.id == 0:
+            asking = asyncio.ensure_future(me.remember(ask, "?"))
+            await paid.wait()
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+
+    paid = asyncio.Event()
+    society = AgentLoop("east", person)
+    society.records_calls = True
+    step, memory = await attempt()
+    await society.run(step, memory)
+    assert [(record.source, record.usage) for record in decode_calls(step.calls)] == [
+        ("failed", CallUsage("small", 10, 0, 1, None))
+    ]
