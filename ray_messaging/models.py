@@ -333,9 +333,14 @@ def _strict(schema: Any) -> Any:  # noqa: ANN401 - a JSON schema, or a part of o
         return [_strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _strict(part) for name, part in schema.items() if name != "default"}
-    if isinstance(properties := found.get("properties"), dict) and found.get("type") == "object":
-        found |= {"required": [*properties], "additionalProperties": False}
+    found = {
+        # The names in these two are the user's, such as a field `default`.
+        name: {each: _strict(of) for each, of in part.items()} if name in {"properties", "$defs"} else _strict(part)
+        for name, part in schema.items()
+        if name != "default"
+    }
+    if found.get("type") == "object" and "properties" in found:
+        found |= {"required": [*found["properties"]], "additionalProperties": False}
     return found
 
 

@@ -50,6 +50,8 @@ def check_agents(agents: object) -> None:
         )
     if isinstance(agents, ItemsView):
         raise InvalidAddress("agents are the items of a dict, whose values would become ids: pass its keys", value=None)
+    if isinstance(agents, enumerate):
+        raise InvalidAddress("agents are an enumerate, whose pairs would become ids: pass the ids alone", value=None)
     if hasattr(agents, "itertuples"):
         raise InvalidAddress("agents are a DataFrame: pass its index, or the column of their ids", value=None)
 

@@ -12,6 +12,7 @@ from ray_messaging.errors import ConfigError
 
 # Prices per million tokens have up to 6 decimal places, so the price of one token is a whole number of these parts.
 _PARTS_DIGITS: Final = 12
+_MOST_TOKENS: Final = 2**40  # larger numbers are none of tokens, and their sums would not fit 64 bits
 
 
 class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -119,7 +120,7 @@ def report_usage(
     else:
         named, tokens = None, [input_tokens, cached_tokens, output_tokens]
     given, cached, output = tokens
-    if not all(type(each) is int and each >= 0 for each in tokens) or cached > given:
+    if not _are_counts(given, cached, output):
         raise ConfigError(
             f"input_tokens={given!r}, cached_tokens={cached!r}, output_tokens={output!r}: tokens must be whole numbers "
             "from 0 on, and no more may come from the cache than there were"
@@ -131,10 +132,13 @@ def report_usage(
 def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
     """Count the usage that a result itself reports, unless its function has reported any.
 
+    A dict of the user's own may have a `usage` that means something else: it counts only if it has numbers of tokens.
+
     Args: `needed_of` is the name of a function that must report its usage (None: it need not).
     Raises: ConfigError if the function has reported nothing, and must.
     """
-    if meter.used is None and isinstance(answer, dict) and (found := _reported(answer)) is not None:
+    found = _reported(answer) if meter.used is None and isinstance(answer, dict) else None
+    if found is not None and _are_counts(*found[1:]):
         meter.add(*found)
     if meter.used is None and needed_of is not None:
         raise ConfigError(
@@ -152,6 +156,13 @@ def _reported(answer: object) -> tuple[str | None, int, int, int] | None:
     details = _part(usage, "prompt_tokens_details") or _part(usage, "input_tokens_details")
     model = _part(answer, "model")
     return model if isinstance(model, str) else None, given, _part(details, "cached_tokens") or 0, output
+
+
+def _are_counts(given: object, cached: object, output: object) -> bool:
+    """Return whether these are numbers of tokens, of which no more came from a cache than there were."""
+    if type(given) is int and type(cached) is int and type(output) is int:
+        return 0 <= cached <= given < _MOST_TOKENS and 0 <= output < _MOST_TOKENS
+    return False
 
 
 def _first(of: object, *names: str) -> Any:  # noqa: ANN401 - what a server has sent

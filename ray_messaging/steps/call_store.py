@@ -110,7 +110,7 @@ class CallStore:
             await asyncio.wait({waited})  # if this call is cancelled, the other call goes on
             outcome = waited.result()
             if isinstance(outcome, KeptCall):
-                return outcome, False
+                return KeptCall(0.0, 0, outcome.result), False  # the other call has the time and the tokens
             if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
             # The task that made the call was cancelled, or has no budget left. So try to make the call here.

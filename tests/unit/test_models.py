@@ -195,6 +195,23 @@ def test_a_budget_of_money_is_exceeded_by_no_more_than_was_under_way(tmp_path):
     assert rest.calls.store >= first.calls.model
 
 
+def test_a_form_may_have_fields_with_the_names_of_keywords():
+    class Inner(pydantic.BaseModel):
+        properties: str
+        default: int = 3
+
+    class Odd(pydantic.BaseModel):
+        default: str
+        inner: Inner
+        type: str = "object"
+
+    schema = Chat(model="small", base_url="http://x/v1", form=Odd)._request["response_format"]["json_schema"]["schema"]
+    inner = schema["$defs"]["Inner"]
+    assert (schema["required"], inner["required"]) == (["default", "inner", "type"], ["properties", "default"])
+    assert [*schema["properties"], *inner["properties"]] == schema["required"] + inner["required"]
+    assert not any("default" in of for each in (schema, inner) for of in each["properties"].values())
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

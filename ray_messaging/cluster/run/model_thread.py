@@ -6,7 +6,7 @@ From one await to the next, only one agent's code runs in the model's event loop
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from time import perf_counter
@@ -38,6 +38,7 @@ class ModelThread:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "model")
         self._short = True  # the last call was short
+        self._last: Future[Any] | None = None  # the last call
         self._loop: asyncio.AbstractEventLoop | None = None  # the same in all steps, because clients are bound to it
 
     async def call(
@@ -54,6 +55,7 @@ class ModelThread:
         """
         began = perf_counter()
         future = self._thread.submit(copy_context().run, raising, function, *args)
+        self._last = future
         if self._short and look is None:
             with suppress(TimeoutError):
                 future.exception(_SHORT_S)
@@ -78,8 +80,11 @@ class ModelThread:
         return self._loop.run_until_complete(coroutine)
 
     async def close(self) -> None:
-        """Close the event loop of the models, after what ends with it, such as the connections of a client."""
-        if self._loop is not None and not self._loop.is_running():  # otherwise a model never returns
+        """Close the event loop of the models, after what ends with it, such as the connections of a client.
+
+        While a model does not return, the loop stays.
+        """
+        if self._loop is not None and self._last is not None and self._last.done():
             await asyncio.wrap_future(self._thread.submit(_end, self._loop))
 
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's

@@ -21,7 +21,7 @@ from ray_messaging.cluster.run.model_thread import Holder, ModelThread, Turns
 from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
-from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
+from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError, PayloadTooLarge
 from ray_messaging.model.call_content import content_digest_of, told_by
 from ray_messaging.model.call_usage import CallMeter, CallUsage, added, metering, read_usage
 from ray_messaging.model.calls import (
@@ -331,6 +331,9 @@ class RememberedCalls:
 
     def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
         self.counts[source] += 1
+        if source == STORE and (failed := self.memory.failed(call.key)) is not None:
+            # The answer cost this agent nothing, but its own call has failed before, and was paid.
+            made = KeptCall(made.seconds, made.tries, made.result, failed.usage)
         self._record(call, source, made)
         return decode_exactly(made.result)
 
@@ -394,11 +397,15 @@ class RememberedCalls:
             except BaseException as error:
                 if self._asked[digest] == call.n:  # free the number, so that a second attempt gets the same number
                     self._asked[digest] -= 1
-                if isinstance(error, Exception):
+                if isinstance(error, Exception | asyncio.CancelledError):
                     await self._keep_failed(call)
                 raise
             if source == MODEL:  # a cancelled call may have been kept nevertheless, so its number stays taken
-                await self.memory.keep(call.key, made)
+                try:
+                    await self.memory.keep(call.key, made)
+                except PayloadTooLarge:
+                    await self._keep_failed(call)
+                    raise
             elif source == STORE:
                 self.memory.check(made)
         finally:

@@ -93,6 +93,17 @@ def check_agent(name: str, value: object) -> AgentId:
         raise InvalidQuery(f"{name}: {error}", field=name, value=value) from error
 
 
+def _is_one_id_or_several(value: object) -> bool:
+    """Return whether a value is a tuple of ids, such as (3, 4), that may also be the id of one agent."""
+    if type(value) is not tuple or any(isinstance(each, tuple) for each in value):
+        return False
+    try:
+        check_id(value)
+    except InvalidAddress:
+        return False
+    return True
+
+
 def check_text(name: str, value: object) -> str | None:
     """Return a non-empty text, or None for None; raise InvalidQuery for anything else, and for invalid Unicode."""
     if value is None:
@@ -203,6 +214,12 @@ class Filters:
                 name,
                 value,
                 ("could mean two steps, or all steps between two: write [first, second] or range(first, end)"),
+            )
+        if CHECKS[name] is check_agent and _is_one_id_or_several(value):
+            raise invalid(
+                name,
+                value,
+                f"could mean one agent, whose id is a tuple, or several agents: write [{value!r}] or {[*value]!r}",
             )
         some = isinstance(value, Collection) and not isinstance(value, str | bytes | dict)
         values = list(value) if some else [value]

@@ -19,7 +19,8 @@ class BlackList(Rule):
     pairs excludes most rows of a batch. The pairs are kept in `state`.
 
     Args:
-        pairs: (from_id, to_id) pairs, or a single pair.
+        pairs: (from_id, to_id) pairs, or a single pair. A single pair of ids that are tuples must be in a list, as
+            `[((0, 0), (0, 1))]`.
         name: the rule's name.
 
     Raises: RuleError if `pairs` is not a list of pairs, InvalidAddress if an id is not valid.

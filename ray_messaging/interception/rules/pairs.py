@@ -29,7 +29,18 @@ def check_pair(pair: object, rule: str) -> Pair:
     """Return a pair with normalized ids; raise RuleError if it is not a pair, InvalidAddress if an id is not valid."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), with None for any agent", rule=rule)
+    _check_nesting(pair, rule)
     return (None if pair[0] is None else check_id(pair[0]), None if pair[1] is None else check_id(pair[1]))
+
+
+def _check_nesting(pair: object, rule: str) -> None:
+    """Raise RuleError for a list of two tuples: it is a list of pairs that lies in another list, not a pair of ids."""
+    if isinstance(pair, list) and all(isinstance(end, tuple) for end in pair):
+        raise RuleError(
+            f"{pair!r} is a list of two pairs where one pair is expected: pass it without the list around it; if its "
+            f"tuples are ids, write the pair as a tuple, {tuple(pair)!r}",
+            rule=rule,
+        )
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
@@ -179,6 +190,7 @@ def _edge(edge: object, rule: str, name: str) -> Edge:
         edge = tuple(edge)
     if not isinstance(edge, tuple | list) or len(edge) != 2:
         raise RuleError(f"{name}: {edge!r} is no edge: write (from_id, to_id)", rule=rule)
+    _check_nesting(edge, rule)
     return check_id(edge[0]), check_id(edge[1])
 
 

@@ -238,6 +238,7 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"fate": None}, "every row has one"),
         ({"channel": 5}, "channel=5 must be a str"),
         ({"rule": ["a", 5]}, "rule=5 must be a str"),
+        ({"from_id": (3, 4)}, r"could mean one agent, .* or several agents: write \[\(3, 4\)\] or \[3, 4\]"),
         ({"step": (1, 5)}, "could mean two steps, or all steps between two"),
         ({"step": range(1, 9, 2)}, "leaves steps out"),
         ({"step": "1"}, "must be an int"),

@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pandas as pd
 import pytest
+from support.patience import WAIT_S
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
@@ -345,3 +346,23 @@ def test_the_digests_of_the_last_steps_do_not_depend_on_where_a_run_ends():
     short = run(tell_next, agents=6, until=64, groups=2, progress=False)
     assert [*long.digests] == [*range(6, 70)]
     assert {step: long.digests[step] for step in range(6, 64)} == {step: short.digests[step] for step in range(6, 64)}
+
+
+def test_a_plain_model_that_never_returns_does_not_keep_the_run_from_its_error_after_an_async_step():
+    gate, waited = threading.Event(), []
+
+    async def later():
+        pass
+
+    def model(me, _inbox):
+        if me.step == 0:
+            return later()
+        waited.append(gate.wait(WAIT_S))
+        return None
+
+    try:
+        with pytest.raises(StepFailed, match="not done after timeout"):
+            run(model, agents=1, until=2, timeout=0.1, progress=False)
+        assert not waited
+    finally:
+        gate.set()

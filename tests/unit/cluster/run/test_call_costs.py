@@ -75,6 +75,28 @@ def test_an_answer_that_is_openais_dict_is_counted_unless_its_function_reports()
         go(asks, Calls(cost={"large": Price(input=1, output=1)}), agents=2, until=1)
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": "12", "completion_tokens": 3},
+        {"prompt_tokens": 1.5, "completion_tokens": 3},
+        {"input_tokens": -5, "output_tokens": 3},
+        {"input_tokens": 2, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 9}},
+        {"input_tokens": 2**70, "output_tokens": 3},
+    ],
+)
+def test_a_dict_whose_usage_is_none_of_tokens_is_a_result_like_others(usage):
+    async def plan():
+        return {"usage": usage}
+
+    async def person(me, _inbox):
+        me.state["plan"] = await me.remember(plan)
+
+    found = run(person, agents=[1], until=1, progress=False)
+    assert found.states == {1: {"plan": {"usage": usage}}}
+    assert (found.calls.input_tokens, found.calls.output_tokens) == (0, 0)
+
+
 def test_a_call_that_says_nothing_is_an_error_where_tokens_or_money_are_limited():
     async def silent(prompt):
         return prompt

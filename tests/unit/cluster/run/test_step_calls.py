@@ -22,6 +22,7 @@ from ray_messaging.config import Calls
 from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import decode_calls
 from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.steps.call_store import CallStore
 from ray_messaging.transports.step_values import Driver, StepSettings
 
 
@@ -450,3 +451,117 @@ async def test_what_a_call_has_used_that_failed_is_in_the_log_once_it_succeeds_o
         ("failed", CallUsage("small", 10, 0, 4, 14 * parts)),
     ]
     assert society.call_counts["failed"] == 3
+
+
+async def test_what_a_call_has_used_is_in_the_log_once_although_several_agents_wait_for_its_answer(attempt, tmp_path):
+    async def ask(prompt):
+        await asyncio.sleep(0)
+        report_usage(model="small", input_tokens=10, output_tokens=1)
+        return prompt
+
+    async def person(me, inbox):
+        me.state["heard"] = await me.remember(ask, "mood?")
+
+    society = AgentLoop("east", person)
+    society.records_calls, society.call_store = True, CallStore.at(str(tmp_path))
+    step, memory = await attempt()
+    await society.run(step, memory)
+    records = decode_calls(step.calls)
+    assert [record.source for record in records].count("model") == 1 < len(records)
+    assert [record.usage for record in records if record.usage is not None] == [CallUsage("small", 10, 0, 1, None)]
+    assert sum(record.tries for record in records) == 1
+
+
+class Paid:
+    """A model whose first call fails, after it was paid."""
+
+    def __init__(self):
+        self.tries = 0
+
+    def call_content(self):
+        return "Paid"
+
+    async def __call__(self, prompt):
+        self.tries += 1
+        report_usage(model="small", input_tokens=10, output_tokens=self.tries)
+        if self.tries == 1:
+            raise ValueError(prompt)
+        return prompt
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_what_a_failed_call_has_used_stays_in_the_log_if_the_store_then_has_its_answer(
+    attempt, tmp_path, aborted
+):
+    ask = Paid()
+
+    async def person(me, inbox):
+        if me.id == 0:
+            if not ask.tries:
+                with contextlib.suppress(ValueError):
+                    await me.remember(ask, "mood?")
+                if aborted:
+                    raise RuntimeError("the step ends")
+            failed.set()
+            await stored.wait()
+            me.state["heard"] = await me.remember(ask, "mood?")
+        if me.id == 1:
+            await failed.wait()
+            me.state["heard"] = await me.remember(ask, "mood?")
+            stored.set()
+
+    failed, stored = asyncio.Event(), asyncio.Event()
+    society = AgentLoop("east", person)
+    society.records_calls, society.call_store = True, CallStore.at(str(tmp_path))
+    if aborted:
+        with pytest.raises(StepFailed, match="the step ends"):
+            await society.run(*await attempt())
+    step, memory = await attempt()
+    await society.run(step, memory)
+    assert [(record.agent, record.source, record.usage) for record in decode_calls(step.calls)] == [
+        (0, "store", CallUsage("small", 10, 0, 1, None)),
+        (1, "model", CallUsage("small", 10, 0, 2, None)),
+    ]
+
+
+async def test_what_a_call_has_used_whose_result_is_too_large_is_in_the_log(attempt):
+    async def ask(prompt):
+        report_usage(model="small", input_tokens=10, output_tokens=1)
+        return prompt * 200
+
+    async def person(me, inbox):
+        if me.id == 0:
+            with pytest.raises(PayloadTooLarge):
+                await me.remember(ask, "?")
+
+    society = AgentLoop("east", person)
+    society.records_calls = True
+    step, memory = await attempt()
+    await society.run(step, memory)
+    assert [(record.source, record.usage) for record in decode_calls(step.calls)] == [
+        ("failed", CallUsage("small", 10, 0, 1, None))
+    ]
+
+
+async def test_what_a_call_has_used_that_the_model_gives_up_is_in_the_log(attempt):
+    async def ask(prompt):
+        report_usage(model="small", input_tokens=10, output_tokens=1)
+        paid.set()
+        await asyncio.Event().wait()
+
+    async def person(me, inbox):
+        if me.id == 0:
+            asking = asyncio.ensure_future(me.remember(ask, "?"))
+            await paid.wait()
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+
+    paid = asyncio.Event()
+    society = AgentLoop("east", person)
+    society.records_calls = True
+    step, memory = await attempt()
+    await society.run(step, memory)
+    assert [(record.source, record.usage) for record in decode_calls(step.calls)] == [
+        ("failed", CallUsage("small", 10, 0, 1, None))
+    ]

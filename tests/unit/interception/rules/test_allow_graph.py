@@ -109,6 +109,11 @@ def test_invalid_arguments_are_refused(graph, settings, words):
         AllowGraph(graph, **settings)
 
 
+def test_a_list_of_edges_in_another_list_is_no_edge():
+    with pytest.raises(RuleError, match=r"\[\(1, 2\), \(3, 4\)\] is a list of two pairs"):
+        AllowGraph([[(1, 2), (3, 4)]])
+
+
 @pytest.mark.parametrize("graph", [[(1.5, 2)], [(1, None)], nx.Graph([("a\n", 1)])])
 def test_invalid_ids_are_refused(graph):
     with pytest.raises(InvalidAddress, match="agent id"):

@@ -94,6 +94,13 @@ def test_invalid_pairs_are_refused(pairs):
     assert rule.pairs == {(1, 2)}
 
 
+def test_a_list_of_pairs_in_another_list_is_no_pair_of_ids():
+    with pytest.raises(RuleError, match=r"\[\(1, 2\), \(3, 4\)\] is a list of two pairs"):
+        BlackList([[(1, 2), (3, 4)]])
+    assert BlackList([((1, 2), (3, 4))]).pairs == {("(1, 2)", "(3, 4)")}
+    assert BlackList([[(1, 2), None]]).pairs == {("(1, 2)", None)}
+
+
 def test_pairs_added_one_by_one_are_all_there():
     rule = BlackList()
     pairs = (
