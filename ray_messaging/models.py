@@ -16,6 +16,7 @@ import pydantic
 
 from ray_messaging.common.awaitables import Life, at_loop_end
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
+from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout
 from ray_messaging.model.call_usage import report_usage
@@ -371,12 +372,7 @@ def _retry_after(error: Any) -> float | None:  # noqa: ANN401 - an error of the 
 
 
 def _checked_url(url: object) -> str:
-    try:
-        parts = urlsplit(url if isinstance(url, str) else "")
-        fine = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        fine = False
-    if not fine:  # the error does not quote the URL, which may hold a password
+    if not is_http_address(url):  # the error does not quote the URL, which may hold a password
         raise ConfigError("base_url is no address of an endpoint: write http(s)://host:port/v1")
     return str(url)
 

@@ -1,8 +1,9 @@
-"""Options of TCP connections, by which one end finds that the other is gone, such as after a cut of the network."""
+"""TCP connections: options by which one end finds that the other is gone, and a check of addresses."""
 
 import socket
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from ray_messaging.default_limits_and_leases import (
     KEEPALIVE_IDLE_S,
@@ -32,3 +33,12 @@ def notice_cuts(found: Any) -> None:  # noqa: ANN401 - a socket, or what asyncio
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in keepalive_options().items():
             found.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def is_http_address(url: object) -> bool:
+    """Return whether a value is the http(s) URL of a host."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -161,7 +161,7 @@ class SocietyPage:
     def _choose(self, found: SocietyInStep | None) -> None:
         """Give the choices the values that are shown."""
         self._drawing = True
-        self._slider._props["max"] = max(1, len(self._steps) - 1)  # NiceGUI has no method for this.
+        self._slider.props(f"max={max(1, len(self._steps) - 1)}")
         self._slider.set_value(self._steps.index(self._step or 0))
         for choice in (self._measure, self._view):
             choice.set_visibility(found is not None)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from ray_messaging.common.sockets import is_http_address
 from ray_messaging.default_limits_and_leases import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 from ray_messaging.interception.rules.checks import check_count
@@ -204,12 +205,7 @@ def check_url(url: object, rule: str) -> str | None:
     """Return an endpoint's address, or None for None; raise RuleError if it is not an http(s) URL."""
     if url is None:
         return None
-    try:
-        parts = urlsplit(url if isinstance(url, str) else "")
-        fine = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        fine = False
-    if not fine:  # the error does not quote the URL, which may hold a password
+    if not is_http_address(url):  # the error does not quote the URL, which may hold a password
         raise RuleError("base_url is no address of an endpoint: write http(s)://host:port/v1", rule=rule)
     return str(url)
 
