@@ -36,12 +36,20 @@ async def ask(prompt, *, file, mood=0.5):
     return prompt.upper(), time.time()
 
 
+asked_here = []  # the remembered calls of this process
+
+
+async def remember(me, *call, **arguments):
+    asked_here.append(asyncio.ensure_future(me.remember(*call, **arguments)))
+    return await asked_here[-1]
+
+
 async def person(me, inbox, *, file, marks=None):
     heard = [message.payload["said"] for message in inbox]
-    me.state["said"], me.state["at"] = await me.remember(ask, f"agent {me.id} heard {len(heard)}: {heard}", file=file)
+    me.state["said"], me.state["at"] = await remember(me, ask, f"agent {me.id} heard {len(heard)}: {heard}", file=file)
     me.send((me.id + 1) % AGENTS, {"said": me.state["said"]})
     if marks is not None and (me.id, me.step) == (5, 2):
-        await asyncio.sleep(1)  # until the calls of the others have ended
+        await asyncio.wait(asked_here)
         die_once(marks)
 
 
@@ -183,10 +191,10 @@ def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(by_value, tmp_p
 
 async def citizen(me, inbox, *, marks):
     heard = " ".join(message.payload["place"] for message in inbox)
-    me.state["place"] = (await me.remember(me.shared, f"I am {me.id}, and friends go to {heard}."))["place"]
+    me.state["place"] = (await remember(me, me.shared, f"I am {me.id}, and friends go to {heard}."))["place"]
     me.send((me.id + 1) % AGENTS, {"place": me.state["place"]})
     if (me.id, me.step) == (5, 2):
-        await asyncio.sleep(1)  # until the calls of the others have ended
+        await asyncio.wait(asked_here)
         die_once(marks)
 
 
