@@ -215,7 +215,7 @@ def test_the_log_has_what_the_server_was_paid_for_over_a_kill_and_a_budget_that_
 
     with served(refuse=0.3, unfit=0.1) as server:
         chat = models.Chat(model="small", base_url=server.base_url, form=Choice, corrections=9)
-        first = play("0.03 USD", "error")
+        first = play("0.02 USD", "error")  # enough for step 0 and some calls of step 1
         assert (first.stopped, first.calls.spent, mark.exists()) == (True, True, False)
         half = server.counts()["answered"]
         assert 0 < half < AGENTS * STEPS
