@@ -79,7 +79,7 @@ def test_channels_are_those_of_the_agents(agents, plain):
         ("ab", "must be a list, range or array of ids, not 'ab'"),
         (5, "must be a list, range or array of ids, not 5"),
         ({1: "a"}.items(), "agents are the items of a dict, .* pass its keys"),
-        (enumerate(["a", "b"]), "agents are an enumerate, .* pass the ids alone"),
+        (enumerate(["a", "b"]), "agents are an enumerate, .* pass only the ids"),
         (pd.DataFrame({"id": [1]}).itertuples(), "is a Pandas"),
         (pd.Series([1.0]), "is a float"),
     ],
