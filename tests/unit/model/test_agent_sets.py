@@ -96,7 +96,7 @@ def test_a_collection_of_ids_may_be_of_any_kind(agents):
 
 @pytest.mark.parametrize("agents", [[7, "7"], [1, 2, 1], np.array([4, 4]), ["ann", 1, "ann"], pd.Series([2, 2])])
 def test_an_id_that_comes_twice_is_refused_where_each_is_to_come_once(agents):
-    with pytest.raises(InvalidAddress, match="comes twice in agents: give each once"):
+    with pytest.raises(InvalidAddress, match="comes twice in agents: give each agent once"):
         column_of(agents, once=True)
     assert len(column_of(agents)) < len(agents)
 

@@ -187,7 +187,7 @@ CHANGED = [
     ({1: "a", "1": "b"}, 'payload has two keys that become "1", and one value would be lost'),
     ({"t": [{2: 0, "2": 1}]}, r'payload\["t"\]\[0\] has two keys that become "2"'),
     *(
-        ({"v": {key: 1}}, rf'payload\["v"\] has the key .*, of type {type(key).__name__}: use texts')
+        ({"v": {key: 1}}, rf'payload\["v"\] has the key .*, of type {type(key).__name__}: use strs')
         for key in (True, 0.5, b"a", None, date(2026, 1, 1), (1, 2), Decimal(1), UUID(int=1), Mood.GOOD)
     ),
     ({"born": datetime(1890, 1, 1, tzinfo=BERLIN)}, r'payload\["born"\] is 1890.*no form for a zone.*astimezone'),

@@ -174,8 +174,8 @@ def test_limits_that_cannot_work_are_named(given, text):
     [
         ({}, "needs an answer with a usage"),
         ({"input_tokens": 1}, "or input_tokens= and output_tokens="),
-        ({"input_tokens": 1.5, "output_tokens": 1}, "must be whole numbers"),
-        ({"input_tokens": 1, "output_tokens": 1, "cached_tokens": 2}, "no more may come from the cache"),
+        ({"input_tokens": 1.5, "output_tokens": 1}, "must be whole and at least 0"),
+        ({"input_tokens": 1, "output_tokens": 1, "cached_tokens": 2}, "cached_tokens at most input_tokens"),
     ],
 )
 def test_a_report_of_nothing_is_refused(given, text):
