@@ -1,32 +1,52 @@
 """The errors of ray_messaging.
 
-MessagingError ├── ConfigError a setting that cannot work; nothing was started │ └── ServerRefused the server refused
-the password, the user or the db (also a ConnectionFailed) ├── InvalidAddress an invalid id, channel, subtopic, group or
-experiment name │ └── UnknownSender a from_id that is not an agent of the sending group ├── InvalidPayload a payload
-that is not a JSON object │ └── PayloadMismatch a payload that does not fit a type or a schema ├── InvalidMsg an invalid
-Msg, or an invalid dict of a Msg ├── InvalidColumns columns of a bulk send that do not fit together ├── PayloadTooLarge
-a payload above the limit ├── UnknownName an experiment, group or agent that does not exist ├── AlreadyExists an
-experiment, group or agent claim that exists already ├── TransactionError a transaction that cannot be opened or
-continued ├── NotRepeatable a model that gives another result when it runs again ├── StepAborted a step that was not
-committed: the group's next driver runs it again ├── StepFailed the model's function failed in a step of `Messaging.run`
-├── BudgetSpent the budget of calls or money is spent: the run ends with the committed steps ├── ModelFailed a language
-model behind `models.Chat` that gives no answer │ ├── ModelTimeout a language model that does not answer in time │ └──
-AnswerUnfit answers of a language model that do not fit the form that was asked for ├── AudienceTooLarge positions that
-make more pairs than the limit ├── StepTooLarge a step with more messages than a group can read in one step ├──
-UndeclaredSend a send in a step to a group that was not declared to hear the sender ├── NoAnswer a question that got no
-answer in time, or can get none │ └── AnswerFailed a question whose handler failed ├── QuestionBlocked a question that a
-rule blocked ├── NoQuestion a reply to a message that expects no answer, or was answered already ├── CommitFailed
-processed messages that could not be committed: they were redelivered ├── MoveFailed agents that could not leave their
-group: nothing has changed ├── FetchTooLarge a complete fetch above its limits ├── NotListening a fetch from a messager
-that does not listen ├── Closed a messager, group or experiment that was closed ├── Fenced a newer process has taken
-over this mailbox or this sender's name ├── FrameError bytes that are not a valid frame │ └── BodyLost messages of a
-step that their server has lost ├── RuleError a rule that cannot be used ├── TraceError a trace file with an invalid
-line ├── LogError the event log's folder cannot be used: not writable, full, damaged, missing ├── InvalidQuery an
-invalid query of the event log ├── Unbalanced sends in the event log that did not end in exactly one fate ├──
-ServerFailed the embedded server did not start, or died └── TransitError a message could not be delivered ├──
-ConnectionFailed the server cannot be reached ├── InterceptorUnavailable no verdict came in time, so nothing was sent
-├── MailboxFull a receiver is too slow └── OutcomeUnknown a send that may or may not have happened └── NotReplicated too
-few replicas confirmed a call (also a ConnectionFailed)
+MessagingError
+├── ConfigError                 a setting that cannot work; nothing was started
+│   └── ServerRefused           the server refused the password, the user or the db (also a ConnectionFailed)
+├── InvalidAddress              an invalid id, channel, subtopic, group or experiment name
+│   └── UnknownSender           a from_id that is not an agent of the sending group
+├── InvalidPayload              a payload that is not a JSON object
+│   └── PayloadMismatch         a payload that does not fit a type or a schema
+├── InvalidMsg                  an invalid Msg, or an invalid dict of a Msg
+├── InvalidColumns              columns of a bulk send that do not fit together
+├── PayloadTooLarge             a payload above the limit
+├── UnknownName                 an experiment, group or agent that does not exist
+├── AlreadyExists               an experiment, group or agent claim that exists already
+├── TransactionError            a transaction that cannot be opened or continued
+├── NotRepeatable               a model that gives another result when it runs again
+├── StepAborted                 a step that was not committed: the group's next driver runs it again
+├── StepFailed                  the model's function failed in a step of `Messaging.run`
+├── BudgetSpent                 the budget of calls or money is spent: the run ends with the committed steps
+├── ModelFailed                 a language model behind `models.Chat` that gives no answer
+│   ├── ModelTimeout            a language model that does not answer in time
+│   └── AnswerUnfit             answers of a language model that do not fit the form that was asked for
+├── AudienceTooLarge            positions that make more pairs than the limit
+├── StepTooLarge                a step with more messages than a group can read in one step
+├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
+├── NoAnswer                    a question that got no answer in time, or can get none
+│   └── AnswerFailed            a question whose handler failed
+├── QuestionBlocked             a question that a rule blocked
+├── NoQuestion                  a reply to a message that expects no answer, or was answered already
+├── CommitFailed                processed messages that could not be committed: they were redelivered
+├── MoveFailed                  agents that could not leave their group: nothing has changed
+├── FetchTooLarge               a complete fetch above its limits
+├── NotListening                a fetch from a messager that does not listen
+├── Closed                      a messager, group or experiment that was closed
+├── Fenced                      a newer process has taken over this mailbox or this sender's name
+├── FrameError                  bytes that are not a valid frame
+│   └── BodyLost                messages of a step that their server has lost
+├── RuleError                   a rule that cannot be used
+├── TraceError                  a trace file with an invalid line
+├── LogError                    the event log's folder cannot be used: not writable, full, damaged, missing
+├── InvalidQuery                an invalid query of the event log
+├── Unbalanced                  sends in the event log that did not end in exactly one fate
+├── ServerFailed                the embedded server did not start, or died
+└── TransitError                a message could not be delivered
+    ├── ConnectionFailed        the server cannot be reached
+    ├── InterceptorUnavailable  no verdict came in time, so nothing was sent
+    ├── MailboxFull             a receiver is too slow
+    └── OutcomeUnknown          a send that may or may not have happened
+        └── NotReplicated       too few replicas confirmed a call (also a ConnectionFailed)
 
 Every error has its facts as attributes, and keeps them when pickled.
 """

@@ -85,7 +85,7 @@ async def test_a_log_with_some_of_its_rows_says_so_everywhere(killed, server, lo
     log = EventLog.open(log_dir)
     assert "has no recorded end" in caplog.text
     assert "log-server has them" in log.unended
-    with pytest.raises(Unbalanced, match=r"may lack rows: .* has no recorded end"):
+    with pytest.raises(Unbalanced, match=r"rows may be missing in the log: .* has no recorded end"):
         log.balance()
     assert await command("stats", log_dir) == (1, "7 rows, from")
     assert await command("finish", log_dir) == (0, "The log is")

@@ -281,7 +281,7 @@ def garble(path):
         (lambda path: path.write_bytes(b""), ""),
         (lambda path: path.write_bytes(b"no parquet at all"), ""),
         (lambda path: shutil.copy(path.with_name("events-00000003.parquet"), path), "another segment"),
-        (lambda path: pq.write_table(table_of(1), path), "lacks what this library writes"),
+        (lambda path: pq.write_table(table_of(1), path), "lacks the metadata"),
     ],
     ids=["cut", "garbled", "empty", "no Parquet", "another segment", "of another library"],
 )
