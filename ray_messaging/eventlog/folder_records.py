@@ -103,8 +103,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
-    """Return the last step that was copied to a fork, if the folder has a fork that was never started; otherwise None.
-    """
+    """Return the last step that was copied, if the folder has a fork that was never started; otherwise None."""
     record = read_run(folder)
     return None if record is None or record.parent is None or record.starts else record.parent.step
 

@@ -340,5 +340,5 @@ def test_a_uri_with_a_password_is_refused_and_not_shown():
 
 
 def test_a_uri_that_pathlib_has_changed_is_refused():
-    with pytest.raises(ConfigError, match=r"pass it as text, 's3://bucket/town'"):
+    with pytest.raises(ConfigError, match=r"pass it as a str, 's3://bucket/town'"):
         Folder(Path("s3://bucket/town"))
