@@ -82,8 +82,9 @@ class InterceptorActor:
         return self._newest
 
     async def ready(self) -> Experiment:
-        """Wait until the interceptor runs; return the experiment's facts, or raise the error that prevents the
-        start.
+        """Wait until the interceptor runs, and return the experiment's facts.
+
+        Raises: the error that prevents the start.
         """
         return self._host.experiment
 
