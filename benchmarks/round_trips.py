@@ -23,9 +23,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ray_messaging.config import MessagingConfig, RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.messager import GroupMessager, Messager
 from ray_messaging.transports.experiment_store import RedisExperimentStore
 from ray_messaging.transports.step_values import StepSettings

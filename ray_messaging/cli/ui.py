@@ -14,11 +14,11 @@ from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
 from ray_messaging.inspector.sources.folder_facts import FolderFacts
 from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.sources.log_rows import RunFacts
+from ray_messaging.inspector.web.serve import Bound, Place, bind, serve
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
@@ -86,8 +86,8 @@ def ui(
         source = LiveSource(found) if isinstance(found, Messaging) else found
         examples = [known.example for known in KNOWN.values()]
         steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
-        from ray_messaging.inspector.server.answer_cache import AnswerCache  # noqa: PLC0415
-        from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
+        from ray_messaging.inspector.web.answer_cache import AnswerCache  # noqa: PLC0415
+        from ray_messaging.inspector.web.application import application  # noqa: PLC0415 - of the extra
 
         app = application(AnswerCache(source, steering))
         until = _stdin_closed() if of_process else None

@@ -7,7 +7,7 @@ from support.log_queries import ROWS, write_folder
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.inspector.server.serve import Place, bind
+from ray_messaging.inspector.web.serve import Place, bind
 
 
 @pytest.fixture
