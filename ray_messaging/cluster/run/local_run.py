@@ -10,6 +10,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
+import cloudpickle
+
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.beginning import (
@@ -24,6 +26,7 @@ from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cos
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
@@ -199,10 +202,7 @@ def _copy(name: str, value: T) -> T:
     try:
         return deepcopy(value)
     except Exception:  # noqa: BLE001 - the object's own code may raise any error
-        import ray.cloudpickle as cloudpickle  # noqa: PLC0415 - it copies more, such as modules, and takes a second
-
-        from ray_messaging.cluster.unpicklable import sent  # noqa: PLC0415
-
+        # It copies more, such as modules.
         found: T = pickle.loads(sent(name, value, cloudpickle.dumps))  # noqa: S301 - made here
         return found
 
