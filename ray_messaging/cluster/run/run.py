@@ -25,7 +25,7 @@ from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placem
 from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
-from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
+from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
@@ -431,16 +431,7 @@ def _note(
     """
     if messaging.log_dir is None:
         return None
-    facts = {
-        "model": name_of(model),
-        "source": source_of(model),
-        "start": None if options.start is None else name_of(options.start),
-        "by": options.by,
-        "until": until,
-        "concurrency": options.concurrency,
-        "timeout": options.timeout,
-        **inputs,
-    }
+    facts = facts_of(model, until, options, inputs)
     noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
     before: Mapping[str, Any] | None = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
     if before is not None and (change := change_of(facts, before)) is not None:
