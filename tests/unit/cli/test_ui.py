@@ -13,7 +13,7 @@ from ray_messaging.inspector.web.serve import Place, bind
 @pytest.fixture
 def run(monkeypatch):
     """Return a function that runs the command, which must fail; give its error."""
-    monkeypatch.setattr("ray_messaging.inspector.server.serve.serve", lambda *_, **__: pytest.fail("it serves"))
+    monkeypatch.setattr("ray_messaging.inspector.web.serve.serve", lambda *_, **__: pytest.fail("it serves"))
 
     def run(*args):
         found = CliRunner().invoke(app, ["ui", *map(str, args)])
