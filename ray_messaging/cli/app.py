@@ -15,6 +15,7 @@ from ray_messaging.cli.dead_letter_commands import app as dead_letters_app
 from ray_messaging.cli.doctor import doctor
 from ray_messaging.cli.fork_command import fork
 from ray_messaging.cli.log import app as log_app
+from ray_messaging.cli.mcp_command import mcp
 from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import demo, replay
 from ray_messaging.cli.report import report
@@ -57,6 +58,7 @@ app.command(short_help="Check the health of an experiment, a server, or this mac
 app.command(short_help="List the surveys of an experiment.")(surveys)
 app.command(short_help="Write an HTML page about a run, or about two.")(report)
 app.command(short_help="Show a run in the browser.")(ui)
+app.command(short_help="Answer an assistant's questions about runs, by MCP.")(mcp)
 app.command(short_help="Go on with a run from a checkpoint, as another run.")(fork)
 app.add_typer(log_app, name="log")
 app.add_typer(study_app, name="study")
