@@ -287,8 +287,8 @@ class RunAnswers:
 
 
 def _columns(log: EventLog) -> list[dict[str, Any]]:
-    found = log.sql("select column_name, column_type from (describe messages)")
-    return found.to_pylist()
+    found: list[dict[str, Any]] = log.sql("select column_name, column_type from (describe messages)").to_pylist()
+    return found
 
 
 # -- control ----------------------------------------------------------------------------------------------------------
@@ -309,10 +309,10 @@ class RunControl:
 
     def _steer(self, run: str, change: Callable[[LiveControl], str]) -> dict[str, Any]:
         folder = self.folders.folder_of(run)
-        record = EventLog.open(folder).run
-        if record is None or not record["starts"] or record["starts"][-1]["ended"] is not None:
+        record = read_run(Folder(folder))  # The log of a running experiment may have no file yet.
+        if record is None or not record.starts or record.starts[-1].ended is not None:
             raise ConfigError(f"{run!r} does not run, by its record: only a running experiment can be steered")
-        control = self.join(record["experiment"], folder)
+        control = self.join(record.experiment, folder)
         try:
             return {"done": change(control)}
         finally:
