@@ -1,1 +1,1 @@
-"""The interceptor."""
+"""The interceptor, which applies rules to messages."""
