@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, STALE_VERDICT_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES
-from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -21,6 +20,7 @@ from ray_messaging.errors import (
     UndeclaredSend,
 )
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending import send_errors

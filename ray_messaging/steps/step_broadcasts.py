@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ray_messaging.addressing.directory import Routes
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.folding import spread
-from ray_messaging.engine import Engine
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.sending.bulk_input import edges_of, within_pairs

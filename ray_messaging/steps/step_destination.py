@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.engine import Engine
 from ray_messaging.errors import StepAborted, StepTooLarge
+from ray_messaging.messager_engine import Engine
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.destination import OF_VERDICTS, Destination
 from ray_messaging.sending.frame_router import OutboundFrame

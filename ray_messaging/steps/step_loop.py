@@ -13,8 +13,8 @@ from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.default_limits_and_leases import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
-from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces

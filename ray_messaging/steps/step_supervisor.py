@@ -14,7 +14,7 @@ from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
-from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs

@@ -9,7 +9,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, build_channel
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.interception.server.step_judge import AddedMessage
+from ray_messaging.interception.interceptor.step_judge import AddedMessage
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ray_messaging import LocalServer, Messaging, MessagingConfig, Outgoing, rules
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import (
     AlreadyExists,

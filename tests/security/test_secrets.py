@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, Messaging, RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.interception.lane import LaneAddress
 
 HOST = "127.0.0.1"

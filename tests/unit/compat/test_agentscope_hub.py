@@ -19,7 +19,7 @@ from agentscope.message import Msg
 from ray_messaging import Messager, NoAnswer, rules
 from ray_messaging.compat import agentscope_hub
 from ray_messaging.compat.agentscope_hub import MsgHub
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.messager import GroupMessager
 
 

@@ -6,7 +6,7 @@ If a group runs a step again, it does so in a new attempt, and rules forget the 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.model.batch import Attempt
 
 
