@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from support.studies import written_study
 
-from ray_messaging import ConfigError
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies.bootstrap import effect_size, mean_interval, student_quantile
 
 
