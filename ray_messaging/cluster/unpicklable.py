@@ -5,15 +5,14 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-import ray
+import cloudpickle
 
-from ray_messaging.cluster.ray_calls import put
 from ray_messaging.errors import ConfigError
 
 _DEEPEST = 20  # the most levels of parts within parts that are searched
 
 
-def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # noqa: ANN401 - what `send` returns
+def sent(name: str, value: object, send: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what `send` returns
     """Send a user's object, which `name` describes, to other processes; raise ConfigError if it cannot be pickled.
 
     Ray's own error has thirty lines, so it is not shown.
@@ -49,7 +48,7 @@ def unpicklable(value: object) -> str | None:
 
 def _failure(value: object) -> Exception | None:
     try:
-        ray.cloudpickle.dumps(value)
+        cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001 - as above
         return error
     return None

@@ -9,8 +9,8 @@ import numpy as np
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.answer_stream import Rows
 from ray_messaging.conversations.open_questions import OpenQuestions
-from ray_messaging.engine import Engine
 from ray_messaging.errors import ConnectionFailed
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.message_ids import MessageIdColumn

@@ -27,9 +27,9 @@ from ray_messaging.conversations.replies import (
     replies_to,
     waits_for_failure,
 )
-from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message, cause_here
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import BLOCKED, FATES, NAMES, UNKNOWN

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.task_health import end
-from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
 from ray_messaging.message import Handled, Message, handled_here
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import slice_of
 from ray_messaging.model.extension import InHand
 from ray_messaging.sending.message_checks import CheckedMessage

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.open_questions import OpenQuestion, OpenQuestions
-from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
+from ray_messaging.messager_engine import Engine
 from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ray_messaging.config import Steps
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.transports.backend import RedisBackend
 from ray_messaging.transports.step_values import StepSettings
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ray_messaging.common.backoff import SERVER_RESTART, SERVER_RESTART_ATTEMPTS, Backoff
 from ray_messaging.config import RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from typing import Annotated
 import msgspec
 
 from ray_messaging.errors import FrameError, InvalidAddress, RuleError
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.allow_graph import AllowGraph, AllowGraphSnapshot, Int64
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.rule_tables import Table
 
 MIN_SNAPSHOT_NUMBER = 2**32  # snapshot numbers are higher than all codes that stand in place of epochs
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy

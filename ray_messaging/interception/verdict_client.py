@@ -33,7 +33,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import encode
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def verdict_client_for(
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
-    from ray_messaging.interception.server.interceptor import Interceptor  # noqa: PLC0415 - groups need none of it
+    from ray_messaging.interception.interceptor.interceptor import Interceptor  # noqa: PLC0415 - groups need none of it
 
     if isinstance(interceptor, Interceptor):
         if interceptor.rules.whole and not interceptor.supervised:

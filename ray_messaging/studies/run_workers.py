@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Self
 
-import ray.cloudpickle as cloudpickle
+import cloudpickle
 
 import ray_messaging
 from ray_messaging.cluster.unpicklable import sent

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import ray.cloudpickle as cloudpickle
+import cloudpickle
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.arguments import AgentModel, Agents, Edges, GroupModel

@@ -188,7 +188,7 @@ async def test_another_thread_cannot_send_in_the_step(group):
 
 async def test_a_step_cannot_go_to_another_task(group):
     async for step in group.steps(until=1):
-        with pytest.raises(ConfigError, match=r"because its loop needs it: .* over more groups"):
+        with pytest.raises(ConfigError, match=r"because only the process that drives the group .* over more groups"):
             pickle.dumps(step)
 
 

@@ -47,11 +47,11 @@ def test_messaging_brings_ray_and_no_other_package():
     beside_ray = all_loaded("from ray_messaging import Messaging") - all_loaded("import ray")
     foreign = {name for name in beside_ray if name.partition(".")[0] not in {"ray_messaging", *sys.stdlib_module_names}}
     assert not foreign  # pydantic, pyarrow, redis, uvloop, rich: the call that needs one loads it
-    assert beside_ray.isdisjoint({"ray_messaging.engine", "ray_messaging.config"})
+    assert beside_ray.isdisjoint({"ray_messaging.messager_engine", "ray_messaging.config"})
 
 
 CLUSTER = "ray_messaging.cluster"
-GROUP = {"ray_messaging.interception.server.interceptor", "ray_messaging.interception.rules.pattern"}
+GROUP = {"ray_messaging.interception.interceptor.interceptor", "ray_messaging.interception.rules.pattern"}
 STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
 
 
@@ -64,7 +64,7 @@ STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
             STARTED | GROUP,
         ),
         (["actors.interceptor_host", "lifecycle", "run.run"], STARTED),
-        (["actors.server_actor"], STARTED | {"numpy"}),
+        (["actors.redis_server_actor"], STARTED | {"numpy"}),
     ],
     ids=["a group", "the interceptor and the driver", "the embedded server"],
 )

@@ -20,7 +20,7 @@ from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 _TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
 _FAILED = {"content": "Message sent failed"}  # AgentSociety sends these words.

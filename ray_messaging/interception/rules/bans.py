@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.checks import check_count
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, name_of
 from ray_messaging.interception.rules.rule import ALLOW, UNLIMITED, PairCheck, Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 

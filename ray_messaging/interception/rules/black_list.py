@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.pairs import FEW_ROWS, Pair, PairIndex, PairTable, blocks, check_pairs, name_of
 from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
-from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 
 __all__ = ["BlackList", "Pair"]

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.checks import check_count, check_positive
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import UNLIMITED, Rule, Verdict
-from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 

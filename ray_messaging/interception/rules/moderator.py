@@ -13,9 +13,9 @@ from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import Closed, RuleError
+from ray_messaging.interception.interceptor.watchdog import RuleCalls
 from ray_messaging.interception.rules.checks import check_choice, check_count, check_name, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked, text_of
-from ray_messaging.interception.server.watchdog import RuleCalls
 from ray_messaging.message import Message
 
 T = TypeVar("T")

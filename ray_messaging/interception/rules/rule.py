@@ -11,13 +11,13 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.default_limits_and_leases import SLOW_RULE_TIMEOUT_S
-from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 
 class Verdict(NamedTuple):

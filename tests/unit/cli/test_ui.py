@@ -7,13 +7,13 @@ from support.log_queries import ROWS, write_folder
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.inspector.server.serve import Place, bind
+from ray_messaging.inspector.web.serve import Place, bind
 
 
 @pytest.fixture
 def run(monkeypatch):
     """Return a function that runs the command, which must fail; give its error."""
-    monkeypatch.setattr("ray_messaging.inspector.server.serve.serve", lambda *_, **__: pytest.fail("it serves"))
+    monkeypatch.setattr("ray_messaging.inspector.web.serve.serve", lambda *_, **__: pytest.fail("it serves"))
 
     def run(*args):
         found = CliRunner().invoke(app, ["ui", *map(str, args)])

@@ -10,8 +10,8 @@ from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.folder_records import RuleChange, read_rule_changes
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 @pytest.fixture

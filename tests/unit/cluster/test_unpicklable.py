@@ -3,8 +3,8 @@
 import functools
 import threading
 
+import cloudpickle
 import pytest
-import ray
 
 from ray_messaging.cluster.unpicklable import sent, unpicklable
 from ray_messaging.errors import ConfigError
@@ -67,7 +67,7 @@ def by_value(function):
 )
 def test_the_part_that_cannot_be_pickled_is_named(value, place):
     with pytest.raises(ConfigError, match=f"^the model .*{place} cannot be pickled .TypeError: .*lock") as caught:
-        sent("the model", value, ray.cloudpickle.dumps)
+        sent("the model", value, cloudpickle.dumps)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
 

@@ -12,7 +12,7 @@ from support.servers import find_binary
 
 from ray_messaging import LocalServer, Messager, Steps
 from ray_messaging.embedded import machine
-from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded import redis_server as server_module
 from ray_messaging.errors import ServerFailed
 
 OWNER = """

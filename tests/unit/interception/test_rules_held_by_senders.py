@@ -13,8 +13,8 @@ from ray_messaging import rules
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed, MailboxFull
 from ray_messaging.interception import delegated_rules
+from ray_messaging.interception.interceptor import rule_delegation
 from ray_messaging.interception.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
-from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.verdict_client import RemoteVerdictClient
 
 

@@ -134,6 +134,33 @@ def test_a_parameter_may_be_of_a_class_of_the_program(tmp_path):
     assert (found["mood"], found["error"]) == ("sad", None)
 
 
+WITHOUT_RAY = """
+import sys
+from ray_messaging import Mean, batch_run
+
+FACTOR = 2  # of this program, which the workers have not run
+
+def person(me, inbox, *, chance):
+    me.state["heard"] = chance * FACTOR
+
+batch_run(
+    person, {"chance": [1, 2]}, agents=2, until=2, workers=1, folder=sys.argv[1], progress=False,
+    outcomes=[Mean("heard"), {"ray": lambda result: "ray" in sys.modules}],
+)
+"""
+
+
+@pytest.mark.long
+def test_a_worker_runs_the_model_of_a_program_and_needs_no_ray(tmp_path):
+    """To import Ray takes longer, and more memory, than a short run."""
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_RAY)
+    assert start(program, tmp_path / "s").wait() == 0
+    found = Study(tmp_path / "s").to_pandas()
+    assert found["heard"].tolist() == [2, 4]
+    assert found["ray"].tolist() == [False, False]
+
+
 def start(program, *arguments):
     return subprocess.Popen([sys.executable, str(program), *map(str, arguments)], stdout=subprocess.DEVNULL)
 

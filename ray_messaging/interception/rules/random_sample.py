@@ -1,4 +1,4 @@
-"""A rule that picks a random, reproducible share of the messages."""
+"""The rule `Sample`, which blocks or labels a random share of the messages, the same share in each repetition."""
 
 from collections.abc import Mapping
 from hashlib import blake2b

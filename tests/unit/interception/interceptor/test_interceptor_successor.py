@@ -7,9 +7,9 @@ from support.interceptors import Held, Store, answered, batch, waited, whole
 from support.rules import Only, Whole
 
 from ray_messaging.common import once_by_call
+from ray_messaging.interception.interceptor import saved_answers
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList, RateLimit, block, label, rewrite
-from ray_messaging.interception.server import saved_answers
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import encode
 
 

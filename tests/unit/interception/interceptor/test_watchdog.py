@@ -12,9 +12,9 @@ import pytest
 from support.interceptors import Held, answered, batch, waited, whole
 from support.rules import AskingBlock, Only, Whole
 
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.watchdog import RunningRule, Stuck, Watchdog
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, SlowRule, label
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.watchdog import RunningRule, Stuck, Watchdog
 
 LIMIT_S = 0.1
 
@@ -173,9 +173,9 @@ CHILD = """
 import asyncio, re, sys, time
 sys.path.insert(0, "tests")
 from support.interceptors import answered, batch
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule
-from ray_messaging.interception.server.watchdog import Watchdog
+from ray_messaging.interception.interceptor.watchdog import Watchdog
 
 class RunsAway(Rule):
     name = "runs_away"

@@ -13,7 +13,7 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, SlowRule, StepRule, text_of
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 

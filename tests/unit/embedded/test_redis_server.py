@@ -16,13 +16,13 @@ from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_i
 from support.patience import AT_ONCE_S, wait_for
 
 from ray_messaging.embedded import guard_client as server_link
-from ray_messaging.embedded import server as server_module
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded import redis_server as server_module
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed
 
 OWNER = """
 import os, signal, sys
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 epilogue = [sys.executable, "-c", *sys.argv[2:]] if "epilogue" in sys.argv else []
 server = EmbeddedServer("127.0.0.1", epilogue=epilogue)
 server.start()

@@ -9,6 +9,9 @@ from typing import Any
 
 from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, MessagingError, TransitError
+from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_versions import RuleVersions
 from ray_messaging.interception.rule_snapshot import (
     MAX_ENTRIES,
     MOST_STRETCH,
@@ -19,9 +22,6 @@ from ray_messaging.interception.rule_snapshot import (
     snapshot_of,
 )
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.rule_tables import Table
-from ray_messaging.interception.server.rule_versions import RuleVersions
 from ray_messaging.transports.transport_values import new_epoch
 
 logger = logging.getLogger(__name__)

@@ -12,18 +12,18 @@ import numpy as np
 
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.interception.broadcasts import once_each, pair_rows
+from ray_messaging.interception.interceptor.attempts import StepAttempts
+from ray_messaging.interception.interceptor.rule_pipeline import Asked, Deferred, RulePipeline, failed
+from ray_messaging.interception.interceptor.saved_answers import SavedAnswers, record
+from ray_messaging.interception.interceptor.state_writer import StateWriter
+from ray_messaging.interception.interceptor.watchdog import FAILURES
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.server.attempts import StepAttempts
-from ray_messaging.interception.server.rule_pipeline import Asked, Deferred, RulePipeline, failed
-from ray_messaging.interception.server.saved_answers import SavedAnswers, record
-from ray_messaging.interception.server.state_writer import StateWriter
-from ray_messaging.interception.server.watchdog import FAILURES
 from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Attempt, Batch
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 

@@ -107,7 +107,7 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
     """Serve until Ctrl-C, SIGTERM, or until the event `until` is set. `on_ready` is called once pages can be opened."""
     import uvicorn  # noqa: PLC0415 - of the extra
 
-    from ray_messaging.inspector.server.access_control import AccessControl  # noqa: PLC0415
+    from ray_messaging.inspector.web.access_control import AccessControl  # noqa: PLC0415
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

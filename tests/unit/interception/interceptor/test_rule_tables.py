@@ -8,9 +8,9 @@ import pytest
 from support.interceptors import Store, answered, batch
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_tables import Table
 
 
 class Colour(enum.StrEnum):

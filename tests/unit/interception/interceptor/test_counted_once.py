@@ -9,11 +9,11 @@ from support.interceptors import Held, Store, answered, batch, waited
 
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed, Fenced, RuleError
+from ray_messaging.interception.interceptor import state_writer as store
+from ray_messaging.interception.interceptor.interceptor import VIOLATIONS, Interceptor
+from ray_messaging.interception.interceptor.rule_tables import Table
+from ray_messaging.interception.interceptor.state_writer import ServerBehindError
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, RateLimit, Rule, block
-from ray_messaging.interception.server import state_writer as store
-from ray_messaging.interception.server.interceptor import VIOLATIONS, Interceptor
-from ray_messaging.interception.server.rule_tables import Table
-from ray_messaging.interception.server.state_writer import ServerBehindError
 from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 

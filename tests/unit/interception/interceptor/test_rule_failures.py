@@ -7,6 +7,8 @@ import pytest
 from support.interceptors import Held, answered, batch, judged, waited, whole
 from support.rules import AskingBlock, Only
 
+from ray_messaging.interception.interceptor import interceptor as interceptor_module
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import (
     ALLOW,
     Block,
@@ -19,8 +21,6 @@ from ray_messaging.interception.rules import (
     label,
     rewrite,
 )
-from ray_messaging.interception.server import interceptor as interceptor_module
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 class Odd(Rule):

@@ -14,20 +14,20 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
+from ray_messaging.interception.interceptor.attempts import StepAttempts
+from ray_messaging.interception.interceptor.forward_call import forwarded
+from ray_messaging.interception.interceptor.rule_delegation import PublishSnapshot, RuleDelegation
+from ray_messaging.interception.interceptor.rule_pipeline import RulePipeline, parts_of
+from ray_messaging.interception.interceptor.rule_set import RuleFailures, RuleSet
+from ray_messaging.interception.interceptor.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_versions import RuleVersions, StepGate
+from ray_messaging.interception.interceptor.saved_answers import SavedAnswers, key_of, record
+from ray_messaging.interception.interceptor.slow_rule_runner import Judging, Sections, SlowRuleRunner
+from ray_messaging.interception.interceptor.state_writer import StateStore, StateWriter
+from ray_messaging.interception.interceptor.watchdog import FAILURES, RuleCalls, RunningRule
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
-from ray_messaging.interception.server.attempts import StepAttempts
-from ray_messaging.interception.server.forward_call import forwarded
-from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
-from ray_messaging.interception.server.rule_pipeline import RulePipeline, parts_of
-from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
-from ray_messaging.interception.server.rule_tables import Table
-from ray_messaging.interception.server.rule_versions import RuleVersions, StepGate
-from ray_messaging.interception.server.saved_answers import SavedAnswers, key_of, record
-from ray_messaging.interception.server.slow_rule_runner import Judging, Sections, SlowRuleRunner
-from ray_messaging.interception.server.state_writer import StateStore, StateWriter
-from ray_messaging.interception.server.watchdog import FAILURES, RuleCalls, RunningRule
 from ray_messaging.interception.verdicts import (
     FOREIGN,
     PATIENCE_S,

@@ -9,8 +9,8 @@ import msgspec
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.server.rule_pipeline import Deferred
-from ray_messaging.interception.server.state_writer import StateWriter
+from ray_messaging.interception.interceptor.rule_pipeline import Deferred
+from ray_messaging.interception.interceptor.state_writer import StateWriter
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, Fenced, TransitError
-from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.transports.experiment_store import StateChanges, TableChanges
 
 logger = logging.getLogger(__name__)

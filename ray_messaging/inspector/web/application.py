@@ -15,7 +15,7 @@ from ray_messaging.inspector.pages.overview_page import OverviewPage
 from ray_messaging.inspector.pages.rules_page import RulesPage
 from ray_messaging.inspector.pages.search_page import SearchPage
 from ray_messaging.inspector.pages.society_page import SocietyPage
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 
 def application(cache: AnswerCache) -> FastAPI:

@@ -10,6 +10,8 @@ from support.interceptors import batch
 
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception import rule_snapshot
+from ray_messaging.interception.interceptor import rule_delegation as delegation
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rule_snapshot import (
     RuleSnapshot,
     SnapshotRequest,
@@ -31,8 +33,6 @@ from ray_messaging.interception.rules import (
     Rule,
     Sample,
 )
-from ray_messaging.interception.server import rule_delegation as delegation
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 

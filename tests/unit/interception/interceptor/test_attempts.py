@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.interception.server.attempts import StepAttempts
-from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.interceptor.attempts import StepAttempts
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.model.batch import Attempt
 
 

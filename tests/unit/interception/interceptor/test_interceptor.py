@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.interceptors import Held, Store, answered, batch, judged, waited, whole
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
 
 # -- what rules make of a batch ---------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ import msgspec
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
 from ray_messaging.default_limits_and_leases import PAYLOAD_LIMIT
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_pipeline import RulePipeline, checked_rows, failed
+from ray_messaging.interception.interceptor.watchdog import FAILURES
 from ray_messaging.interception.rules.rule import ALLOW, Added, StepRule, StepVerdicts, Verdict
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_pipeline import RulePipeline, checked_rows, failed
-from ray_messaging.interception.server.watchdog import FAILURES
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload

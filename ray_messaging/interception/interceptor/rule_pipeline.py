@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.default_limits_and_leases import PAYLOAD_LIMIT
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
+from ray_messaging.interception.interceptor.watchdog import FAILURES, RunningRule, Stuck, explained
 from ray_messaging.interception.rules.limits import group, ranks
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
-from ray_messaging.interception.server.watchdog import FAILURES, RunningRule, Stuck, explained
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.model.batch import Attempt
 
 

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ray_messaging.inspector.server.serve import Access
+from ray_messaging.inspector.web.serve import Access
 
 COOKIE = "ray_messaging_inspector"
 _STATIC = "/_nicegui/"

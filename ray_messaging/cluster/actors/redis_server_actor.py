@@ -14,7 +14,7 @@ from ray_messaging.cluster.actors.restarts import restarted
 from ray_messaging.cluster.reachability import Address, measure
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import memory_bytes
-from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 

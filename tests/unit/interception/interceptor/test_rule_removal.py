@@ -10,11 +10,11 @@ from support.patience import WAIT_S
 from support.rules import AskingBlock
 
 from ray_messaging.errors import Closed, ConnectionFailed, RuleError
+from ray_messaging.interception.interceptor import interceptor as farewell
+from ray_messaging.interception.interceptor import slow_rule_runner as deferral
+from ray_messaging.interception.interceptor import state_writer as store
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, RateLimit, Rule
-from ray_messaging.interception.server import interceptor as farewell
-from ray_messaging.interception.server import slow_rule_runner as deferral
-from ray_messaging.interception.server import state_writer as store
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import encode
 
 
