@@ -128,7 +128,7 @@ class Values:
         if form is None:
             raise InvalidPayload(
                 f"{place} is {short_repr(value)}, of type {key_of(kind)}, which cannot travel as JSON: annotate a "
-                f"handler with this type, pass RayWorkflowRunner(types=[{kind.__name__}]), or send a dataclass or plain JSON"
+                f"handler with this type, pass RayWorkflowRunner(types=[{kind.__name__}]), or send plain JSON"
             )
         if form == "enum":
             return {_TAG: "enum", "t": key_of(kind), "v": value.name}
