@@ -35,6 +35,7 @@ with needs("agent-framework", "'ray-messaging[agent-framework]'"):
         SET,
         Act,
         Delivery,
+        PassingContext,
         RecordedState,
         Shared,
         Source,
@@ -42,11 +43,9 @@ with needs("agent-framework", "'ray-messaging[agent-framework]'"):
         message_of,
         message_told,
         of_json,
-        run_deliveries,
         run_executor,
-        run_here,
     )
-    from ray_messaging.compat.agent_framework_values import Values, error_of
+    from ray_messaging.compat.agent_framework_values import UNCHANGED, Values, error_of
 warn_unless_tested("agent-framework-core", "1.23", "runner")
 
 if TYPE_CHECKING:
@@ -163,12 +162,12 @@ def _same(workflow: Any) -> Any:
 
 
 class _StandIn:
-    """What the framework's edges see of an executor: they ask whether it takes a message, and note the delivery."""
+    """What the framework's edges see of an executor: they ask whether it takes a message, and deliver it."""
 
-    def __init__(self, executor: Any, deliveries: list[Delivery]) -> None:
+    def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self.can_handle = executor.can_handle
         self._name = executor.id
-        self._deliveries = deliveries
+        self._deliver = deliver
 
     async def execute(
         self,
@@ -179,7 +178,7 @@ class _StandIn:
         trace_contexts: Any = None,
         source_span_ids: Any = None,
     ) -> None:
-        self._deliveries.append(Delivery(self._name, message, sources, trace_contexts, source_span_ids))
+        await self._deliver(Delivery(self._name, message, sources, trace_contexts, source_span_ids))
 
 
 class Blocked(NamedTuple):
@@ -191,20 +190,24 @@ class Blocked(NamedTuple):
 class _Carrier:
     """It carries the deliveries of a superstep to their executors, and brings back what these did."""
 
+    async def deliver(self, delivery: Delivery) -> None:
+        """Take a delivery of the superstep."""
+        raise NotImplementedError
+
     async def superstep(
-        self, deliveries: Sequence[Delivery], state: "SharedState", *, streaming: bool
-    ) -> list[list[Act] | Blocked]:
+        self, state: "SharedState", *, streaming: bool
+    ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
         """Return what was done at each delivery."""
         raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget the deliveries of a superstep that was given up."""
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
         """Begin anew: executors have these states of a checkpoint, or (None) the state in which they are made."""
 
     def snapshots(self) -> Mapping[str, Any] | None:
         """Return the states of the executors that have run, as JSON; None: the executors are in this process."""
-
-    def error(self) -> BaseException | None:
-        """Return the error of an executor of this process."""
 
     def close(self) -> None:
         """Leave the groups."""
@@ -214,8 +217,8 @@ class SuperstepRunner(RunnerImpl):
     """The framework's runner, whose executors run elsewhere."""
 
     def __init__(self, workflow: Any, carrier: _Carrier, values: Values) -> None:
-        before, self._deliveries = workflow._runner, list[Delivery]()
-        stand_ins: Any = {name: _StandIn(each, self._deliveries) for name, each in workflow.executors.items()}
+        before = workflow._runner
+        stand_ins: Any = {name: _StandIn(each, carrier.deliver) for name, each in workflow.executors.items()}
         super().__init__(
             workflow.edge_groups,
             stand_ins,
@@ -233,14 +236,10 @@ class SuperstepRunner(RunnerImpl):
         self._shared = SharedState(values)
 
     async def _run_iteration(self) -> None:
-        self._deliveries.clear()
+        self._carrier.reset()
         await super()._run_iteration()  # the framework's edges route the messages to the stand-ins
-        deliveries = [*self._deliveries]
-        if not deliveries:
-            return
         self._shared.look(self._state)
-        done = await self._carrier.superstep(deliveries, self._shared, streaming=self._ctx.is_streaming())
-        for delivery, acts in zip(deliveries, done, strict=True):
+        for delivery, acts in await self._carrier.superstep(self._shared, streaming=self._ctx.is_streaming()):
             if isinstance(acts, Blocked):
                 told = f"a message for executor {delivery.target!r} of {delivery.sources} was blocked: {acts.reason}"
                 await self._ctx.add_event(WorkflowEvent.warning(told))
@@ -262,7 +261,7 @@ class SuperstepRunner(RunnerImpl):
             if self._state.has(told):
                 self._state.delete(told)
         elif what == ERROR:
-            raise self._carrier.error() or error_of(told["type"], told["text"])
+            raise error_of(told["type"], told["text"])
 
     async def _save_executor_states(self) -> None:
         snapshots = self._carrier.snapshots()
@@ -318,54 +317,37 @@ class SharedState:
 
 
 class _Here(_Carrier):
-    """The executors of this process."""
+    """The executors of this process. What they do happens at once, as with the framework's own runner."""
 
     def __init__(self, workflow: Any, values: Values) -> None:
         self._workflow = workflow
         self._values = values
-        self._error: BaseException | None = None
+
+    def reset(self) -> None:
+        self._done: list[tuple[Delivery, list[Act]]] = []
+        self._seen: dict[str, RecordedState] = {}
+
+    async def deliver(self, delivery: Delivery) -> None:
+        name, message, sources, traces, spans = delivery
+        runner, acts = self._workflow._runner, list[Act]()
+        if (seen := self._seen.get(name)) is None:
+            seen = self._seen[name] = RecordedState(runner.state)
+        self._done.append((delivery, acts))
+        if type(message.data) not in UNCHANGED:
+            message = copy.copy(message)
+            message.data = self._values.passed(message.data, f"the message for executor {name!r}")
+        context: Any = PassingContext(runner.context, self._values)
+        execute = self._workflow.executors[name].execute
+        await execute(message, sources, seen, context, trace_contexts=traces, source_span_ids=spans)
+        acts += seen.taken(self._values)
 
     async def superstep(
         self,
-        deliveries: Sequence[Delivery],
         state: "SharedState",  # noqa: ARG002 - the executors see the state itself
         *,
-        streaming: bool,
-    ) -> list[list[Act] | Blocked]:
-        values, classify = self._values, self._workflow._output_designation.classify
-        committed = self._workflow._runner.state._committed
-        groups: dict[str, list[int]] = {}
-        for n, each in enumerate(deliveries):
-            groups.setdefault(each.target, []).append(n)
-
-        async def run(name: str, numbers: Any) -> tuple[list[list[Act]], BaseException | None]:
-            seen = RecordedState()
-            seen._committed = {**committed}
-            told = [copied(values, deliveries[n]) for n in numbers]
-            executor = self._workflow.executors[name]
-            return await run_deliveries(executor, told, seen, values, classify, streaming=streaming)
-
-        found: list[list[Act] | Blocked] = [[] for _ in deliveries]
-        first = len(deliveries)
-        self._error = None
-        for name, (acts, error) in (await run_here(groups, run)).items():  # type: ignore[arg-type]
-            for n, each in zip(groups[name], acts, strict=False):
-                found[n] = each
-            if error is not None and (last := groups[name][len(acts) - 1]) < first:
-                first, self._error = last, error
-        return found
-
-    def error(self) -> BaseException | None:
-        return self._error
-
-
-def copied(values: Values, delivery: Delivery) -> Delivery:
-    """Return a delivery as it arrives in another process."""
-    message = delivery.message
-    data = values.decode(values.encode(message.data, f"the message for executor {delivery.target!r}"))
-    made = copy.copy(message)
-    made.data = data
-    return delivery._replace(message=made)
+        streaming: bool,  # noqa: ARG002 - the context knows it
+    ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
+        return self._done
 
 
 class _Groups(_Carrier):
@@ -411,9 +393,18 @@ class _Groups(_Carrier):
     def snapshots(self) -> Mapping[str, Any] | None:
         return {name: of_json(each) if isinstance(each, bytes) else each for name, each in self._snapshots.items()}
 
+    async def deliver(self, delivery: Delivery) -> None:
+        self._deliveries.append(delivery)
+
+    def reset(self) -> None:
+        self._deliveries: list[Delivery] = []
+
     async def superstep(
-        self, deliveries: Sequence[Delivery], state: "SharedState", *, streaming: bool
-    ) -> list[list[Act] | Blocked]:
+        self, state: "SharedState", *, streaming: bool
+    ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
+        deliveries = self._deliveries
+        if not deliveries:
+            return ()
         outgoing: list[Outgoing] = []
         numbers: list[int] = []
         for n, each in enumerate(deliveries):
@@ -425,7 +416,7 @@ class _Groups(_Carrier):
         for n, receipt in zip(numbers, receipts, strict=True):
             if receipt.fate not in STORED:
                 blocked[n] = Blocked(f"{receipt.fate} {receipt.rule or ''}: {receipt.reason or ''}")
-        found: list[list[Act] | Blocked] = [[] for _ in deliveries]
+        found: list[Sequence[Act] | Blocked] = [()] * len(deliveries)
         groups: dict[str, list[int]] = {}
         for n, each in enumerate(deliveries):
             if n in blocked:
@@ -439,7 +430,7 @@ class _Groups(_Carrier):
             state.has(name)
             for n, each in zip(own, acts, strict=False):
                 found[n] = each
-        return found
+        return [*zip(deliveries, found, strict=True)]
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
         """Return the messages of a delivery: one for each executor that has sent a part."""

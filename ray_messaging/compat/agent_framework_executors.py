@@ -1,8 +1,8 @@
 """The executors of a workflow of agent-framework in one process: they run, and what they do is recorded."""
 
-import asyncio
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,7 +10,7 @@ from agent_framework import WorkflowEvent
 from agent_framework._workflows._runner_context import MessageType, WorkflowMessage
 from agent_framework._workflows._state import State, _DeleteSentinel
 
-from ray_messaging.compat.agent_framework_values import Values
+from ray_messaging.compat.agent_framework_values import UNCHANGED, Values
 from ray_messaging.errors import ConfigError, InvalidPayload
 
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
@@ -83,8 +83,51 @@ class Recorder:
         return False
 
 
+class PassingContext:
+    """The context of executors in the driver's process: it passes on what they do, as it would arrive from another.
+
+    Args: `context` is the framework's own.
+    """
+
+    def __init__(self, context: Any, values: Values) -> None:
+        self._context = context
+        self._values = values
+        self.is_streaming = context.is_streaming
+        self.get_runtime_tools = context.get_runtime_tools
+        self.classify_yielded_output = context.classify_yielded_output
+        self.has_checkpointing = context.has_checkpointing
+        self.get_pending_request_info_events = context.get_pending_request_info_events
+
+    async def send_message(self, message: WorkflowMessage) -> None:
+        """Pass on a message."""
+        message.data = self._values.passed(message.data, f"a message of executor {message.source_id!r}")
+        await self._context.send_message(message)
+
+    async def add_event(self, event: WorkflowEvent[Any]) -> None:
+        """Pass on an event."""
+        await self._context.add_event(self._passed(event))
+
+    async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
+        """Pass on a request for information from outside."""
+        await self._context.add_request_info_event(self._passed(event))
+
+    def _passed(self, event: WorkflowEvent[Any]) -> WorkflowEvent[Any]:
+        if type(event.data) not in UNCHANGED:
+            event = copy(event)
+            event.data = self._values.passed(event.data, f"the {event.type} of executor {event.executor_id!r}")
+        return event
+
+
 class RecordedState(State):
-    """The shared state that an executor sees in one superstep: what is committed, and its own changes."""
+    """The shared state that an executor sees in one superstep: what is committed, and its own changes.
+
+    Args: `state` is the state whose committed part is seen.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        super().__init__()
+        if state is not None:
+            self._committed = {**state._committed}
 
     def taken(self, values: Values) -> list[Act]:
         """Return the changes as JSON, and count them as committed for the executor's next message."""
@@ -323,11 +366,3 @@ def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             ordered = sorted(own, key=lambda part: int(part["of"]["part"]))
             found.append({"data": [part["data"] for part in ordered], "of": of})
     return found
-
-
-async def run_here(
-    groups: Mapping[str, Sequence[Delivery]], run: Callable[[str, Sequence[Delivery]], Any]
-) -> dict[str, Any]:
-    """Run the executors of a superstep at the same time in this process; return what each did."""
-    found = await asyncio.gather(*(run(name, deliveries) for name, deliveries in groups.items()))
-    return dict(zip(groups, found, strict=True))

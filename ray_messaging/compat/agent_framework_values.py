@@ -24,7 +24,7 @@ from ray_messaging.errors import InvalidPayload
 
 _TAG = "$"  # the key of a JSON object that stands for a value that is no plain JSON
 _INT64 = 1 << 63
-_NATIVE = frozenset((str, bool, type(None)))
+UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
 _RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))  # The framework does not serialize it either.
 _ABSENT: Any = object()
 
@@ -98,7 +98,7 @@ class Values:
     def encode(self, value: Any, place: str) -> Any:
         """Return a value as JSON; raise InvalidPayload, which names the part of `place` that has no JSON form."""
         kind = type(value)
-        if kind in _NATIVE:
+        if kind in UNCHANGED:
             return value
         if kind is int:
             return value if -_INT64 <= value < _INT64 else {_TAG: "int", "v": str(value)}
@@ -118,6 +118,10 @@ class Values:
                 raise InvalidPayload(f"{place} is {short_repr(value)}: use a zone of datetime.timezone, without fold")
             return {_TAG: plain[0], "v": plain[1](value)}
         return self._encode_object(value, kind, place)
+
+    def passed(self, value: Any, place: str) -> Any:
+        """Return a value as it arrives in another process; raise InvalidPayload if it does not."""
+        return value if type(value) in UNCHANGED else self.decode(self.encode(value, place))
 
     def _encode_object(self, value: Any, kind: type, place: str) -> Any:
         if isinstance(value, type) or typing.get_origin(value) is not None:

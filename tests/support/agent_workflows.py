@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from agent_framework import (
     AgentResponse,
@@ -43,8 +44,8 @@ class Part:
 class Step(Executor):
     """It adds its id to a text, counts its messages, and sends the text on, or yields it."""
 
-    def __init__(self, id, *, last=False):
-        super().__init__(id)
+    def __init__(self, name, *, last=False):
+        super().__init__(name)
         self.last, self.heard = last, 0
 
     @handler
@@ -109,8 +110,8 @@ class Count(Executor):
 class Ask(Executor):
     """It asks the outside what to do."""
 
-    def __init__(self, id):
-        super().__init__(id)
+    def __init__(self, name):
+        super().__init__(name)
         self.asked = []
 
     @handler
@@ -154,7 +155,7 @@ class Sayer(BaseAgent):
 def chain(n=5):
     steps = [Step(f"step{k}", last=k == n - 1) for k in range(n)]
     built = WorkflowBuilder(start_executor=steps[0], name="chain")
-    for one, next_one in zip(steps, steps[1:], strict=False):
+    for one, next_one in pairwise(steps):
         built.add_edge(one, next_one)
     return built.build()
 
