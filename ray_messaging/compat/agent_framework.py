@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.messaging import Messaging
@@ -26,6 +27,7 @@ with needs("agent-framework", "'ray-messaging[agent-framework]'"):
     from agent_framework._workflows._runner import RunnerImpl
     from agent_framework._workflows._runner_context import WorkflowMessage
 
+    from ray_messaging.compat.agent_framework_checkpoints import WorkflowCheckpoints
     from ray_messaging.compat.agent_framework_executors import (
         DELETE,
         ERROR,
@@ -81,6 +83,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         self._messaging = messaging
         self._groups = groups
         self._types = tuple(types)
+        self._values = Values(self._types)
         self._timeout = timeout
         self._given: Any = None  # the workflow, builder or factory of the first run
         self._before: Any = None  # the workflow's own runner
@@ -125,7 +128,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
-        values = Values(self._types)
+        values = self._values
         values.add_workflow(found)
         carrier: _Carrier
         if self._messaging is None:
@@ -136,6 +139,22 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         self._before, found._runner = found._runner, SuperstepRunner(found, carrier, values)
         self._given, self.workflow, self._carrier = workflow, found, carrier
         return found
+
+    @property
+    def checkpoints(self) -> WorkflowCheckpoints:
+        """Return a CheckpointStorage of agent-framework, for `checkpoint_storage=`: files beside the event log.
+
+        Checkpoints of a runner that died are there for the next one, once that has a workflow with the same types.
+
+        Raises: ConfigError if the experiment has no log_dir, or a log_dir that is a URI.
+        """
+        folder = None if self._messaging is None else self._messaging.log_dir
+        if folder is None or "://" in folder:
+            raise ConfigError(
+                "checkpoints are kept beside the event log: pass log_dir= with a folder to Messaging.start, or another "
+                "storage of agent-framework as checkpoint_storage="
+            )
+        return WorkflowCheckpoints(Path(f"{folder}-workflow"), self._values)
 
     def close(self) -> None:
         """Leave the groups, and give the workflow its own runner back."""

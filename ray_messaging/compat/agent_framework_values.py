@@ -26,7 +26,14 @@ _TAG = "$"  # the key of a JSON object that stands for a value that is no plain 
 _INT64 = 1 << 63
 UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
 _RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))  # The framework does not serialize it either.
+_ACTS = (
+    "run",
+    "get_response",
+    "invoke",
+    "execute",
+)  # the methods of the framework's classes that do more than hold data
 _ABSENT: Any = object()
+_BUILTINS = vars(builtins) | {"NoneType": type(None)}
 
 # Built-in types by tag: how a value becomes plain JSON, and how it is read.
 _PLAIN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -208,7 +215,7 @@ class Values:
 
     def _type(self, key: str) -> type:
         module, _, name = key.partition(":")
-        kind = vars(builtins).get(name) if module == "builtins" else self._known(key)
+        kind = _BUILTINS.get(name) if module == "builtins" else self._known(key)
         if not isinstance(kind, type):
             raise InvalidPayload(f"the workflow knows no type {key!r}: pass it as RayWorkflowRunner(types=[...])")
         return kind
@@ -279,5 +286,8 @@ def _of_framework(key: str) -> type | None:
     kind = vars(sys.modules.get(module, types)).get(name)
     if not isinstance(kind, type) or kind.__module__ != module:
         return None
+    if any(hasattr(kind, name) for name in _ACTS):  # an agent, a client or a tool
+        return None
     data = dataclasses.is_dataclass(kind) or issubclass(kind, (Enum, SerializationMixin, Content, WorkflowEvent))
-    return kind if data or hasattr(kind, "__pydantic_serializer__") else None
+    signal = kind.__init__ is object.__init__  # a class without attributes, such as a signal of Magentic
+    return kind if data or signal or hasattr(kind, "__pydantic_serializer__") else None
