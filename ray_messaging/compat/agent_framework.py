@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.fates import STORED
@@ -180,7 +181,7 @@ def _same(workflow: Any) -> Any:
     return copy.deepcopy(workflow)
 
 
-class _StandIn:
+class StandInExecutor:
     """What the framework's edges see of an executor: they ask whether it takes a message, and deliver it."""
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
@@ -197,6 +198,7 @@ class _StandIn:
         trace_contexts: Any = None,
         source_span_ids: Any = None,
     ) -> None:
+        """Deliver a message, as `Executor.execute` is called."""
         await self._deliver(Delivery(self._name, message, sources, trace_contexts, source_span_ids))
 
 
@@ -237,7 +239,7 @@ class SuperstepRunner(RunnerImpl):
 
     def __init__(self, workflow: Any, carrier: _Carrier, values: Values) -> None:
         before = workflow._runner
-        stand_ins: Any = {name: _StandIn(each, carrier.deliver) for name, each in workflow.executors.items()}
+        stand_ins: Any = {name: StandInExecutor(each, carrier.deliver) for name, each in workflow.executors.items()}
         super().__init__(
             workflow.edge_groups,
             stand_ins,
@@ -380,15 +382,11 @@ class _Groups(_Carrier):
         source: Source,
         timeout: float | None,
     ) -> None:
-        from ray import cloudpickle  # noqa: PLC0415 - only with Ray
-
-        try:
-            shared = Shared(cloudpickle.dumps(source))
-        except Exception as error:
+        if (reason := unpicklable(source)) is not None:
             raise ConfigError(
-                f"the workflow cannot be pickled ({type(error).__name__}: {error}): pass a function that builds it, "
+                f"the workflow cannot be sent to the groups: {reason}. Pass a function that builds it, "
                 "RayWorkflowRunner(...).run(make_workflow, message), and each group builds its own"
-            ) from error
+            )
         self._messaging = messaging
         self._names = names
         count = min(groups, len(names)) if isinstance(groups, int) else groups
@@ -396,7 +394,7 @@ class _Groups(_Carrier):
             run_executor,
             agents=names,
             groups=count,
-            shared=shared,
+            shared=Shared(source),
             only_active=True,
             concurrency=len(names),
             timeout=timeout,

@@ -1,6 +1,5 @@
 """The executors of a workflow of agent-framework in one process: they run, and what they do is recorded."""
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
@@ -303,23 +302,20 @@ def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Deliver
 
 
 class Shared:
-    """What all groups get: the pickled source of the executors, which each process reads once."""
+    """What all groups get: the source of the executors, from which each process makes its own at their first use."""
 
-    def __init__(self, pickled: bytes) -> None:
-        self._pickled = pickled
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._executors: Executors | None = None
 
     def __reduce__(self) -> Any:
-        return Shared, (self._pickled,)
-
-    def __deepcopy__(self, _memo: object) -> "Shared":
-        return Shared(self._pickled)
+        return Shared, (self._source,)
 
     @property
     def executors(self) -> Executors:
         """Return the executors of this process."""
         if self._executors is None:
-            self._executors = Executors(pickle.loads(self._pickled))  # noqa: S301 - the driver's own, as a model is
+            self._executors = Executors(self._source)
         return self._executors
 
 

@@ -289,5 +289,5 @@ def _of_framework(key: str) -> type | None:
     if any(hasattr(kind, name) for name in _ACTS):  # an agent, a client or a tool
         return None
     data = dataclasses.is_dataclass(kind) or issubclass(kind, (Enum, SerializationMixin, Content, WorkflowEvent))
-    signal = kind.__init__ is object.__init__  # a class without attributes, such as a signal of Magentic
+    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)  # without attributes, as Magentic has
     return kind if data or signal or hasattr(kind, "__pydantic_serializer__") else None

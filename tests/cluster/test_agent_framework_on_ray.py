@@ -1,6 +1,7 @@
 """Workflows of agent-framework in groups: processes are killed in each superstep, rules judge, and the log has all."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -116,4 +117,8 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
         assert "black_list" in warning
         with pytest.raises(ConfigError, match="has a workflow already"):
             runner.attach(make())
+        locked = make()
+        locked.executors["first"].lock = threading.Lock()
+        with pytest.raises(ConfigError, match="Pass a function that builds it"):
+            RayWorkflowRunner(messaging).attach(locked)
         assert messaging.log.balance().fates["blocked"] == 1
