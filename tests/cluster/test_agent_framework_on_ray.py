@@ -1,7 +1,9 @@
 """Workflows of agent-framework in groups: processes are killed in each superstep, rules judge, and the log has all."""
 
 import asyncio
+import runpy
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +124,10 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
         with pytest.raises(ConfigError, match="Pass a function that builds it"):
             RayWorkflowRunner(messaging).attach(locked)
         assert messaging.log.balance().fates["blocked"] == 1
+
+
+def test_the_example_asks_a_person(capsys):
+    runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples/workflow.py"), run_name="__main__")
+    told = [line for line in capsys.readouterr().out.splitlines() if "(raylet)" not in line]
+    drafts = "ann on rain; bob on rain; cleo on rain"
+    assert told == [f"asked: {drafts}", f"printed: {drafts}"]
