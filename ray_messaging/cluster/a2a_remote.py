@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from weakref import finalize
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
@@ -74,12 +75,13 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         self._group: Group | None = None
         self._leave: Callable[[], None] | None = None
         self._loop: SharedLoop | None = None
+        self._life: finalize[Any, Any] | None = None
         self._asked: dict[str, Future[dict[str, Any]]] = {}  # by message: what the outside agent answers
         self._tasks: dict[str, str] = {}  # by message: the task of the outside agent
         self._serving: Future[None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_loop", "_asked", "_tasks", "_serving", "_group", "_leave")
+        left_out = ("_loop", "_life", "_asked", "_tasks", "_serving", "_group", "_leave")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,6 +99,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         if self._loop is None:
             self._loop = SharedLoop("remote agent")
             self._loop.enter()
+            self._life = finalize(self, self._loop.leave)  # In the process of a group, nobody calls `close`.
         return self._loop
 
     # -- outside of steps -----------------------------------------------------------------------------------------
@@ -130,7 +133,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         for future in (self._serving, *self._asked.values()):
             if future is not None:
                 future.cancel()
-        self._loop.leave(_rest())
+        assert self._life is not None
+        self._life.detach()
+        self._loop.leave(_end_others())
         if self._leave is not None:
             self._leave()
         self._begin()
@@ -328,8 +333,8 @@ class _BoundedStream(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _rest() -> None:
-    """Give cancelled tasks of this loop a turn to end."""
+async def _end_others() -> None:
+    """End the other tasks of this loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -1,8 +1,10 @@
 """Agents on Ray for clients outside, and outside agents in an experiment, by A2A."""
 
+import asyncio
 import uuid
+from contextlib import suppress
 from functools import partial
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 
@@ -14,14 +16,14 @@ from a2a.helpers import get_text_parts, new_text_part
 from a2a.types import Message, Role, SendMessageRequest
 from support.outside_agents import Outside, application, served
 
-from ray_messaging import AnswerFailed, ConfigError, Messaging, Steps, rules
+from ray_messaging import AnswerFailed, ConfigError, EventLog, Messaging, MessagingError, Steps, rules
 
 pytestmark = [pytest.mark.long]
 
 
 async def asked(url, token, text):
     """Ask an agent by the SDK's client; return the text of the answer."""
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}) as http:
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         client = ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card)
         request = SendMessageRequest(message=Message(message_id="m", role=Role.ROLE_USER, parts=[new_text_part(text)]))
@@ -35,17 +37,16 @@ async def test_both_ways_in_one_experiment(ray_cluster, tmp_path):
     name = f"a2a-{uuid.uuid4().hex[:8]}"
     with Messaging.start(name, rules=[rules.Pattern(["casino"])], log_dir=tmp_path / "log") as messaging:
         group = messaging.create_group("east", [7])
-        ended = Event()
 
-        def think(message):
+        async def think(message):
             return {"content": f"7 heard {message.payload['content']}"}
 
-        def serve():
-            with pytest.raises(Exception, match=r"removed|stopped|closed|gone|ended"):
-                group.serve(lambda message: think(message))
-            ended.set()
+        async def serve():
+            with suppress(MessagingError):  # the experiment ends
+                await group.aio.serve(think)
 
-        Thread(target=serve, daemon=True).start()
+        serving = Thread(target=asyncio.run, args=(serve(),))
+        serving.start()
         with messaging.expose([7], a2a="127.0.0.1:0") as server:
             assert server.token not in repr(server)
             assert await asked(server.url_of(7), server.token, "hello") == "7 heard hello"
@@ -65,6 +66,7 @@ async def test_both_ways_in_one_experiment(ray_cluster, tmp_path):
         said = messaging.log.query(agent="weather", text=True).to_pylist()
         assert [row["fate"] for row in said] == ["delivered"] * len(said)
         assert len(said) >= 3
+    serving.join()
 
 
 def asker(me, inbox):
@@ -74,7 +76,7 @@ def asker(me, inbox):
         me.ask("weather", {"content": f"rain in {me.step}?"})
 
 
-def test_a_fork_replays_what_an_outside_agent_has_said(ray_cluster, tmp_path):
+def test_a_fork_replays_what_an_outside_agent_has_said(by_value, tmp_path):
     name = f"a2a-{uuid.uuid4().hex[:8]}"
     outside = Outside(lambda text: [f"{text} yes, number {len(outside.heard)}"])
     models, agents = {"person": asker}, {"person": [1, 2], "weather": ["weather"]}
@@ -88,6 +90,6 @@ def test_a_fork_replays_what_an_outside_agent_has_said(ray_cluster, tmp_path):
         with Messaging.fork(tmp_path / name, f"{name}-2", at_step=5, log_dir=tmp_path / "fork") as messaging:
             weather = messaging.remote_agent("weather", url)
             again = messaging.run(models | {"weather": weather}, agents=agents, until=6, progress=False)
-            assert messaging.log.diff(messaging.log.open(tmp_path / name)) is None
+            assert messaging.log.diff(EventLog.open(tmp_path / name)) is None
     assert len(outside.heard) == 4
     assert again.states == first.states

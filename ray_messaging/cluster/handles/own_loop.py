@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_END_S = 1.0
+
 
 class SharedLoop:
     """An event loop in a separate thread, for all users that enter it. The thread ends when the last user leaves."""
@@ -69,7 +71,18 @@ class SharedLoop:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(_end_all(loop))
     loop.close()
+
+
+async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left, such as tasks of other packages, and close connections that end with the loop."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_END_S)
+    await loop.shutdown_asyncgens()
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
