@@ -180,6 +180,18 @@ def test_the_token_goes_to_no_other_host_than_that_of_the_url(serve):
     assert thief.heard == []
 
 
+async def test_a_late_answer_is_fetched_by_its_task_if_the_process_has_died_meanwhile(serve):
+    hold = threading.Event()
+    outside = Outside(lambda text: ["at last"], hold=hold)
+    with remote(serve(partial(application, outside)), wait_s=2) as first, pickle.loads(pickle.dumps(first)) as second:
+        late = await first._within_limit("0-0-1", {"content": "rain?"}, None, wait=True)
+        assert late["late"]
+        hold.set()
+        found = await second._within_limit("0-0-1", {"content": "rain?"}, late["late"], wait=True)
+    assert found == {"answer": {"content": "at last"}}
+    assert len(outside.heard) == 1
+
+
 def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
     with remote("http://127.0.0.1:1/", token="secret") as agent:
         assert "secret" not in repr(agent)
