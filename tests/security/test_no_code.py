@@ -38,6 +38,7 @@ ALLOWED = {
     ("testing/trial.py", "loads"),
     ("testing/repeatability.py", "pickle"),
     ("testing/repeatability.py", "loads"),
+    ("testing/repeatability.py", "cloudpickle"),
     # Between a program and the processes that it starts, by its pipes, or its tasks on Ray.
     ("studies/run_workers.py", "pickle"),
     ("studies/run_workers.py", "loads"),
