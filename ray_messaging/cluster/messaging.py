@@ -518,8 +518,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all hearers of an audience ("*": to all agents); return one receipt for
-        each.
+        """Send one message from the user to all hearers of an audience; return one receipt for each.
+
+        Args: `audience` is an audience or its name; "*" means all agents.
 
         Raises the same errors as `Messager.broadcast`.
         """
