@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated
@@ -12,6 +13,8 @@ from msgspec.json import encode
 from ray_messaging.cli.log_options import open_run
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.cli.session import join_experiment, output, print_json
+from ray_messaging.cluster.handles.connection import result as value_of
+from ray_messaging.cluster.handles.seat import seat_url
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
@@ -51,6 +54,10 @@ Steer = Annotated[
         "--control", help="Let the page steer: steps, rules, dead letters, messages of the user. Requires a token."
     ),
 ]
+Seats = Annotated[
+    bool,
+    typer.Option("--seats", help="Serve the pages of people at seats, not the inspector, and print their links."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]
 # `messaging.ui` passes this option: the command then ends with its standard input.
 OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
@@ -64,6 +71,7 @@ def ui(
     allow_host: AllowHost = None,
     token: Token = False,
     control: Steer = False,
+    seats: Seats = False,
     as_json: Json = False,
     of_process: OfProcess = False,
 ) -> None:
@@ -73,6 +81,10 @@ def ui(
     """
     check_extra()
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
+    until = _stdin_closed() if of_process else None
+    if seats:
+        _serve_seats(target, bound, until, as_json=as_json)
+        return
     with bound.socket:
         found = (
             join_experiment(target, "start it first")
@@ -90,8 +102,28 @@ def ui(
         from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
 
         app = application(AnswerCache(source, steering))
-        until = _stdin_closed() if of_process else None
         serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
+
+
+def _serve_seats(exp_id: str, bound: Bound, until: threading.Event | None, *, as_json: bool) -> None:
+    """Serve the pages of an experiment's seats, which have tokens of their own."""
+    from ray_messaging.inspector.server.seat_pages import seat_pages  # noqa: PLC0415 - of the extra
+
+    pages, public = bound.url.partition("?")[0], bound._replace(access=replace(bound.access, token=None))
+    with bound.socket:
+        interceptor = join_experiment(exp_id, "start it first").interceptor
+        tokens = value_of(interceptor.seat_tokens.remote(), actor_name="the interceptor")
+
+        def tell() -> None:
+            if as_json:
+                print_json(encode({"url": pages}))
+            else:
+                for agent, token in tokens.items():
+                    output().print(f"The seat of agent {agent!r} is at {seat_url(pages, agent, token)}")
+                output().print(f"{len(tokens):,} seats (Ctrl-C ends their pages)")
+            sys.stdout.flush()
+
+        serve(seat_pages(interceptor), public, on_ready=tell, until=until)
 
 
 def check_extra() -> None:
