@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import ConfigError, InvalidAddress, UnknownName
@@ -119,12 +120,16 @@ class _Seat:
         """Give the group the answer to the open question; the conversation gets what was heard and said."""
         question, self.question = self.question, None
         if question is not None and self.answer is not None and not self.answer.done():
-            heard = [Line("heard", question.step, each.text, (each.from_id,)) for each in question.heard]
-            said = [Line("said", question.step, each.text, each.to) for each in answer.messages]
-            notes = [Line("note", question.step, note)] if note else []
-            self.facts.lines = [*self.facts.lines, *heard, *said, *notes][-_HISTORY:]
+            self.facts.lines = self.lines_after(question, answer, note)
             self.answer.set_result(answer)
         self.change()
+
+    def lines_after(self, question: SeatQuestion, answer: SeatAnswer, note: str = "") -> list[Line]:
+        """Return the conversation with what was heard and said in a step."""
+        heard = [Line("heard", question.step, each.text, (each.from_id,)) for each in question.heard]
+        said = [Line("said", question.step, each.text, each.to) for each in answer.messages]
+        notes = [Line("note", question.step, note)] if note else []
+        return [*self.facts.lines, *heard, *said, *notes][-_HISTORY:]
 
 
 _encode = msgspec.json.Encoder().encode
@@ -169,8 +174,8 @@ class SeatDesk:
             )
         return found
 
-    async def _save(self, agent: AgentId, seat: _Seat) -> None:
-        await self._keep(_encode(agent), _encode(seat.facts))
+    async def _save(self, agent: AgentId, facts: SeatFacts) -> None:
+        await self._keep(_encode(agent), _encode(facts))
 
     # -- of the experiment ----------------------------------------------------------------------------------------
 
@@ -180,7 +185,7 @@ class SeatDesk:
         seat = seats.get(agent) or _Seat(SeatFacts(secrets.token_urlsafe(32)))
         if seat.facts.consent != consent:  # people agree to the text that they have read
             seat.facts.consent, seat.facts.ready = consent, False
-        await self._save(agent, seat)
+        await self._save(agent, seat.facts)
         seats.setdefault(agent, seat).change()
         return seats[agent].facts.token
 
@@ -266,14 +271,14 @@ class SeatDesk:
         """Record that the person is ready, and agrees to the text of consent."""
         seat = await self._seat(agent)
         seat.facts.ready = True
-        await self._save(agent, seat)
+        await self._save(agent, seat.facts)
         seat.change()
 
     async def set_away(self, agent: AgentId, *, away: bool) -> None:
         """Record that the person leaves, so that no step waits for the person, or comes back."""
         seat = await self._seat(agent)
         seat.facts.away = away
-        await self._save(agent, seat)
+        await self._save(agent, seat.facts)
         if away:
             seat.close(ABSENT, "You have left.")
         else:
@@ -289,7 +294,7 @@ class SeatDesk:
         if question is None or question.step != step:
             if seat.facts.last is not None and seat.facts.last.step == step:
                 return  # the page has sent it before, and did not hear that it arrived
-            raise ConfigError(f"Step {step} is over, so this was not sent.")
+            raise _over(step)
         answer = SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:
             raise ConfigError(
@@ -297,15 +302,17 @@ class SeatDesk:
             )
         if len(encode_exactly(msgspec.to_builtins(answer), "an answer")) > self._limit:
             raise ConfigError("This text is too long: please shorten it.")
-        before, facts = (seat.facts.last, seat.facts.answer), seat.facts
-        facts.last, facts.answer = question, answer
-        try:
-            await self._save(agent, seat)
-        except BaseException:
-            facts.last, facts.answer = before
-            raise
-        if seat.answer is waiting and seat.question is question:
-            seat.close(answer)
+        # The answer is kept first: if this process dies, the group asks again, and gets the same answer.
+        lines = seat.lines_after(question, answer)
+        await self._save(agent, replace(seat.facts, last=question, answer=answer, lines=lines))
+        if seat.question is not question or seat.answer is not waiting:
+            raise _over(step)
+        seat.facts.last, seat.facts.answer = question, answer
+        seat.close(answer)
+
+
+def _over(step: int) -> ConfigError:
+    return ConfigError(f"Step {step} is over, so this was not sent.")
 
 
 def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:

@@ -4,6 +4,7 @@ The link of a seat has its token. At the first visit the browser gets a cookie i
 from the token, so it stays valid when this process, or the whole experiment, starts again.
 """
 
+import asyncio
 import json
 import time
 from base64 import b64encode
@@ -76,6 +77,7 @@ class _SeatPages:
         self._interceptor = interceptor
         self._tokens: dict[AgentId, str] = {}
         self._looked = float("-inf")
+        self._look: asyncio.Task[None] | None = None  # all who name an unknown seat wait for one look
         self._waiting: dict[AgentId, int] = {}  # how many requests for news wait
 
     async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the desk
@@ -93,10 +95,16 @@ class _SeatPages:
             agent = check_id(request.path_params["agent"])
         except InvalidAddress:
             return "", ""
-        if agent not in self._tokens and time.monotonic() > self._looked + _LOOK_S:
-            self._looked = time.monotonic()
-            self._tokens = await self._call("seat_tokens")
+        if agent not in self._tokens:
+            if self._look is None or self._look.done():
+                self._look = asyncio.create_task(self._look_for_seats(), name="ray_messaging look for seats")
+            await asyncio.shield(self._look)
         return agent, self._tokens.get(agent, "")
+
+    async def _look_for_seats(self) -> None:
+        await asyncio.sleep(self._looked + _LOOK_S - time.monotonic())
+        self._looked = time.monotonic()
+        self._tokens = await self._call("seat_tokens")
 
     async def _admitted(self, request: Request) -> AgentId:
         """Return the agent of a request's seat; raise _Refused unless the request has the seat's cookie."""
