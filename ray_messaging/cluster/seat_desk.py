@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ray_messaging.addressing.channels import AgentId, check_id
-from ray_messaging.errors import ConfigError, InvalidAddress, UnknownName
+from ray_messaging.errors import ConfigError, InvalidAddress, NoQuestion, UnknownName
 from ray_messaging.model.exact import encode_exactly
 
 MOST_MESSAGES: Final = 20  # the most messages that a person sends in a step
@@ -108,6 +108,7 @@ class _Seat:
         self.question: SeatQuestion | None = None
         self.ends: float | None = None  # when the person's time is over
         self.answer: asyncio.Future[SeatAnswer] | None = None
+        self.over = -1  # the last step whose question was closed in this process
         self.version = secrets.randbelow(2**40)  # pages have seen versions of an earlier process
         self.changed = asyncio.Event()
 
@@ -120,6 +121,7 @@ class _Seat:
         """Give the group the answer to the open question; the conversation gets what was heard and said."""
         question, self.question = self.question, None
         if question is not None and self.answer is not None and not self.answer.done():
+            self.over = max(self.over, question.step)
             self.facts.lines = self.lines_after(question, answer, note)
             self.answer.set_result(answer)
         self.change()
@@ -287,14 +289,18 @@ class SeatDesk:
     async def answer(self, agent: AgentId, step: int, messages: Sequence[Mapping[str, Any]]) -> None:
         """Bring what a person sends in a step.
 
-        Raises: ConfigError, whose text is for the person, if something cannot be sent, or the step is over.
+        Raises: ConfigError, whose text is for the person, if something cannot be sent, or the step is over; NoQuestion
+        if the group has not asked in this step yet, as after a failure.
         """
         seat = await self._seat(agent)
         question, waiting = seat.question, seat.answer
         if question is None or question.step != step:
             if seat.facts.last is not None and seat.facts.last.step == step:
                 return  # the page has sent it before, and did not hear that it arrived
-            raise _over(step)
+            if step <= seat.over:
+                raise _over(step)
+            text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # the run begins again
+            raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:
             raise ConfigError(

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-from contextlib import ExitStack
 
 import pytest
 from support.cluster import wait_for
@@ -42,7 +41,7 @@ with Messaging.start("seats", steps=steps, log_dir=home / "log", on_existing="re
     print(*[seat.url for seat in seats], flush=True)
     assert all(seat.wait_until_ready(240) for seat in seats)
     result = messaging.run(person, agents=AGENTS, groups=3, until=STEPS, graph=EDGES, progress=False)
-    print("ended", result.until, result.calls.model, flush=True)
+    print("ended", messaging.steps.now, result.calls.model, flush=True)
     (home / "go").read_text()  # waits
 """
 FORK = """
@@ -71,18 +70,18 @@ class Person:
         self.seen.element("ready").press("Enter")
 
     def type(self, step):
-        """Write a message to somebody else in a step."""
+        """Write a message in a step, to one more agent."""
         self.seen.sees("step", f"Step {step}")
         self.seen.sees("status", "It is your turn.")
-        for box in self.seen.element("to").all():
-            box.set_checked(int(box.input_value()) == (self.agent + step) % AGENTS)
+        self.seen.element("to").nth((self.agent + step) % (AGENTS - 1)).check()  # beside those of earlier steps
         self.seen.element("text").fill(f"<b>{self.agent}</b> says {step}")
 
     def play(self, step):
-        if (self.agent + step) % AGENTS == self.agent:
-            self.seen.sees("step", f"Step {step}")
-        else:
+        if step % 9:
             self.type(step)
+        else:  # go on without a message
+            self.seen.sees("step", f"Step {step}")
+            self.seen.sees("status", "It is your turn.")
         self.seen.element("text").press("Control+Enter")
 
 
@@ -101,16 +100,60 @@ def replayed(log):
     """Return a model in which the seats' agents send what people sent, by the log."""
     said = {(call["agent"], call["step"]): json.loads(call["result"]) for call in log.calls().to_pylist()}
     names = {}
-    exec(MODEL, names)  # noqa: S102 - it is above
+    exec(MODEL, names)
 
     def person(me, inbox):
-        if me.id not in SEATS:
-            return names["person"](me, inbox)
-        for message in said[me.id, me.step]["messages"]:
-            for to in message["to"]:
-                me.send(to, {"content": message["text"]})
+        if me.id in SEATS:
+            for message in said[me.id, me.step]["messages"]:
+                for to in message["to"]:
+                    me.send(to, {"content": message["text"]})
+        else:
+            names["person"](me, inbox)
 
     return person
+
+
+def all_play(people, *steps):
+    for step in steps:
+        for person in people:
+            person.play(step)
+
+
+def leave(person):
+    person.seen.element("leave").click()
+    person.seen.sees("back", "Come back")
+    person.seen.page.close()
+
+
+def killed_and_resumed(people, driver, script, urls):
+    """Kill all but the browsers while people write, and resume the run; return the new driver."""
+    for person in people:
+        person.type(10)
+    driver.kill_all()
+    for person in people:
+        person.seen.sees("problem", "There is no connection.")
+    driver = Driver(script, driver.home)
+    assert driver.process.stdout.readline().split() == urls  # the links stay
+    for person in people:  # their pages have kept the texts, and find the new server by themselves
+        person.seen.element("send").click()
+    return driver
+
+
+def kill_pages(home):
+    """Kill the web server of the seats; return once there is another one."""
+    (old,) = pages_of(home)
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: {*pages_of(home)} - {old}, "another web server of the seats")
+
+
+def end(driver, people):
+    assert driver.process.stdout.readline() == f"ended {STEPS} 0\n", driver.process.stderr.read()
+    (driver.home / "go").write_text("")
+    for person in people:
+        person.seen.sees("status", "It is over. Thank you!")
+        # The browser says so while there is no server.
+        person.seen.errors = [each for each in person.seen.errors if "Failed to load resource" not in each]
+    assert driver.wait_end()[0] == 0
 
 
 def test_three_people_play_twenty_steps_through_a_kill_of_the_driver(home, port):
@@ -119,49 +162,26 @@ def test_three_people_play_twenty_steps_through_a_kill_of_the_driver(home, port)
     driver = Driver(script, home)
     urls = driver.process.stdout.readline().split()
     assert len(urls) == 3, driver.process.stderr.read()
-    with ExitStack() as stack:
-        first = stack.enter_context(browser())
-        windows = [first, *(stack.enter_context(first.window()) for _ in SEATS[1:])]
-        people = [Person(*each) for each in zip(windows, SEATS, urls, strict=True)]
+    with browser() as first, first.window() as second, first.window() as third, first.window() as phone:
+        people = [Person(*each) for each in zip((first, second, third), SEATS, urls, strict=True)]
         for person in people:
             person.begin()
-        for step in range(5):
-            for person in people:
-                person.play(step)
-        picture(windows[0], "seat")
-        leaving = people.pop()
-        leaving.seen.element("leave").click()
-        leaving.seen.sees("back", "Come back")
-        leaving.seen.page.close()
-        for step in range(5, 8):
-            for person in people:
-                person.play(step)
-        with first.window(viewport={"width": 420, "height": 800}) as phone:
-            back = Person(phone, SEATS[-1], urls[-1])  # with another device
-            back.seen.element("back").click()
-            for person in people:
-                person.type(8)
-            driver.kill_all()
-            driver = Driver(script, home)
-            assert driver.process.stdout.readline().split() == urls  # the links stay
-            windows[0].element("send").click()  # the page has found the new server by itself, and kept the text
-            people[1].seen.element("send").click()
-            people.append(back)
-            for step in range(9, STEPS):
-                if step == 14:
-                    (pages,) = pages_of(home)
-                    os.kill(pages, signal.SIGKILL)
-                    wait_for(lambda: pages_of(home) not in ([], [pages]), "another web server of the seats")
-                for person in people:
-                    person.play(step)
-            assert driver.process.stdout.readline().startswith(f"ended {STEPS} 0")
-            picture(phone, "seat-phone")
-            (home / "go").write_text("")
-            for person in people:
-                person.seen.sees("status", "It is over. Thank you!")
-            for window in (*windows, phone):  # of the time without a server
-                window.errors = [error for error in window.errors if "Failed to load resource" not in error]
-        assert driver.wait_end()[0] == 0
+        all_play(people, *range(5))
+        picture(first, "seat")
+        leave(people.pop())
+        all_play(people, *range(5, 8))
+        phone.page.set_viewport_size({"width": 420, "height": 800})
+        back = Person(phone, SEATS[-1], urls[-1])  # with another device
+        back.seen.element("back").click()
+        all_play(people, 8)
+        people.append(back)
+        all_play(people, 9)
+        driver = killed_and_resumed(people, driver, script, urls)
+        all_play(people, *range(11, 15))
+        kill_pages(home)
+        all_play(people, *range(15, STEPS))
+        picture(phone, "seat-phone")
+        end(driver, people)
     log = EventLog.open(home / "log")
     digests = [log.digest(step) for step in range(STEPS)]
     twin = ray_messaging.run(replayed(log), agents=AGENTS, until=STEPS, graph=EDGES, seed=7, progress=False)
