@@ -36,12 +36,12 @@ def play(url):
 
     def post(what, content):
         headers = {"content-type": "application/json"}
-        browser.open(Request(f"{link}/{what}", json.dumps(content).encode(), headers)).close()
+        browser.open(Request(link.replace("/seat/", f"/{what}/"), json.dumps(content).encode(), headers)).close()
 
     post("ready", {})
     seen = -1
     while True:
-        with browser.open(f"{link}/news?seen={seen}") as answer:
+        with browser.open(f"{link.replace('/seat/', '/news/')}?seen={seen}") as answer:
             view = json.load(answer)
         seen, asked = view["version"], view["question"]
         if view["ended"]:

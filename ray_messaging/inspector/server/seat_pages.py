@@ -54,11 +54,11 @@ def seat_pages(interceptor: Any) -> Starlette:  # noqa: ANN401 - a Ray actor han
     pages = _SeatPages(interceptor)
     return Starlette(
         routes=[
-            Route("/seat/{agent}", pages.page),
-            Route("/seat/{agent}/news", pages.news),
-            Route("/seat/{agent}/answer", pages.answer, methods=["POST"]),
-            Route("/seat/{agent}/ready", pages.ready, methods=["POST"]),
-            Route("/seat/{agent}/away", pages.away, methods=["POST"]),
+            Route("/seat/{agent:path}", pages.page),
+            Route("/news/{agent:path}", pages.news),
+            Route("/answer/{agent:path}", pages.answer, methods=["POST"]),
+            Route("/ready/{agent:path}", pages.ready, methods=["POST"]),
+            Route("/away/{agent:path}", pages.away, methods=["POST"]),
         ],
         exception_handlers={_Refused: _answer_of},
     )
@@ -127,7 +127,6 @@ class _SeatPages:
             _cookie_name(token),
             _cookie(token),
             max_age=_COOKIE_S,
-            path="/seat/",
             httponly=True,
             samesite="strict",
         )
