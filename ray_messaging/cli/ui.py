@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.json import encode
@@ -13,15 +13,11 @@ from msgspec.json import encode
 from ray_messaging.cli.log_options import open_run
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.cli.session import join_experiment, output, print_json
-from ray_messaging.cluster.handles.connection import result as value_of
-from ray_messaging.cluster.handles.seat import seat_url
-from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
-from ray_messaging.inspector.sources.folder_facts import FolderFacts
-from ray_messaging.inspector.sources.live import LiveSource
-from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.sources.log_rows import RunFacts
+
+if TYPE_CHECKING:
+    from ray_messaging.inspector.sources.log_rows import RunFacts
+    from ray_messaging.inspector.web.serve import Bound
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
@@ -58,7 +54,7 @@ Seats = Annotated[
     bool,
     typer.Option("--seats", help="Serve the pages of people at seats, not the inspector, and print their links."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON, in one object.")]
 # `messaging.ui` passes this option: the command then ends with its standard input.
 OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
@@ -80,6 +76,13 @@ def ui(
     It ends with Ctrl-C.
     """
     check_extra()
+    # These modules bring Ray and pyarrow, which take a second; `ui --help` needs neither.
+    from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415
+    from ray_messaging.inspector.sources.folder_facts import FolderFacts  # noqa: PLC0415
+    from ray_messaging.inspector.sources.live import LiveSource  # noqa: PLC0415
+    from ray_messaging.inspector.sources.live_control import LiveControl  # noqa: PLC0415
+    from ray_messaging.inspector.web.serve import Place, bind, serve  # noqa: PLC0415
+
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     until = _stdin_closed() if of_process else None
     if seats:
@@ -98,21 +101,24 @@ def ui(
         source = LiveSource(found) if isinstance(found, Messaging) else found
         examples = [known.example for known in KNOWN.values()]
         steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
-        from ray_messaging.inspector.server.answer_cache import AnswerCache  # noqa: PLC0415
-        from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
+        from ray_messaging.inspector.web.answer_cache import AnswerCache  # noqa: PLC0415
+        from ray_messaging.inspector.web.application import application  # noqa: PLC0415 - of the extra
 
         app = application(AnswerCache(source, steering))
         serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
 
 
-def _serve_seats(exp_id: str, bound: Bound, until: threading.Event | None, *, as_json: bool) -> None:
+def _serve_seats(exp_id: str, bound: "Bound", until: threading.Event | None, *, as_json: bool) -> None:
     """Serve the pages of an experiment's seats, which have tokens of their own."""
-    from ray_messaging.inspector.server.seat_pages import seat_pages  # noqa: PLC0415 - of the extra
+    from ray_messaging.cluster.handles.connection import result  # noqa: PLC0415 - brings Ray
+    from ray_messaging.cluster.handles.seat import seat_url  # noqa: PLC0415 - as above
+    from ray_messaging.inspector.web.seat_pages import seat_pages  # noqa: PLC0415 - of the extra
+    from ray_messaging.inspector.web.serve import serve  # noqa: PLC0415 - as above
 
     pages, public = bound.url.partition("?")[0], bound._replace(access=replace(bound.access, token=None))
     with bound.socket:
         interceptor = join_experiment(exp_id, "start it first").interceptor
-        tokens = value_of(interceptor.seat_tokens.remote(), actor_name="the interceptor")
+        tokens = result(interceptor.seat_tokens.remote(), actor_name="the interceptor")
 
         def tell() -> None:
             if as_json:
@@ -132,7 +138,7 @@ def check_extra() -> None:
         raise ConfigError("the inspector needs NiceGUI: pip install 'ray-messaging[ui]'")
 
 
-def _tell(source: RunFacts, bound: Bound, *, as_json: bool) -> None:
+def _tell(source: "RunFacts", bound: "Bound", *, as_json: bool) -> None:
     if as_json:
         print_json(encode({"url": bound.url}))
     else:

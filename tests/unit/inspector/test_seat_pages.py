@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("starlette")
 
 from ray_messaging.cluster.seat_desk import HeardMessage, SeatDesk, SeatQuestion
-from ray_messaging.inspector.server import seat_pages as seat_pages_module
-from ray_messaging.inspector.server.access_control import AccessControl
-from ray_messaging.inspector.server.seat_pages import seat_pages
-from ray_messaging.inspector.server.serve import Access, names_of
+from ray_messaging.inspector.web import seat_pages as seat_pages_module
+from ray_messaging.inspector.web.access_control import AccessControl
+from ray_messaging.inspector.web.seat_pages import seat_pages
+from ray_messaging.inspector.web.serve import Access, names_of
 
 HOST = (b"host", b"127.0.0.1:8267")
 JSON = (b"content-type", b"application/json")
