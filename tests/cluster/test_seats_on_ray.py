@@ -6,7 +6,8 @@ import uuid
 import pytest
 import ray
 
-from ray_messaging import ConfigError, Messaging, Steps
+from ray_messaging import Messaging, Steps
+from ray_messaging.errors import ConfigError
 
 pytestmark = pytest.mark.long
 

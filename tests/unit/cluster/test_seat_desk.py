@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, UnknownName
 from ray_messaging.cluster.seat_desk import ABSENT, HeardMessage, SeatAnswer, SeatDesk, SeatQuestion, Written
+from ray_messaging.errors import ConfigError, UnknownName
 
 HELLO = HeardMessage("0-0-8", 8, "hello", asks=True)
 

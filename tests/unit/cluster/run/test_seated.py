@@ -7,9 +7,10 @@ import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import Calls, Price, StepFailed
+from ray_messaging import Calls, Price
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.seat_desk import ABSENT, SeatAnswer, Written
+from ray_messaging.errors import StepFailed
 from ray_messaging.model.calls import decode_calls
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.transports.step_values import Driver, StepSettings
