@@ -15,9 +15,9 @@ from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
-from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.message import Message
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.observability.observer import Observer

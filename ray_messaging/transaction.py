@@ -10,9 +10,9 @@ from typing import Self
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.compat.msg import Payload
-from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
 from ray_messaging.message import cause_here
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts

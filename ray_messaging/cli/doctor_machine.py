@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ray_messaging.cluster.ray_clusters import look_into_clusters
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.observability.health.actor_checks import check_disk
 from ray_messaging.observability.health.findings import Disk, Finding, Health, critical, in_bytes, ok, warning
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.transports.server_probe import ask_server
 
 MEMINFO = Path("/proc/meminfo")

@@ -4,7 +4,7 @@ import sys
 import threading
 from functools import partial
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.json import encode
@@ -12,13 +12,11 @@ from msgspec.json import encode
 from ray_messaging.cli.log_options import open_run
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.cli.session import join_experiment, output, print_json
-from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
-from ray_messaging.inspector.sources.folder_facts import FolderFacts
-from ray_messaging.inspector.sources.live import LiveSource
-from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.sources.log_rows import RunFacts
+
+if TYPE_CHECKING:
+    from ray_messaging.inspector.sources.log_rows import RunFacts
+    from ray_messaging.inspector.web.serve import Bound
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
@@ -51,7 +49,7 @@ Steer = Annotated[
         "--control", help="Let the page steer: steps, rules, dead letters, messages of the user. Requires a token."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON, in one object.")]
 # `messaging.ui` passes this option: the command then ends with its standard input.
 OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
@@ -72,6 +70,13 @@ def ui(
     It ends with Ctrl-C.
     """
     check_extra()
+    # These modules bring Ray and pyarrow, which take a second; `ui --help` needs neither.
+    from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415
+    from ray_messaging.inspector.sources.folder_facts import FolderFacts  # noqa: PLC0415
+    from ray_messaging.inspector.sources.live import LiveSource  # noqa: PLC0415
+    from ray_messaging.inspector.sources.live_control import LiveControl  # noqa: PLC0415
+    from ray_messaging.inspector.web.serve import Place, bind, serve  # noqa: PLC0415
+
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     with bound.socket:
         found = (
@@ -86,8 +91,8 @@ def ui(
         source = LiveSource(found) if isinstance(found, Messaging) else found
         examples = [known.example for known in KNOWN.values()]
         steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
-        from ray_messaging.inspector.server.answer_cache import AnswerCache  # noqa: PLC0415
-        from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
+        from ray_messaging.inspector.web.answer_cache import AnswerCache  # noqa: PLC0415
+        from ray_messaging.inspector.web.application import application  # noqa: PLC0415 - of the extra
 
         app = application(AnswerCache(source, steering))
         until = _stdin_closed() if of_process else None
@@ -100,7 +105,7 @@ def check_extra() -> None:
         raise ConfigError("the inspector needs NiceGUI: pip install 'ray-messaging[ui]'")
 
 
-def _tell(source: RunFacts, bound: Bound, *, as_json: bool) -> None:
+def _tell(source: "RunFacts", bound: "Bound", *, as_json: bool) -> None:
     if as_json:
         print_json(encode({"url": bound.url}))
     else:

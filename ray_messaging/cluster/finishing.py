@@ -13,7 +13,7 @@ from ray_messaging.cluster.embedded_servers import beside
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import RunRecord, read_run, unended

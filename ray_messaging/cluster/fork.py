@@ -30,11 +30,11 @@ from ray_messaging.surveys.surveys import open_mailbox, questions
 if TYPE_CHECKING:
     from ray_messaging.audiences.audience_kinds import Audiences
     from ray_messaging.cluster.messaging import Messaging
-    from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.folder import Folder
     from ray_messaging.eventlog.folder_records import RunRecord
     from ray_messaging.eventlog.reading.event_rows import LogRow
+    from ray_messaging.messager_engine import Engine
 
 
 class Fork:

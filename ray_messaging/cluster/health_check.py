@@ -23,7 +23,7 @@ from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.node_checks import NodeFacts, check_nodes
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.observability.metrics.experiment_metrics import ExperimentReport
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
-from ray_messaging.cluster.actors.server_actor import ServerActor
+from ray_messaging.cluster.actors.redis_server_actor import ServerActor
 from ray_messaging.cluster.embedded_servers import (
     PER_NODE,
     KeptData,
@@ -42,8 +42,8 @@ from ray_messaging.errors import (
     ServerFailed,
     UnknownName,
 )
+from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.observability.tracing.settings import Tracing, check_tracing
 from ray_messaging.transports.backend import experiment_config
 

@@ -514,12 +514,12 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
-    def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all agents; one receipt for each.
+    def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
+        """Send one message from the user to all hearers of an audience, "*" for all agents; one receipt for each.
 
         Raises the same errors as `Messager.broadcast`.
         """
-        return self._user.broadcast(payload, subtopic)
+        return self._user.broadcast(audience, payload, subtopic)
 
     # -- messagers in users' own actors ---------------------------------------------------------------------------
 

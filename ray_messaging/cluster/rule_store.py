@@ -22,9 +22,9 @@ from ray_messaging.cluster.ray_internals import kv_delete, kv_get, kv_names, kv_
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
+from ray_messaging.interception.interceptor.interceptor import OWN_TABLES
+from ray_messaging.interception.interceptor.state_writer import ServerBehindError
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import OWN_TABLES
-from ray_messaging.interception.server.state_writer import ServerBehindError
 from ray_messaging.interception.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import Fields, RedisExperimentStore, StateChanges, StateWrite
 

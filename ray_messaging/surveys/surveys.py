@@ -11,8 +11,8 @@ import numpy as np
 
 from ray_messaging.addressing.channels import check_name, check_subtopic, survey_mailbox
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
-from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, FrameError, UnknownName
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receiving.call_checks import check_timeout

@@ -16,7 +16,8 @@ from a2a.helpers import get_text_parts, new_text_part
 from a2a.types import Message, Role, SendMessageRequest
 from support.outside_agents import Outside, application, served
 
-from ray_messaging import AnswerFailed, ConfigError, EventLog, Messaging, MessagingError, Steps, rules
+from ray_messaging import EventLog, Messaging, MessagingError, Steps, rules
+from ray_messaging.errors import AnswerFailed, ConfigError
 
 pytestmark = [pytest.mark.long]
 

@@ -34,7 +34,11 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
     assert (tmp_path / "town.html").stat().st_size > 10_000
 
 
-OF_OTHERS = {"guides/autogen": "autogen_core", "guides/langgraph": "langgraph"}
+OF_OTHERS = {
+    "guides/autogen": "autogen_core",
+    "guides/langgraph": "langgraph",
+    "guides/agent-framework": "agent_framework",
+}
 
 
 @pytest.mark.long

@@ -15,8 +15,8 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneAddress
-from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.model.agent_sets import AgentSet

@@ -11,7 +11,7 @@ from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.transports.experiment_store import ExperimentClaim, RedisExperimentStore, other_run
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 from ray_messaging.eventlog.folder_records import RuleChange
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.rule_versions import RuleVersions
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.rule_versions import RuleVersions
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, without_steps
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import MessagingError, RuleError, UnknownName
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.steps.stragglers import Straggler, stragglers
 from ray_messaging.transports.step_values import SUPERVISOR, Progress, StepSettings, WaitFor

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.ray_calls import put
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.notebook import html_table
 
@@ -44,11 +45,11 @@ class ExperimentRules:
         Raises: RuleError for a rule or an index that cannot be used; ConfigError if step `at_step` has begun, or the
         experiment has no steps.
         """
-        self._connection.ask(self._interceptor.insert_rule.remote(sent("the rule", rule), index, at_step=at_step))
+        self._connection.ask(self._interceptor.insert_rule.remote(sent("the rule", rule, put), index, at_step=at_step))
 
     def replace(self, which: int | str, rule: "Rule", *, at_step: int | None = None) -> None:
         """Replace a rule, given by its index or name. Raises the same errors as `insert`."""
-        self._connection.ask(self._interceptor.replace_rule.remote(which, sent("the rule", rule), at_step=at_step))
+        self._connection.ask(self._interceptor.replace_rule.remote(which, sent("the rule", rule, put), at_step=at_step))
 
     def pop(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
         """Remove a rule, given by its index or name, and return its description. Raises as `insert` does."""

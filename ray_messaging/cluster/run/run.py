@@ -22,10 +22,10 @@ from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
-from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
+from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
-from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
+from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
@@ -198,8 +198,8 @@ class Run(AbstractContextManager["Run"]):
         self._kept = kept
         self._collects = options.collect is not None
         # Each object is stored once in Ray's object store, however many groups there are.
-        model_ref, options_ref = sent("the model", model), sent("the run's options", options)
-        plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
+        model_ref, options_ref = sent("the model", model, put), sent("the run's options", options, put)
+        plan_refs = {plan.name: sent("the data of agents", plan, put) for plan in plans}
         parent = parent_of(messaging)
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
@@ -211,9 +211,9 @@ class Run(AbstractContextManager["Run"]):
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
-        given = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
+        given = RunInputs(model_ref, options_ref, sent("shared", shared, put), plan_refs, parent, change)
         # The groups get a reference, which Ray does not resolve in a list.
-        self._given = [sent("the run", (messaging, given))]
+        self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
@@ -431,16 +431,7 @@ def _note(
     """
     if messaging.log_dir is None:
         return None
-    facts = {
-        "model": name_of(model),
-        "source": source_of(model),
-        "start": None if options.start is None else name_of(options.start),
-        "by": options.by,
-        "until": until,
-        "concurrency": options.concurrency,
-        "timeout": options.timeout,
-        **inputs,
-    }
+    facts = facts_of(model, until, options, inputs)
     noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
     before: Mapping[str, Any] | None = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
     if before is not None and (change := change_of(facts, before)) is not None:

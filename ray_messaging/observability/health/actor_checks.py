@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.interception.server.interceptor import ANSWERS, VIOLATIONS
-from ray_messaging.interception.server.lane_server import CONNECTIONS
+from ray_messaging.interception.interceptor.interceptor import ANSWERS, VIOLATIONS
+from ray_messaging.interception.interceptor.lane_server import CONNECTIONS
 from ray_messaging.observability.health.findings import (
     SERVER_ACTOR,
     SHOWN,
@@ -21,7 +21,7 @@ from ray_messaging.observability.health.findings import (
     warning,
 )
 from ray_messaging.observability.health.node_checks import CUT_OFF
-from ray_messaging.observability.health.server_checks import check_clock
+from ray_messaging.observability.health.redis_checks import check_clock
 
 MANY_RESTARTS = 5
 LOG_BEHIND_S = 60.0  # A log that is this far behind is in trouble, because it writes a file every half minute.

@@ -12,8 +12,9 @@ pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
 
 from support.outside_agents import Outside, application, garbage, served
 
-from ray_messaging import ConfigError, run
+from ray_messaging import run
 from ray_messaging.cluster.a2a_remote import RemoteAgent
+from ray_messaging.errors import ConfigError
 
 CARD = json.dumps(
     {

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ray_messaging.cli.app import app
 from ray_messaging.cluster.finishing import finish
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder_records import read_account

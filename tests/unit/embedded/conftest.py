@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.embedded_server import HOST
 
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from support.log_queries import ROWS, log_of, row, write_folder
 from support.log_writing import batch_of, write_batches
 
-from ray_messaging import EventLog, LogError
-from ray_messaging.errors import InvalidQuery
+from ray_messaging import EventLog
+from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.model.typed.input import columns
 

@@ -1,0 +1,90 @@
+"""Ray actor of an embedded server."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import ray
+from ray.util import get_node_ip_address
+
+from ray_messaging.cluster.actors.restarts import restarted
+from ray_messaging.cluster.reachability import Address, measure
+from ray_messaging.config import RedisConfig
+from ray_messaging.embedded.machine import memory_bytes
+from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
+from ray_messaging.embedded.server_restarts import ServerSupervisor
+from ray_messaging.observability.health.findings import Disk, Report
+
+# Ray restarts the actor within this time, even on a busy machine. So the server keeps its data for this time after the
+# driver has ended.
+GRACE_S: Final = 20.0
+
+
+class ServerActor:
+    """Ray actor that owns an embedded server; after a restart it takes the running server over.
+
+    Args:
+        name: A secret that this actor and its restarts share. It names a temporary data directory.
+        data_dir: The folder in which the data are kept. None: a temporary directory.
+        on_its_node: The number of servers of the experiment on this node; together they may fill half of its memory.
+        fsync: Have the data in a `data_dir` written to the disk each second.
+        log_dir: The folder of the event log that the server's guard finishes from the server's data if all other
+            processes have died. None: there is no log to finish.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data_dir: str | None = None,
+        on_its_node: int = 1,
+        fsync: bool = True,  # noqa: FBT001 - by Ray call
+        log_dir: str | None = None,
+    ) -> None:
+        # The guard watches this node's raylet: without a raylet Ray cannot restart the actor here.
+        raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
+        again = restarted()
+        server = EmbeddedServer(
+            get_node_ip_address(),
+            data_dir=data_dir,
+            fsync=fsync,
+            epilogue=() if log_dir is None else (sys.executable, "-m", "ray_messaging.cluster.finishing", log_dir),
+            maxmemory_bytes=memory_bytes() // (2 * on_its_node),
+            succession=Succession(name, GRACE_S, raylet),
+        )
+        self._owner = ServerSupervisor(server)
+        # An error is kept for `config`, because an error that __init__ raises loses its type.
+        self._owner.start(succeed=again)
+
+    def config(self) -> RedisConfig:
+        """Return the server's address and password; raise the server's error if it failed."""
+        return self._owner.config()
+
+    def node(self) -> str:
+        """Return the id of the Ray node on which this actor runs."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def reached(self, addresses: Sequence[Address]) -> list[float | None]:
+        """Return the milliseconds that a connection to each address took, or None if none came about in time."""
+        return asyncio.run(measure(addresses))
+
+    def stats(self) -> dict[str, Any]:
+        """Return alive, pid, data_dir, uptime_s, restarts and last_end of the server."""
+        return self._owner.stats()
+
+    def health(self) -> Report:
+        """Return a health report with the free disk space."""
+        stats = self._owner.stats()
+        reason = stats["last_end"] or "no reason known"
+        error = "" if stats["alive"] else f"the embedded server does not run ({reason})"
+        disk = None if stats["data_dir"] is None else Disk.of(stats["data_dir"])
+        return Report(time.time(), error=error, stats=stats, disk=disk)
+
+    def stop(self, *, erase: bool = False) -> None:
+        """Stop the server and delete its temporary data.
+
+        Data in a `data_dir` are deleted only with `erase`, and if no other experiment has data there.
+        """
+        self._owner.stop(erase=erase)
