@@ -1,8 +1,8 @@
 """The facade of an experiment: start or find it, use its groups, log and dead letters, shut it down."""
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
@@ -17,6 +17,8 @@ from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEO
 from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed, UnknownName
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.a2a_remote import RemoteAgent
+    from ray_messaging.cluster.a2a_server import A2AServer
     from ray_messaging.cluster.audience_files import AudienceFiles
     from ray_messaging.cluster.embedded_servers import Shards
     from ray_messaging.cluster.fork import Fork
@@ -512,12 +514,12 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
-    def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all agents; one receipt for each.
+    def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
+        """Send one message from the user to all hearers of an audience, "*" for all agents; one receipt for each.
 
         Raises the same errors as `Messager.broadcast`.
         """
-        return self._user.broadcast(payload, subtopic)
+        return self._user.broadcast(audience, payload, subtopic)
 
     # -- messagers in users' own actors ---------------------------------------------------------------------------
 
@@ -767,6 +769,58 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Ask many agents as the user; return an object that collects their answers. See `Group.ask_columns`."""
         return self._user.ask_columns(to_ids, payloads, subtopic, timeout)
 
+    # -- agents and clients outside, by A2A -----------------------------------------------------------------------
+
+    def expose(
+        self,
+        agents: Iterable[AgentId],
+        *,
+        a2a: str,
+        token: str | None = None,
+        timeout: float = ANSWER_TIMEOUT_S,
+    ) -> "A2AServer":
+        """Serve agents to clients outside by the A2A protocol, until the handle is closed; return the handle.
+
+        A message of a client is a question of the user to the agent, and the agent's answer ends the client's task.
+
+        Args:
+            agents: The ids of the agents. No client reaches another agent.
+            a2a: The address to listen on, such as "127.0.0.1:8000"; port 0 selects a free port.
+            token: The token that clients must pass. None: a random one, `handle.token`.
+            timeout: The seconds that an agent has for its answer.
+
+        Raises: ConfigError if the address cannot be taken, or without `ray-messaging[a2a]`.
+        """
+        with _of_extra_a2a():
+            from ray_messaging.cluster.a2a_server import A2AServer
+        return A2AServer(self._connection, agents, a2a, token, timeout)
+
+    def remote_agent(
+        self, agent: AgentId, url: str, *, token: str | None = None, wait_s: float = 30.0, late_steps: int = 10
+    ) -> "RemoteAgent":
+        """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
+
+        Without steps, a group that is made for the agent hosts it, and this process passes messages on until the handle
+        is closed. In steps, the handle is the model of the agent: pass it to `run`.
+
+        Args:
+            agent: The id in this experiment.
+            url: The URL of the outside agent, below which its card is.
+            token: A token that the outside agent demands. It is sent to the host of `url` only.
+            wait_s: The most seconds that an answer may take. In steps, a step waits no longer; the answer then comes in
+                a later step.
+            late_steps: In steps: the number of further steps in which a late answer is taken.
+
+        Raises: ConfigError for an invalid URL or limit, or without `ray-messaging[a2a]`; AlreadyExists if the id is
+        taken.
+        """
+        with _of_extra_a2a():
+            from ray_messaging.cluster.a2a_remote import RemoteAgent
+        remote = RemoteAgent(agent, url, token=token, wait_s=wait_s, late_steps=late_steps)
+        if self._connection.experiment.steps is None:
+            remote.serve(self)
+        return remote
+
     # -- surveys --------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -894,3 +948,11 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         experiment = self._connection.with_password()
         return DeadLetters(experiment.redis, experiment.exp_id, experiment.settings)
+
+
+@contextmanager
+def _of_extra_a2a() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"A2A needs its SDK ({error}): pip install 'ray-messaging[a2a]'") from error

@@ -1,9 +1,11 @@
 """Sending of users' objects to other processes, and search for the part of an object that cannot be pickled."""
 
+import io
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -26,6 +28,32 @@ def sent(name: str, value: object, send: Callable[[Any], Any]) -> Any:  # noqa: 
             f"{name} cannot be sent to other processes: {reason}. Create it in the function that uses it, so that "
             "each process has its own"
         ) from None
+
+
+def dumped(value: object) -> bytes:
+    """Pickle a user's object for another process, which has the same packages.
+
+    Functions and classes of the program itself are pickled by value, and keep the names of their files, which are in
+    the errors' texts. `pickle.loads` reads the result.
+    """
+    with io.BytesIO() as stream:
+        _Pickler(stream).dump(value)
+        return stream.getvalue()
+
+
+def _reduced(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    make, parts = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
+    return _with_file, (code.co_filename, make, parts)
+
+
+def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...]) -> CodeType:
+    return make(*parts).replace(co_filename=name)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
+    """Cloudpickle's pickler. From version 3.1.2 on that one leaves out the names of files."""
+
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table)
 
 
 def unpicklable(value: object) -> str | None:

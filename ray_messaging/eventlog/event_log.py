@@ -186,16 +186,22 @@ class EventLog:
             found = summed_calls(found, [by] if isinstance(by, str) else [*by])
         return with_exact_integers(found)
 
-    def sql(self, query: str) -> pa.Table:
+    def sql(self, query: str, *, limit: int | None = None, timeout_s: float | None = None) -> pa.Table:
         """Return the answer to one SELECT over the tables `messages`, as `query` returns them, and `calls`.
 
         DuckDB answers it, in DuckDB's SQL. Times are in UTC. Sums of whole numbers are int64 if they fit. The query can
         only read the log.
 
-        Raises: InvalidQuery if the SQL is wrong, or would read other files or change anything; ImportError, which says
-        how to install duckdb, if it is not installed.
+        Args:
+            query: The SELECT.
+            limit: Return only the first rows of the answer. Further rows are not read.
+            timeout_s: The most seconds that the query may take; None means no limit.
+
+        Raises: InvalidQuery if the SQL is wrong, takes longer than `timeout_s`, or would read other files or change
+        anything; ImportError, which says how to install duckdb, if it is not installed.
         """
-        return self._table("sql", query=query)
+        given = {name: value for name, value in (("limit", limit), ("timeout_s", timeout_s)) if value is not None}
+        return self._table("sql", query=query, **given)
 
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]

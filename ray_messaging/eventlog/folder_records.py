@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the import would load pyarrow, which an interceptor does no
 T = TypeVar("T")
 
 FORMAT = 1
-_RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
+RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
 _LONGEST = 200  # the most characters of an argument that are kept
@@ -93,12 +93,12 @@ def read_run(folder: "Folder") -> RunRecord | None:
     def decoded(data: bytes) -> RunRecord:
         if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
             raise ConfigError(
-                f"{folder.where}/{_RUN} has format {known}, and this ray_messaging reads format {FORMAT} only: read "
+                f"{folder.where}/{RUN} has format {known}, and this ray_messaging reads format {FORMAT} only: read "
                 "the folder with the version of ray_messaging that wrote it, and give this version another log_dir"
             )
         return msgspec.json.decode(data, type=RunRecord)
 
-    return _read(folder, _RUN, decoded, "the record of the run in {path} is damaged ({error}): remove the file")
+    return _read(folder, RUN, decoded, "the record of the run in {path} is damaged ({error}): remove the file")
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
@@ -112,7 +112,7 @@ def unbegun_fork(folder: "Folder") -> int | None:
 
 def write_run(folder: "Folder", record: RunRecord) -> None:
     """Write the record of the folder's run, atomically. Raises OSError if that fails."""
-    folder.write_file(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    folder.write_file(RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:

@@ -64,12 +64,13 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
     return ended
 
 
-def workers_for(template: bytes, count: int | None) -> ProcessWorkers | RayWorkers:
+def workers_for(template: bytes, count: int | None, *, here: bool = False) -> ProcessWorkers | RayWorkers:
     """Return tasks on the Ray cluster that this process uses, or that RAY_ADDRESS names, else processes.
 
-    Args: `count` is how many runs are carried out at a time; None: one for each core.
+    Args: `count` is how many runs are carried out at a time; None: one for each core. With `here` the result is always
+    processes of this machine.
     """
-    if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+    if not here and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
         return RayWorkers(template, count)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return ProcessWorkers(template, count or cores or 1)

@@ -24,6 +24,7 @@ from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
+LOGS = "logs"  # the folder with the event logs of the runs, each in a folder with the name of the run's key
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 # The error of a run begins with this text if its worker died. The next call carries that run out again.
 DIED = "WorkerDied: "
@@ -112,6 +113,8 @@ class StudyFolder:
         there = self.files()
         whole = [name for name in (RUNS, SERIES, TIMES, RECORD) if name in there]
         with self._writing():
+            if LOGS in self.folder.subfolders(""):
+                self.folder.filesystem.delete_dir(self._path(LOGS))
             for name in [*filter(_PART.fullmatch, there), *whole]:
                 self.folder.filesystem.delete_file(self._path(name))
 
@@ -141,6 +144,10 @@ class StudyFolder:
                     if run.key not in found or found[run.key].died:
                         found[run.key] = run
         return _with_zeros(found, record.get("counts", ()))
+
+    def log_of(self, key: str) -> str:
+        """Return the folder of a run's event log."""
+        return f"{self._path(LOGS)}/{key}"
 
     def next_part(self) -> int:
         """Return the number of the next part."""

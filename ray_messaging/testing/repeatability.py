@@ -14,7 +14,7 @@ from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.arguments import AgentModel, Agents, Edges, GroupModel
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.run.run_plan import check_run
-from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.model.exact import decode_exactly
 from ray_messaging.steps.step_loop import check_until
@@ -84,7 +84,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
     env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run(  # noqa: S603 - this very Python
         [sys.executable, "-c", _CHILD],
-        input=cloudpickle.dumps((sys.path, trial._replace(groups=_GROUPS + 1), packed, answers)),
+        input=dumped((sys.path, trial._replace(groups=_GROUPS + 1), packed, answers)),
         env=env,
         stdout=subprocess.PIPE,
         check=False,
@@ -107,10 +107,10 @@ def _packed(objects: tuple[Any, ...]) -> bytes:
         cloudpickle.register_pickle_by_value(module)
         try:
             with suppress(Exception):  # Any error may come, because a global may be a lock, or a client.
-                return bytes(cloudpickle.dumps(objects))
+                return dumped(objects)
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    return bytes(sent("the model", objects, cloudpickle.dumps))
+    return bytes(sent("the model", objects, dumped))
 
 
 def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:

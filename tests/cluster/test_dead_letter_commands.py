@@ -7,10 +7,11 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from ray_messaging import ConfigError, Messaging, UnknownName
+from ray_messaging import Messaging
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
+from ray_messaging.errors import ConfigError, UnknownName
 
 pytestmark = pytest.mark.long
 

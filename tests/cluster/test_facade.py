@@ -84,7 +84,8 @@ import sys
 import pytest
 import ray
 
-from ray_messaging import Messaging, UnknownName
+from ray_messaging import Messaging
+from ray_messaging.errors import UnknownName
 
 with pytest.raises(UnknownName):
     Messaging.connect("no-" + sys.argv[1])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, numbers, send_numbers
 
-from ray_messaging import TransactionError
+from ray_messaging.errors import TransactionError
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from support.stepped import begin_steps
 from support.steps_on_the_server import resume, steps_driven_by
 
-from ray_messaging import (
+from ray_messaging import Outgoing, Steps
+from ray_messaging.errors import (
     AlreadyExists,
     Closed,
     ConfigError,
@@ -18,10 +19,8 @@ from ray_messaging import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
-    Outgoing,
     PayloadTooLarge,
     StepAborted,
-    Steps,
     UnknownName,
     UnknownSender,
 )

@@ -12,7 +12,8 @@ from support.contracts import WAIT_S, fetch_all, vanish
 from support.interceptors import interceptor_with
 from support.survey_records import ask_survey, not_there, surveys_of, unanswered
 
-from ray_messaging import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName, columns, rules
+from ray_messaging import columns, rules
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName
 
 QUESTION = {"text": "How are you?"}
 

@@ -11,7 +11,8 @@ from support.rules import Only, allow
 from support.sending_faults import break_send, cut, each_send_twice, instead, room_taken, take_epoch, without_epochs
 from support.server_side import remove_mailbox
 
-from ray_messaging import (
+from ray_messaging import Message, Outgoing, rules
+from ray_messaging.errors import (
     ConfigError,
     ConnectionFailed,
     Fenced,
@@ -20,13 +21,10 @@ from ray_messaging import (
     InvalidColumns,
     InvalidPayload,
     MailboxFull,
-    Message,
     NotListening,
     OutcomeUnknown,
-    Outgoing,
     PayloadTooLarge,
     TransactionError,
-    rules,
 )
 
 

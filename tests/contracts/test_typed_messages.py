@@ -9,7 +9,8 @@ import pydantic
 import pytest
 from support.contracts import WAIT_S, fetch_all, fetch_batch
 
-from ray_messaging import FrameError, InvalidPayload, Outgoing, PayloadMismatch, columns
+from ray_messaging import Outgoing, columns
+from ray_messaging.errors import FrameError, InvalidPayload, PayloadMismatch
 
 
 class Offer(pydantic.BaseModel):

@@ -51,4 +51,4 @@ class WorkersHere:
 
 def work_here(monkeypatch, carry_out=run_packed):
     """Let studies be carried out in this process."""
-    monkeypatch.setattr(module, "workers_for", lambda template, count: WorkersHere(template, count, carry_out))
+    monkeypatch.setattr(module, "workers_for", lambda template, count, **_: WorkersHere(template, count, carry_out))

@@ -8,17 +8,8 @@ import pydantic
 import pytest
 
 from benchmarks.fake_openai import served
-from ray_messaging import (
-    AnswerUnfit,
-    Calls,
-    ConfigError,
-    ModelFailed,
-    ModelTimeout,
-    Price,
-    StepFailed,
-    by_content,
-    run,
-)
+from ray_messaging import Calls, Price, by_content, run
+from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout, StepFailed
 from ray_messaging.model.call_content import content_digest_of
 from ray_messaging.models import Chat, _Window
 

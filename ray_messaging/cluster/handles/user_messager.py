@@ -4,7 +4,6 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.process_tuning import relax_collector
@@ -55,9 +54,9 @@ class UserMessager:
             self._closed = True
             self._loop.leave(self.messager.close())
 
-    def broadcast(self, payload: Payload, subtopic: str) -> Receipts:
-        """Send one message to all agents. Raises the same errors as `Messaging.broadcast`."""
-        return self.run(self.messager.broadcast(None, EVERYBODY, payload, subtopic=subtopic))
+    def broadcast(self, audience: object, payload: Payload, subtopic: str) -> Receipts:
+        """Send one message to all hearers of an audience. Raises the same errors as `Messaging.broadcast`."""
+        return self.run(self.messager.broadcast(None, audience, payload, subtopic=subtopic))
 
     def ask_columns(self, to_ids: object, payloads: object, subtopic: str, timeout: float | None) -> GroupAnswers:
         """Ask many agents; return an object that collects their answers.

@@ -11,8 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
-import cloudpickle
-
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.beginning import (
@@ -23,12 +21,13 @@ from ray_messaging.cluster.run.beginning import (
     told_rules,
 )
 from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
+from ray_messaging.cluster.run.log_plan import LogPlan, log_plan
 from ray_messaging.cluster.run.model_source import facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
-from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
@@ -52,7 +51,6 @@ from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, SUPERVISOR,
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.log_host import LogHost
     from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
-    from ray_messaging.cluster.run.logged_run import LogPlan
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
@@ -157,11 +155,7 @@ def run(
     LogError if the folder cannot be used.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
-    kept = None
-    if log_dir is not None or checkpoint is not None or on_existing != "error":
-        from ray_messaging.cluster.run.logged_run import log_plan  # noqa: PLC0415 - brings pyarrow, 80 MB
-
-        kept = log_plan(log_dir, on_existing, checkpoint)
+    kept = log_plan(log_dir, on_existing, checkpoint)
     part = run_part(
         model, agents, until, max_steps, groups, graph, shared, options, rules, seed, calls, progress=progress, log=kept
     )
@@ -171,7 +165,7 @@ def run(
 class _LogOrder(NamedTuple):
     """The plan of a run's log, and what is noted there: facts about the run, and the number of agents of each group."""
 
-    plan: "LogPlan"
+    plan: LogPlan
     facts: dict[str, Any]
     groups: dict[str, int]
 
@@ -200,7 +194,7 @@ def run_part(
     beginning: bytes | None = None,
     keep: bool = False,
     server: LocalServer | None = None,
-    log: "LogPlan | None" = None,
+    log: LogPlan | None = None,
 ) -> Part:
     """Run a model as `run` does, and go on from a beginning, if there is one; with `keep` return the end.
 
@@ -240,7 +234,7 @@ def _copy(name: str, value: T) -> T:
         return deepcopy(value)
     except Exception:  # noqa: BLE001 - the object's own code may raise any error
         # It copies more, such as modules.
-        found: T = pickle.loads(sent(name, value, cloudpickle.dumps))  # noqa: S301 - made here
+        found: T = pickle.loads(sent(name, value, dumped))  # noqa: S301 - made here
         return found
 
 

@@ -8,6 +8,7 @@ temporary folder.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.call_rows import COLUMNS as CALL_COLUMNS
 from ray_messaging.eventlog.call_rows import calls_dataset
 from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, channel_head, plain_name, typed_names
-from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_text, invalid
+from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_count, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
 
@@ -34,7 +35,7 @@ _SUM = pa.decimal128(38, 0)  # DuckDB's type of a sum of whole numbers
 _DAY_US = 24 * 3600 * MICROSECONDS
 
 
-def sql(view: View, *, query: str) -> pa.Table:
+def sql(view: View, *, query: str, limit: int | None = None, timeout_s: float | None = None) -> pa.Table:
     """Return the answer to a SQL query over TABLES, see `EventLog.sql`; raise LogError if a file is damaged."""
     try:
         import duckdb  # noqa: PLC0415 - an optional dependency
@@ -42,10 +43,14 @@ def sql(view: View, *, query: str) -> pa.Table:
         raise ImportError("log.sql() needs duckdb: pip install 'ray-messaging[sql]'") from error
     if check_text("query", query) is None:
         raise invalid("query", query, "must be a str of SQL")
-    with _connection(duckdb, view) as (connection, tables):
+    most = check_count("limit", limit, at_least=0)
+    with _connection(duckdb, view) as (connection, tables), _interrupted(connection, timeout_s):
         try:
             _check(query, connection.extract_statements(query))
-            return _natural(connection.sql(query).to_arrow_table())
+            found = connection.sql(query)
+            return _natural((found if most is None else found.limit(most)).to_arrow_table())
+        except duckdb.InterruptException as error:
+            raise _refused(query, f"it took longer than {timeout_s:g} s: read fewer rows") from error
         except duckdb.Error as error:
             of_reading = isinstance(error, duckdb.InvalidInputException | duckdb.IOException)
             if of_reading and (damaged := damaged_file(view.folder, tables)) is not None:
@@ -71,6 +76,22 @@ def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]
         connection.execute("set TimeZone = 'UTC'")
         connection.execute("set lock_configuration = true")
         yield connection, tables
+
+
+@contextmanager
+def _interrupted(connection: Any, timeout_s: float | None) -> Iterator[None]:  # noqa: ANN401 - DuckDB's
+    """Interrupt the connection's query if it takes longer than `timeout_s`."""
+    if timeout_s is None:
+        yield
+        return
+    timer = Timer(timeout_s, connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _check(query: str, statements: Sequence[Any]) -> None:

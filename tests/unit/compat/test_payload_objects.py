@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ray_messaging import InvalidPayload, Msg, PayloadTooLarge
+from ray_messaging import Msg
 from ray_messaging.compat.payload_objects import Misfit, is_object, reader_of
+from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 from ray_messaging.model.columns import PayloadColumn, encode_payload
 
 LIMIT = 10_000

@@ -10,9 +10,10 @@ from support.embedded_server import owner, wait_ended
 from support.patience import WAIT_S, wait_for
 from support.servers import find_binary
 
-from ray_messaging import LocalServer, Messager, ServerFailed, Steps
+from ray_messaging import LocalServer, Messager, Steps
 from ray_messaging.embedded import machine
 from ray_messaging.embedded import redis_server as server_module
+from ray_messaging.errors import ServerFailed
 
 OWNER = """
 import os, sys

@@ -10,7 +10,8 @@ from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, live
 from support.stepped import begin_steps
 
-from ray_messaging import EventLog, InvalidQuery
+from ray_messaging import EventLog
+from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from support.any_values import anything, marked
 
-from ray_messaging import InvalidPayload
+from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.exact import decode_exactly, encode_exactly, encode_pairs_exactly, kept_exactly
 
 BERLIN = ZoneInfo("Europe/Berlin")

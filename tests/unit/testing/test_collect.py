@@ -4,22 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_messaging import (
-    ConfigError,
-    Count,
-    Gini,
-    InvalidAddress,
-    Max,
-    Mean,
-    Min,
-    Of,
-    PayloadTooLarge,
-    Quantile,
-    Share,
-    StepFailed,
-    Sum,
-    run,
-)
+from ray_messaging import Count, Gini, Max, Mean, Min, Of, Quantile, Share, Sum, run
+from ray_messaging.errors import ConfigError, InvalidAddress, PayloadTooLarge, StepFailed
 
 
 def person(me, inbox):

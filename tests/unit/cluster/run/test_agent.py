@@ -13,13 +13,13 @@ import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import ConfigError, StepFailed
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import AgentLoop, StateChange
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.cluster.run.step_calls import StepCalls
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.agent_sets import AgentSet
 
 AGENTS = 5

@@ -5,7 +5,8 @@ from decimal import Decimal
 
 import pytest
 
-from ray_messaging import Calls, ConfigError, Price, StepFailed, by_content, report_usage, run
+from ray_messaging import Calls, Price, by_content, report_usage, run
+from ray_messaging.errors import ConfigError, StepFailed
 
 AGENTS, STEPS = 6, 2
 PRICE = Price(input="0.15", output="0.6", cached="0.075")
