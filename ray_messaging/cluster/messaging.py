@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import ray
 
-from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_id, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import RAY_LOCK, join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
     from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.rules import ExperimentRules
+    from ray_messaging.cluster.handles.seat import Seat
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.inspector_process import Inspector
@@ -259,12 +260,14 @@ class Messaging(AbstractContextManager["Messaging"]):
                 Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
                 stay only if they are in a folder, as `data_dir` of `start` says.
         """
-        kept = ("_surveys", "_audience_files", "_user", "_run_actors")
-        *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
+        kept = ("_surveys", "_audience_files", "_user", "_run_actors", "_seat_pages")
+        *_, user, runs, seats = (self.__dict__.pop(name, None) for name in kept)
         if user is not None:
             user.close()
         if runs is not None:
             runs.end()
+        if seats is not None:
+            seats.close()
         started, self._started = self._started, None
         if started is not None:
             started.close(erase=erase)
@@ -325,6 +328,42 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         options = ["--port", str(port), "--host", host, *["--control"] * control, *["--token"] * token]
         return Inspector(self.exp_id, options)
+
+    def seat(
+        self,
+        agent: AgentId,
+        *,
+        consent: str = "",
+        host: str = "127.0.0.1",
+        port: int = 8267,
+        allow_host: Sequence[str] = (),
+    ) -> "Seat":
+        """Give an agent's seat to a person, who reads the agent's inbox and writes its messages on a web page.
+
+        Call this before `run`. In each step, `run` then lets the person act in place of the model, and waits for the
+        person up to `Steps(seat_timeout_s=)`. What people do is kept as calls of `me.remember` are. One web server, in
+        a process of its own, has the pages of all seats, until `shutdown`. See docs/guides/seats.md.
+
+        Args:
+            agent: The agent's id. If the agent has a seat already, such as in a resumed run, its link stays valid.
+            consent: A text to which people must agree before they begin; "": no such text.
+            host: The address on which the web server listens. People with other machines need another than loopback.
+            port: The port; 0 selects a free port. Links of an earlier start work only on the same port.
+            allow_host: More names by which browsers may reach the server, such as that of a proxy.
+
+        Returns: the seat; `seat.url` is the link for the person, and has a secret token.
+        Raises: ConfigError if the experiment has no steps, the web server cannot start, such as on a port that is taken
+        or without `ray-messaging[ui]`, or the server of earlier seats has another address.
+        """
+        from ray_messaging.cluster.handles.seat import Seat, SeatPages
+
+        address = (host, port, tuple(allow_host))
+        token = self._connection.ask(self.interceptor.open_seat.remote(agent, consent))
+        pages: SeatPages | None = self.__dict__.get("_seat_pages")
+        if pages is None:
+            pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
+        pages.check(address)
+        return Seat(self._connection, check_id(agent), pages.url, token)
 
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
