@@ -115,7 +115,7 @@ class _Written:
 
 
 class _ContentPickler(pickle.Pickler):
-    """A pickler whose result nobody reads."""
+    """A pickler whose result is only used for a digest."""
 
     time: _Time
 

@@ -213,7 +213,7 @@ class Run(AbstractContextManager["Run"]):
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         seats = seats_of(messaging, parent, options, plans)
         given = RunInputs(model_ref, options_ref, sent("shared", shared, put), plan_refs, parent, change, seats)
-        # The groups get a reference, which Ray does not resolve in a list.
+        # The groups get a reference in a list, because Ray would replace a plain reference by its value.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True

@@ -89,8 +89,9 @@ class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
-    inputs that it needs, and each only once. `parent_calls` is the log folder of an earlier run, whose results answer
-    equal calls (None: no such run). `change` sets states before a step. People act for the agents in `seats`.
+    inputs that it needs, and each only once. `parent_calls` is the log's folder of the parent of a fork, whose results
+    answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents in
+    `seats`.
     """
 
     model: Any

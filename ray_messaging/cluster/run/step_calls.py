@@ -251,7 +251,7 @@ class _Remembered(msgspec.Struct):
     place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
     by_person: bool = False  # a person at a seat answers: the limits of calls are for models
-    meter: CallMeter | None = None  # counts what a call uses that is made
+    meter: CallMeter | None = None  # counts the tokens that the call uses
 
 
 @dataclass(eq=False)
