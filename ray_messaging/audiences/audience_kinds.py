@@ -68,7 +68,7 @@ class Audiences:
         self._texts: AudienceTexts = NO_AUDIENCES
 
     def update(self, texts: AudienceTexts) -> None:
-        """Replace the versions of all audiences."""
+        """Replace the versions of all audiences by those that were read from the server."""
         self._texts = texts
 
     def names(self) -> list[str]:

@@ -51,7 +51,7 @@ class HandlerFailure(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Return the error as one line."""
+        """Return the error's class and text, as people read it."""
         return f"{self.error}: {self.text}" if self.text else self.error
 
     @property

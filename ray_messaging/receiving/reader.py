@@ -131,7 +131,7 @@ class Reader:
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the mailbox."""
         await end(self._task)
 
     def stop(self, error: MessagingError) -> None:

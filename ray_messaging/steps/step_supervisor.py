@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The start number of a supervisor is the interceptor's epoch, followed by this many bits that count its starts.
+# The supervisor's start number rises with each start: it is the interceptor's epoch, followed by this many bits. These
+# bits are raised when the supervisor starts again under the same epoch.
 _ATTEMPT_BITS = 12
 
 

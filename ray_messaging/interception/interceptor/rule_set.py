@@ -216,7 +216,7 @@ class RuleFailures:
         self._records = {key: record for key, record in self._records.items() if key in stay}
 
     def forget(self, rule: Rule) -> None:
-        """Drop the failures of one rule."""
+        """Forget the failures that were recorded for one rule."""
         self._records.pop(id(rule), None)
 
 

@@ -94,7 +94,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return len(self._values)
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all entries of the table."""
         if self._journal is not None:
             for key in self._values:
                 self._begin_change(key, [])
