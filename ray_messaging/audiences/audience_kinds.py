@@ -13,7 +13,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 
 
 class AudienceKind(StrEnum):
-    """What the pairs of an audience are made from."""
+    """The kind of an audience: whether its pairs come from a graph, from lists of members, or from positions."""
 
     GRAPH = "graph"
     MEMBERS = "members"

@@ -105,8 +105,7 @@ class StepSupervisor:
     async def _drive(self) -> None:
         """Close one step after the other, until a call fails or the supervisor no longer takes part."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        # All interceptors of an experiment have the driver name "interceptor", so no driver with another name can be
-        # found.
+        # All interceptors of an experiment have the same driver name, so no driver of another name can have the group.
         assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()

@@ -211,7 +211,7 @@ class RuleFailures:
         }
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Drop the failures of all other rules than these."""
+        """Forget the failures of all rules except these."""
         stay = {id(rule) for rule in rules}
         self._records = {key: record for key, record in self._records.items() if key in stay}
 

@@ -163,7 +163,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Merge the changes that some layers make to an entry into the entry's own value, in the order of `of`."""
+        """Apply the changes of some layers to the entry itself, in the order of the layers in `of`."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
