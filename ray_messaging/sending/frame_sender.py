@@ -227,8 +227,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # `reroute` makes new frames only while no call is under way. The new frames may name sets of agents that
-                # must be written for the event log first. In that case `_is_calm` returns False below.
+                # `reroute` makes new frames only while no call is under way. The new frames may name sets of agents
+                # that must be written for the event log first. In that case `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()

@@ -203,7 +203,7 @@ def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
-    """Return a row for each pair of broadcasts, also for removed pairs. A broadcast's number is the number of its row."""
+    """Return a row for each pair of broadcasts, also for removed pairs. A broadcast has the number of its row."""
     numbered = copy(folded)
     numbered.numbers = None
     return spread(numbered, edges)

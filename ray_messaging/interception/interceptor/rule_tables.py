@@ -283,7 +283,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 def _change(before: list[Any], after: list[Any]) -> Change | None:
-    """Return an entry's change as a layer stores it, or None if nothing has changed."""
+    """Return how an entry was changed: the difference of two ints, or else the new value. None: it was not changed."""
     if after == before:
         return None
     return after[0] - sum(before) if after and all(type(value) is int for value in (*before, *after)) else after

@@ -522,7 +522,7 @@ class RedisLink:
         reached; MailboxFull if the server's memory is full.
         """
         # The loop times from which the time limit is measured. Under False: the beginning of this call, for a server
-        # that cannot be reached. Under True: the first error of a server that is full. Each of the two has its own limit.
+        # that cannot be reached. Under True: the first error of a server that is full. Each of them has its own limit.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
         forgotten = False  # whether the last attempt failed because the server did not have the script
