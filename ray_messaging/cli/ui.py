@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ray_messaging.inspector.web.serve import Bound
 
 Target = Annotated[
-    str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
+    str,
+    typer.Argument(
+        metavar="EXP_ID|FOLDER", help="A running experiment, the log_dir of a run, or the folder of a study."
+    ),
 ]
 Beside = Annotated[
     str | None,
@@ -71,14 +74,13 @@ def ui(
     as_json: Json = False,
     of_process: OfProcess = False,
 ) -> None:
-    """Show a run in the browser: flow between groups, rates, steps, conversations, rules, dead letters, health.
+    """Show a run in the browser: flow between groups, rates, steps, conversations, rules, health. Or show a study.
 
     It ends with Ctrl-C.
     """
     check_extra()
     # These modules bring Ray and pyarrow, which take a second; `ui --help` needs neither.
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415
-    from ray_messaging.inspector.sources.folder_facts import FolderFacts  # noqa: PLC0415
     from ray_messaging.inspector.sources.live import LiveSource  # noqa: PLC0415
     from ray_messaging.inspector.sources.live_control import LiveControl  # noqa: PLC0415
     from ray_messaging.inspector.web.serve import Place, bind, serve  # noqa: PLC0415
@@ -92,12 +94,12 @@ def ui(
         found = (
             join_experiment(target, "start it first")
             if of_process
-            else open_run(target, partial(FolderFacts, beside=beside))
+            else open_run(target, partial(_open_folder, beside=beside))
         )
         if beside is not None and isinstance(found, Messaging):
             raise ConfigError(f"--beside compares two folders of logs, and {target!r} is a running experiment")
         if control and not isinstance(found, Messaging):
-            raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
+            raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log or study")
         source = LiveSource(found) if isinstance(found, Messaging) else found
         examples = [known.example for known in KNOWN.values()]
         steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
@@ -106,6 +108,20 @@ def ui(
 
         app = application(AnswerCache(source, steering))
         serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
+
+
+def _open_folder(folder: str, beside: str | None) -> "RunFacts":
+    """Return the source for a study's folder, or for the folder of a log."""
+    from ray_messaging.inspector.sources.folder_facts import FolderFacts  # noqa: PLC0415
+    from ray_messaging.studies.study_folder import StudyFolder  # noqa: PLC0415
+
+    if not StudyFolder(folder).is_study():
+        return FolderFacts(folder, beside=beside)
+    if beside is not None:
+        raise ConfigError(f"--beside compares two folders of logs, and {folder!r} is the folder of a study")
+    from ray_messaging.inspector.sources.study_facts import StudyFacts  # noqa: PLC0415 - it takes a second
+
+    return StudyFacts(folder)
 
 
 def _serve_seats(exp_id: str, bound: "Bound", until: threading.Event | None, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from weakref import finalize
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
-from a2a.types import GetTaskRequest, Role, SendMessageRequest, StreamResponse, Task, TaskState
+from a2a.types import AgentCard, GetTaskRequest, Role, SendMessageRequest, StreamResponse, Task, TaskState
 from a2a.types import Message as A2AMessage
 
 from ray_messaging.addressing.channels import AgentId, check_id
@@ -21,6 +21,7 @@ from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import printable
 from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.model.call_content import by_content
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group.group import Group
@@ -33,7 +34,7 @@ _MOST_BYTES = 4 << 20  # of a response
 _CONNECT_S = 10.0
 _POLL_S = 1.0  # between two questions whether a task has ended
 _ERROR_WIDTH = 500
-_CONCURRENCY = 100  # the most messages that an outside agent has at a time, outside of steps
+_CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _ENDED = {
     TaskState.TASK_STATE_COMPLETED,
@@ -62,16 +63,18 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     def __init__(self, agent: AgentId, url: str, *, token: str | None, wait_s: float, late_steps: int) -> None:
         if not is_http_address(url):
             raise ConfigError(f"{url!r} is no address of an agent: write http(s)://host[:port]/path", value=url)
-        if wait_s <= 0 or late_steps < 0:
+        if urlsplit(url).username is not None:
+            raise ConfigError("the address of the agent has a password, which errors would show: pass token=")
+        if not wait_s > 0 or late_steps < 0:
             raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
         self.id = check_id(agent)
         self.url = url
         self._token = token
         self._wait_s = wait_s
         self._late_steps = late_steps
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._group: Group | None = None
         self._leave: Callable[[], None] | None = None
         self._loop: SharedLoop | None = None
@@ -79,14 +82,16 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         self._asked: dict[str, Future[dict[str, Any]]] = {}  # by message: what the outside agent answers
         self._tasks: dict[str, str] = {}  # by message: the task of the outside agent
         self._serving: Future[None] | None = None
+        self._card: AgentCard | None = None  # the card that has worked
+        self._places = asyncio.Semaphore(_CONCURRENCY)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_loop", "_life", "_asked", "_tasks", "_serving", "_group", "_leave")
+        left_out = ("_loop", "_life", "_asked", "_tasks", "_serving", "_group", "_leave", "_card", "_places")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._begin()
+        self._reset()
 
     def __repr__(self) -> str:
         return f"RemoteAgent({self.id!r}, {self.url})"
@@ -137,8 +142,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         self._life.detach()
         self._loop.leave(_end_others())
         if self._leave is not None:
-            self._leave()
-        self._begin()
+            with suppress(MessagingError):  # The experiment may have ended.
+                self._leave()
+        self._reset()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -157,8 +163,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
+        asks = by_content(ask_remote, sample=None)  # Another run must not get that an answer was late in this one.
         found = await asyncio.gather(
-            *(me.remember(ask_remote, id_, payload, task, since) for id_, _, payload, since, task in open_ones)
+            *(me.remember(asks, id_, payload, task, since) for id_, _, payload, since, task in open_ones)
         )
         waiting = []
         for (id_, sender, payload, since, _), outcome in zip(open_ones, found, strict=True):
@@ -205,7 +212,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
 
     async def _talk(self, message_id: str, payload: object, task: str | None) -> dict[str, Any]:
         """Return the answer to a message, or to a message that a former process has sent, if its task is known."""
-        async with self._client() as client:
+        async with self._places, self._client() as client:
             if task is not None:
                 return await _result(client, await client.get_task(GetTaskRequest(id=task)))
             # A former process may have sent the message already. The outside agent can tell by the id.
@@ -227,15 +234,16 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         async with httpx.AsyncClient(headers=headers, timeout=timeout, transport=_Bounded()) as http:
-            card = await A2ACardResolver(http, self.url).get_agent_card()
-            config = ClientConfig(httpx_client=http)
+            card = self._card or await A2ACardResolver(http, self.url).get_agent_card()
+            self._card = None
             for interface in card.supported_interfaces:
                 if _origin(interface.url) != _origin(self.url):
                     raise RemoteFailure(
                         f"its card leads to {interface.url}, another host, which must not get the token"
                     )
-            async with ClientFactory(config).create(card) as client:
+            async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
                 yield client
+            self._card = card
 
 
 async def _ended(future: Future[Any], wait_s: float) -> None:

@@ -109,8 +109,6 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         workflow that cannot be pickled, for a second workflow, and for an experiment without steps; otherwise the
         errors of `Workflow.run`.
         """
-        if of_framework.get("tools") is not None and self._messaging is not None:
-            raise ConfigError("tools= of one run are functions, which do not travel: give the tools to the agents")
         attached: Any = self.attach(workflow)
         running: Awaitable[WorkflowRunResult] = attached.run(message, **of_framework)
         return running
@@ -137,6 +135,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         else:
             source = Source(make, self._types, found.graph_signature_hash)
             carrier = _Groups(self._messaging, self._groups, [*found.executors], source, self._timeout)
+            found.cancel_pending_requests = _refused  # type: ignore[method-assign]
         self._before, found._runner = found._runner, SuperstepRunner(found, carrier, values)
         self._given, self.workflow, self._carrier = workflow, found, carrier
         return found
@@ -161,7 +160,15 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         """Leave the groups, and give the workflow its own runner back."""
         if self.workflow is not None and isinstance(self.workflow._runner, SuperstepRunner):
             self.workflow._runner = self._before
+            vars(self.workflow).pop("cancel_pending_requests", None)
             self._carrier.close()
+
+
+async def _refused(*_: object, **__: object) -> None:
+    raise ConfigError(
+        "requests cannot be cancelled while executors run in groups, because the executor that asked is in another "
+        "process: answer the request with a value that its handler takes for a refusal"
+    )
 
 
 def _maker(workflow: Any) -> Callable[[], Any]:
@@ -224,6 +231,9 @@ class _Carrier:
     def reset(self) -> None:
         """Forget the deliveries of a superstep that was given up."""
 
+    def check(self, context: Any) -> None:
+        """Raise ConfigError for what the run was given and executors would not get."""
+
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
         """Begin anew: executors have these states of a checkpoint, or (None) the state in which they are made."""
 
@@ -258,6 +268,7 @@ class SuperstepRunner(RunnerImpl):
 
     async def _run_iteration(self) -> None:
         self._carrier.reset()
+        self._carrier.check(self._ctx)
         await super()._run_iteration()  # the framework's edges route the messages to the stand-ins
         self._shared.look(self._state)
         for delivery, acts in await self._carrier.superstep(self._shared, streaming=self._ctx.is_streaming()):
@@ -415,6 +426,10 @@ class _Groups(_Carrier):
 
     def reset(self) -> None:
         self._deliveries: list[Delivery] = []
+
+    def check(self, context: Any) -> None:
+        if context.get_runtime_tools() is not None:
+            raise ConfigError("tools= of one run are functions, which do not travel: give the tools to the agents")
 
     async def superstep(
         self, state: "SharedState", *, streaming: bool

@@ -114,6 +114,10 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
             return request.source_executor_id, warning, done.get_outputs()
 
         asked, warning, outputs = asyncio.run(ask())
+        with pytest.raises(ConfigError, match="tools"):
+            asyncio.run(runner.attach(workflow).run(message, tools=[print]))
+        with pytest.raises(ConfigError, match="cancelled"):
+            asyncio.run(workflow.cancel_pending_requests(["any"]))
         assert (asked, outputs) == ("ann", ["x>first1: yes>last1"])
         assert "'bob'" in warning
         assert "black_list" in warning

@@ -12,7 +12,7 @@ pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
 
 from support.outside_agents import Outside, application, garbage, served
 
-from ray_messaging import run
+from ray_messaging import Calls, run
 from ray_messaging.cluster.a2a_remote import RemoteAgent
 from ray_messaging.errors import ConfigError
 
@@ -193,6 +193,16 @@ async def test_a_late_answer_is_fetched_by_its_task_if_the_process_has_died_mean
     assert len(outside.heard) == 1
 
 
+def test_runs_that_share_a_store_of_calls_ask_each_for_itself(serve, tmp_path):
+    outside = Outside(lambda text: ["yes"])
+    with remote(serve(partial(application, outside))) as agent:
+        for _ in range(2):
+            assert ran(agent, calls=Calls(store=tmp_path / "calls")).states[1]["heard"] == [
+                (2, True, {"content": "yes"})
+            ]
+    assert len(outside.heard) == 2
+
+
 def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
     with remote("http://127.0.0.1:1/", token="secret") as agent:
         assert "secret" not in repr(agent)
@@ -201,7 +211,13 @@ def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
 
 @pytest.mark.parametrize(
     ("url", "options"),
-    [("weather", {}), ("ftp://x/", {}), ("http://x/", {"wait_s": 0}), ("http://x/", {"late_steps": -1})],
+    [
+        ("weather", {}),
+        ("ftp://x/", {}),
+        ("http://u:p@x/", {}),
+        ("http://x/", {"wait_s": 0}),
+        ("http://x/", {"late_steps": -1}),
+    ],
 )
 def test_what_cannot_be(url, options):
     with pytest.raises(ConfigError):
