@@ -110,7 +110,7 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
             found = await runner.run(workflow, message)
             (request,) = found.get_request_info_events()
             (warning,) = [each.data for each in found if each.type == "warning"]
-            done = await runner.run(workflow, responses={request.request_id: answers[request.request_id]})
+            done = await runner.run(workflow, responses={request.request_id: answers["ann"][0]})
             return request.source_executor_id, warning, done.get_outputs()
 
         asked, warning, outputs = asyncio.run(ask())
