@@ -153,6 +153,9 @@ class Steps(_Settings):
         30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
     )
     digest: bool = _setting(False, "keep a digest of what is sent in each step")
+    seat_timeout_s: PositiveFloat | None = _setting(
+        60.0, "seconds for which a step waits for people at seats (messaging.seat); None: no limit"
+    )
     checkpoint: int | None = _setting(
         None, "with log_dir: keep a checkpoint after every n-th step and the last one, for Messaging.fork", ge=1
     )

@@ -156,8 +156,8 @@ def _tuple_text(part: object, whole: object) -> str:
         if not is_bool:
             return str(index(part))  # type: ignore[arg-type]  # others raise
     raise InvalidAddress(
-        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple that is an id consists of ints, texts and "
-        "such tuples",
+        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple can be an id only if it consists of ints, "
+        "strs and such tuples",
         value=whole,
     )
 

@@ -45,6 +45,7 @@ class Keys:
         self.answers = start + "answers"  # the verdicts that depend on rules' counts
         self.dead = start + "dead"
         self.surveys = prefix + "surveys"  # the records of all surveys
+        self.seats = start + "seats"  # the seats of people: the secrets of their links, and what their pages show
         self.ended = start + "ended"  # streams of removed mailboxes that the event log still reads
         self.hearers = start + "hearers"  # sets of agents that broadcasts name, until the event log has them
         self.news = start + "news"  # a stream, whose entries wake the processes that wait for a step

@@ -393,7 +393,10 @@ class _Grid:
 
 
 def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
-    """Return the cell of each value, from 0. If values are within `side`, their cells differ by at most `parts`."""
+    """Return the cell of each value, from 0.
+
+    If two values differ by less than `side`, their cells differ by at most `parts`.
+    """
     # Values are halved, because the difference of two halves is always finite.
     halves, scale = values / 2, parts / (side / 2)
     low = halves.min()

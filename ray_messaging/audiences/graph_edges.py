@@ -88,9 +88,9 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 class GraphHearing:
     """The rows of some senders, as hearers hear them.
 
-    There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The
-    others hear nobody. `places` has the place of each row's sender, or -1 if the row has no sender that counts. The
-    values of each sender's rows are combined first, so that each pair costs only one lookup of its sender.
+    There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
+    hearers hear nobody. `places` has the place of each row's sender, or -1 if the row is not from one of these senders.
+    The values of each sender's rows are combined first, so that each pair costs only one lookup of its sender.
     """
 
     def __init__(
@@ -221,9 +221,9 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 class GraphEdges:
     """Pairs of int ids, stored by sender and by hearer: `out` has each sender's hearers, `into` each hearer's senders.
 
-    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders that count,
-    and `wanted` (bool, by place) says which hearers count (None: all). `positions` are the positions from which the
-    pairs were made (None: they were made from a graph).
+    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders to which a
+    copy is restricted. `wanted` (bool, by place) says which hearers belong to it (None: all). `positions` are the
+    positions from which the pairs were made (None: they were made from a graph).
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class GraphEdges:
 
     @cached_property
     def _degrees(self) -> NDArray[np.int64]:
-        """Return, for each sender, how many of its hearers count."""
+        """Return, for each sender, how many of its hearers belong to these pairs."""
         if self._wanted is None:
             return self.out.lengths
         degrees = np.zeros(len(self.out.ids), np.int64)
@@ -264,12 +264,12 @@ class GraphEdges:
 
     @property
     def senders(self) -> AgentSet:
-        """Return the senders that count and have a hearer in the whole audience."""
+        """Return the senders of these pairs. A sender is included even if a restriction leaves none of its hearers."""
         return AgentSet(self.out.ids)
 
     @property
     def hearers(self) -> AgentSet:
-        """Return the hearers that count and hear somebody."""
+        """Return the hearers of these pairs."""
         return AgentSet(self.into.ids if self._wanted is None else self.into.ids[self._wanted])
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:

@@ -77,8 +77,8 @@ class MemberHearing:
 class MemberEdges:
     """Pairs of each sender with each of `members` except itself.
 
-    `senders` are the agents that may send, if not all members may. `wanted` are the members that count as hearers
-    (None: all).
+    `senders` are the agents that may send, if not all members may. `wanted` are the members to which the hearers are
+    restricted (None: all).
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class MemberEdges:
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return each agent's index among the members that count as hearers, or -1 for another agent."""
+        """Return each agent's index among the hearers, or -1 for another agent."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:

@@ -51,6 +51,10 @@ class Inspector(AbstractContextManager["Inspector"]):
         """Return the process id of the inspector."""
         return self._process.pid
 
+    def wait(self) -> None:
+        """Wait until the inspector's process has ended."""
+        self._process.wait()
+
     def _why(self) -> str:
         """Return the reason why the inspector ended."""
         self._process.communicate()

@@ -33,6 +33,7 @@ from ray_messaging.cluster.ray_internals import ray_session
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, absolute
 from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps, check_calls
+from ray_messaging.embedded.machine import CHOICE
 from ray_messaging.errors import (
     AlreadyExists,
     Closed,
@@ -154,6 +155,7 @@ class StartedExperiment:
                 spec.nodes.count(node),
                 not self._until_logged,
                 spec.log_dir if folder is not None and len(folders) == 1 else None,
+                os.environ.get(CHOICE),
             )
             self._servers.append(start_actor(spec.exp_id, ServerActor, options, *arguments))
 

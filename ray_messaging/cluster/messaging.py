@@ -1,15 +1,15 @@
 """The facade of an experiment: start or find it, use its groups, log and dead letters, shut it down."""
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import ray
 
-from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_id, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import RAY_LOCK, join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
@@ -17,6 +17,8 @@ from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEO
 from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed, UnknownName
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.a2a_remote import RemoteAgent
+    from ray_messaging.cluster.a2a_server import A2AServer
     from ray_messaging.cluster.audience_files import AudienceFiles
     from ray_messaging.cluster.embedded_servers import Shards
     from ray_messaging.cluster.fork import Fork
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
     from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.rules import ExperimentRules
+    from ray_messaging.cluster.handles.seat import Seat
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.inspector_process import Inspector
@@ -255,12 +258,14 @@ class Messaging(AbstractContextManager["Messaging"]):
                 Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
                 stay only if they are in a folder, as `data_dir` of `start` says.
         """
-        kept = ("_surveys", "_audience_files", "_user", "_run_actors")
-        *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
+        kept = ("_surveys", "_audience_files", "_user", "_run_actors", "_seat_pages")
+        *_, user, runs, seats = (self.__dict__.pop(name, None) for name in kept)
         if user is not None:
             user.close()
         if runs is not None:
             runs.end()
+        if seats is not None:
+            seats.close()
         started, self._started = self._started, None
         if started is not None:
             started.close(erase=erase)
@@ -321,6 +326,42 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         options = ["--port", str(port), "--host", host, *["--control"] * control, *["--token"] * token]
         return Inspector(self.exp_id, options)
+
+    def seat(
+        self,
+        agent: AgentId,
+        *,
+        consent: str = "",
+        host: str = "127.0.0.1",
+        port: int = 8267,
+        allow_host: Sequence[str] = (),
+    ) -> "Seat":
+        """Give an agent's seat to a person, who reads the agent's inbox and writes its messages on a web page.
+
+        Call this before `run`. In each step, `run` then lets the person act in place of the model, and waits for the
+        person up to `Steps(seat_timeout_s=)`. What people do is kept as calls of `me.remember` are. One web server, in
+        a process of its own, has the pages of all seats, until `shutdown`. See docs/guides/seats.md.
+
+        Args:
+            agent: The agent's id. If the agent has a seat already, such as in a resumed run, its link stays valid.
+            consent: A text to which people must agree before they begin; "": no such text.
+            host: The address on which the web server listens. People with other machines need another than loopback.
+            port: The port; 0 selects a free port. Links of an earlier start work only on the same port.
+            allow_host: More names by which browsers may reach the server, such as that of a proxy.
+
+        Returns: the seat; `seat.url` is the link for the person, and has a secret token.
+        Raises: ConfigError if the experiment has no steps, the web server cannot start, such as on a port that is taken
+        or without `ray-messaging[ui]`, or the server of earlier seats has another address.
+        """
+        from ray_messaging.cluster.handles.seat import Seat, SeatPages
+
+        address = (host, port, tuple(allow_host))
+        token = self._connection.ask(self.interceptor.open_seat.remote(agent, consent))
+        pages: SeatPages | None = self.__dict__.get("_seat_pages")
+        if pages is None:
+            pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
+        pages.check(address)
+        return Seat(self._connection, check_id(agent), pages.url, token)
 
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
@@ -767,6 +808,58 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Ask many agents as the user; return an object that collects their answers. See `Group.ask_columns`."""
         return self._user.ask_columns(to_ids, payloads, subtopic, timeout)
 
+    # -- agents and clients outside, by A2A -----------------------------------------------------------------------
+
+    def expose(
+        self,
+        agents: Iterable[AgentId],
+        *,
+        a2a: str,
+        token: str | None = None,
+        timeout: float = ANSWER_TIMEOUT_S,
+    ) -> "A2AServer":
+        """Serve agents to clients outside by the A2A protocol, until the handle is closed; return the handle.
+
+        A message of a client is a question of the user to the agent, and the agent's answer ends the client's task.
+
+        Args:
+            agents: The ids of the agents. No client reaches another agent.
+            a2a: The address to listen on, such as "127.0.0.1:8000"; port 0 selects a free port.
+            token: The token that clients must pass. None: a random one, `handle.token`.
+            timeout: The seconds that an agent has for its answer.
+
+        Raises: ConfigError if the address cannot be taken, or without `ray-messaging[a2a]`.
+        """
+        with _of_extra_a2a():
+            from ray_messaging.cluster.a2a_server import A2AServer
+        return A2AServer(self._connection, agents, a2a, token, timeout)
+
+    def remote_agent(
+        self, agent: AgentId, url: str, *, token: str | None = None, wait_s: float = 30.0, late_steps: int = 10
+    ) -> "RemoteAgent":
+        """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
+
+        Without steps, a group that is made for the agent hosts it, and this process passes messages on until the handle
+        is closed. In steps, the handle is the model of the agent: pass it to `run`.
+
+        Args:
+            agent: The id in this experiment.
+            url: The URL of the outside agent, below which its card is.
+            token: A token that the outside agent demands. It is sent to the host of `url` only.
+            wait_s: The most seconds that an answer may take. In steps, a step waits no longer; the answer then comes in
+                a later step.
+            late_steps: In steps: the number of further steps in which a late answer is taken.
+
+        Raises: ConfigError for an invalid URL or limit, or without `ray-messaging[a2a]`; AlreadyExists if the id is
+        taken.
+        """
+        with _of_extra_a2a():
+            from ray_messaging.cluster.a2a_remote import RemoteAgent
+        remote = RemoteAgent(agent, url, token=token, wait_s=wait_s, late_steps=late_steps)
+        if self._connection.experiment.steps is None:
+            remote.serve(self)
+        return remote
+
     # -- surveys --------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -894,3 +987,11 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         experiment = self._connection.with_password()
         return DeadLetters(experiment.redis, experiment.exp_id, experiment.settings)
+
+
+@contextmanager
+def _of_extra_a2a() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"A2A needs its SDK ({error}): pip install 'ray-messaging[a2a]'") from error

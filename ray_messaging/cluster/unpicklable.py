@@ -37,7 +37,7 @@ def dumped(value: object) -> bytes:
     the errors' texts. `pickle.loads` reads the result.
     """
     with io.BytesIO() as stream:
-        _Pickler(stream).dump(value)
+        _PicklerWithFiles(stream).dump(value)
         return stream.getvalue()
 
 
@@ -50,7 +50,7 @@ def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...])
     return make(*parts).replace(co_filename=name)
 
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
+class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
     """Cloudpickle's pickler. From version 3.1.2 on that one leaves out the names of files."""
 
     dispatch_table: ClassVar = ChainMap({CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table)

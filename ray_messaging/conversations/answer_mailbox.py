@@ -21,7 +21,7 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # at most this many late answers wait for a commit; further ones are committed at once
+_MOST_KEPT = MOST_RANGES // 2  # at most this many late answers wait for a commit; any more are committed at once
 
 
 class AnswerMailbox:

@@ -115,7 +115,8 @@ class AnswerTable:
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            # A question that counts as unsent may have been delivered, if its receipt does not know its fate.
+            # If a receipt does not know a question's fate, the question is recorded as unsent, but may have been
+            # delivered.
             first &= self.waits(places) | (self._part[places] == _UNSENT)
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():

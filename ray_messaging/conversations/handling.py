@@ -186,7 +186,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless it is the note that was written last. With `anew`, write it in any case."""
+        """Write the present note, unless the server has it already. With `anew`, write it in any case."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
@@ -202,4 +202,4 @@ class Waits:
             try:
                 await self.write()
             except MessagingError as error:
-                logger.info("the note on the service of %s stays: %s", self._engine.name, error)
+                logger.info("the note on the service of %s could not be removed: %s", self._engine.name, error)

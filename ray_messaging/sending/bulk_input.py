@@ -254,8 +254,8 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
         raise InvalidColumns(
-            "payloads must be a list of dicts, Msgs or objects, one for all, columns(...), a pyarrow table or a "
-            f"DataFrame, not {type(payloads).__name__}"
+            "payloads must be a list of dicts, Msgs or objects, one of these for all messages, columns(...), a pyarrow "
+            f"table or a DataFrame, not {type(payloads).__name__}"
         )
 
     def encoded(rows: slice) -> Payloads:
@@ -271,8 +271,8 @@ def _check_arrays(payload: object) -> None:
     for name, value in payload.items() if isinstance(payload, dict) else ():
         if is_array(value):
             raise InvalidColumns(
-                f"payloads is one dict for all, and its {name!r} is an array: use columns({name}=array) for a value "
-                "for each message, array.tolist() for all values in each",
+                f"payloads is one dict for all messages, and its {name!r} is an array: write columns({name}=array) to "
+                "give each message one value, or array.tolist() to send all values in each message",
                 column=name,
             )
 

@@ -10,9 +10,9 @@ from ray_messaging.sending.frame_router import OutboundFrame
 class MailboxQueue:
     """The frames that wait for one mailbox.
 
-    `written` is the sequence number of the last frame that the server has written. `attempted` counts the frames at the
-    beginning of the queue that belong to a call under way, or to a call that may still reach the server. `refused` says
-    that the server has refused the first frame.
+    `written` is the sequence number of the last frame that the server has written. `attempted` is the number of frames
+    at the beginning of the queue that belong to a call under way, or to a call that may still reach the server.
+    `refused` says that the server has refused the first frame.
     """
 
     __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")

@@ -106,7 +106,7 @@ def behind() -> TransactionError:
     """Build the error for a transaction after the server has lost an earlier one that it had confirmed."""
     return TransactionError(
         "the server has lost a transaction that it had confirmed (was it restored from a backup?), so nothing of this "
-        "one was done: close this messager and open it again, it goes on with what the server has"
+        "one was done: close this messager and open it again; it then goes on with the data that the server has"
     )
 
 

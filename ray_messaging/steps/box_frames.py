@@ -35,7 +35,7 @@ class BoxBatches(NamedTuple):
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
-    """Decode the frames of a box that count for a step, and apply the amendments to all messages but broadcasts.
+    """Decode the committed frames of a step's box, and apply the amendments to all messages but broadcasts.
 
     Raises: FrameError for a frame that cannot be decoded.
     """

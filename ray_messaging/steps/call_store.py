@@ -289,7 +289,7 @@ class CallStore:
     def _unusable(self, error: Exception) -> LogError:
         return LogError(
             f"the store of calls in {self.folder!r} cannot be read or written: {error}; the answers that it has are "
-            "kept: make room or give access, and the same run goes on",
+            "kept: free disk space or give this process access, then start the run again",
             path=self.folder,
         )
 

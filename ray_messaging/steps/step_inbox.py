@@ -100,7 +100,7 @@ _AHEAD = 64
 class StepInbox:
     """The messages of one step for some agents, in one sequence or agent by agent.
 
-    Args: `batches` are the batches of the step's box that count. Each row has a step and an ordinal. `broadcasts` are
+    Args: `batches` are the committed batches of the step's box. Each row has a step and an ordinal. `broadcasts` are
     turned into messages only when a message is read.
     """
 

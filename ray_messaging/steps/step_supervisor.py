@@ -96,7 +96,7 @@ class StepSupervisor:
             except MessagingError as error:
                 self.failed_at = self.failed_at if self.error else time.monotonic()
                 self.error = f"{type(error).__name__}: {error}"
-                logger.warning("the rules' step begins anew: %s", self.error)
+                logger.warning("the rules judge a step again, because this failed: %s", self.error)
                 await backoff.sleep()
             else:
                 return

@@ -150,7 +150,7 @@ def batch_run(
     if logs:
         template = replace(template, logs=str(Path(files.folder.path, LOGS).absolute()))
     whole = packed(template)
-    record = _record(template, design, seed, functions)
+    record = _record(template, design, seed, functions) | {"planned": len(design)}
     if logs:
         record["options"] |= {"logs": True}
     if shared_steps is not None:

@@ -17,7 +17,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
-from ray_messaging.studies.bootstrap import RESAMPLES, effect_size, mean_interval
+from ray_messaging.studies.bootstrap import RESAMPLES, Interval, effect_size, mean_interval
 from ray_messaging.studies.design import DIGEST, ERROR, REPLICATE, SECONDS, SEED, Row, plain_value
 from ray_messaging.studies.study_folder import StoredRun, StudyFolder
 from ray_messaging.studies.study_plot import draw
@@ -231,6 +231,15 @@ class Study:
         Raises: ConfigError for an unknown name, or values that are no numbers; ImportError, which says how to install
         matplotlib, if it is not installed.
         """
+        intervals, counts = self._curves(x, y, by, level)
+        pooled = [name for name in self.parameters if name not in (x, by) and len(self._levels(name)) > 1]
+        note = f"means of {_range(counts)} runs, intervals of {level:.0%}"
+        return draw(intervals, x, y, by, f"{note}, over all values of {_names(pooled)}" if pooled else note)
+
+    def _curves(
+        self, x: str, y: str, by: str | None, level: float, resamples: int = RESAMPLES
+    ) -> tuple[dict[Any, dict[Any, Interval]], set[int]]:
+        """Return the means of `plot` with their intervals, by value of `by` and of `x`; and their numbers of runs."""
         _check_level(level)
         for name in (x, by):
             if name not in (None, STEP if name == x else None) and name not in self.parameters:
@@ -242,13 +251,10 @@ class Study:
             line = points.setdefault(None if by is None else _hashable(run.row[by]), {})
             line.setdefault(at if x == STEP else _hashable(run.row[x]), []).append(value)
         intervals = {
-            line: {at: mean_interval(values, level=level) for at, values in some.items()}
+            line: {at: mean_interval(values, level=level, resamples=resamples) for at, values in some.items()}
             for line, some in points.items()
         }
-        runs = {len(values) for some in points.values() for values in some.values()}
-        pooled = [name for name in self.parameters if name not in (x, by) and len(self._levels(name)) > 1]
-        note = f"means of {_range(runs)} runs, intervals of {level:.0%}"
-        return draw(intervals, x, y, by, f"{note}, over all values of {_names(pooled)}" if pooled else note)
+        return intervals, {len(values) for some in points.values() for values in some.values()}
 
     def _values(self, name: str, *, over_steps: bool) -> Iterator[tuple[StoredRun, Any, float]]:
         """Yield the numbers of an outcome by run, or the numbers of a series by run and step."""
@@ -306,10 +312,11 @@ class Study:
                 raise ConfigError(f"the outcome {name!r} is a text in some runs: only numbers have means")
         return names
 
-    def _summary(self, level: float) -> list[dict[str, Any]]:
+    def _summary(self, level: float, most: int | None = None) -> list[dict[str, Any]]:
+        """Return the rows of `summary`, or the first `most` of them."""
         _check_level(level)
         found = []
-        for runs in self._by_row().values():
+        for runs in islice(self._by_row().values(), most):
             row = dict(runs[0].row) | {"runs": len(runs), "failed": sum(run.error is not None for run in runs)}
             for name in self._numbers():
                 values = [float(value) for run in runs if (value := run.outcomes.get(name)) is not None]

@@ -95,6 +95,10 @@ class StudyFolder:
             raise LogError(f"{RECORD} of the study in {self.where!r} is damaged: {error}", path=self.where) from error
         return found if isinstance(found, dict) else None
 
+    def is_study(self) -> bool:
+        """Return whether the folder has the record of a study, whether it can be read or not."""
+        return RECORD in self.files()
+
     def note(self, record: Mapping[str, Any]) -> None:
         """Write the record of the study."""
         with self._writing():
@@ -107,6 +111,11 @@ class StudyFolder:
         except OSError as error:
             raise LogError(f"the study's folder {self.where!r} cannot be read: {error}", path=self.where) from error
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
+
+    def state(self) -> object:
+        """Return a value that changes whenever a file of the folder does."""
+        found = self.folder.filesystem.get_file_info(pafs.FileSelector(self.folder.path, allow_not_found=True))
+        return sorted((info.base_name, info.size or 0, info.mtime_ns or 0) for info in found)
 
     def erase(self) -> None:
         """Remove the study's files; the record is removed last."""

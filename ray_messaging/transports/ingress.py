@@ -84,8 +84,9 @@ class Feed(TakenSocket):
 
 logger = logging.getLogger(__name__)
 
-# A subscription to very many channels is split into commands of 1,000 channels each. The server takes 2 ms for such a
-# command, and serves no other client meanwhile. At most two commands at a time wait for their confirmations.
+# A subscription to very many channels is split into commands of 1,000 channels each, because the server takes 2 ms for
+# such a command, and cannot serve other clients in this time. At most two commands at a time wait for their
+# confirmations.
 _CHUNK = 1_000
 # Each subscribed channel costs the server 240 bytes, and 2 us in which it is blocked when the subscriber leaves. So a
 # messager of more agents than this subscribes to one pattern for all agents. It then drops messages to other agents.

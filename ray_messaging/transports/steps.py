@@ -336,7 +336,7 @@ class RedisSteps:
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after the stream entry `after`.
 
-        They include frames of failed attempts at the step. `counted` selects the frames that count.
+        They include frames of failed attempts at the step. `counted` selects the frames of committed attempts.
         """
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return await self._whole(box, entries)
@@ -359,7 +359,7 @@ class RedisSteps:
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box, which list the attempts whose rows count.
+        """Return the covers of a box, which list the committed attempts and how many rows each has sent to the box.
 
         No cover is added after all groups have closed the previous step.
         """
@@ -380,7 +380,7 @@ class RedisSteps:
         return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return, for each group that has closed a step, its attempt and counts.
+        """Return, for each group that has closed a step, the number of the committed attempt, and the group's counts.
 
         The server has them for `horizon` steps.
         """
@@ -499,8 +499,8 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server knows nothing of attempt {attempt} of group {group!r}: it was flushed, or restored from older "
-        "data. End this task, and begin anew",
+        f"the server knows nothing of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
+        "older data. End this task, and begin anew",
         name=group,
         epoch=attempt,
     )
@@ -509,9 +509,9 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
 def _behind(group: str, closed: int, what: str) -> Fenced:
     """Build the error for a step that does not follow the group's last closed step, as the server knows it."""
     return Fenced(
-        f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
-        "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "
-        "groups again from there, or begin anew",
+        f"group {group!r} {what}. The group was removed and created again, or the server has lost steps, because it "
+        "was flushed, restored from older data, or killed before it had written them (appendfsync always loses none). "
+        "Drive all groups again from that step, or begin anew",
         name=group,
         epoch=closed,
     )

@@ -13,6 +13,7 @@ import ray
 pytest.importorskip("mcp.server.mcpserver", reason="mcp 2 is not installed")
 
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 
 from ray_messaging import EventLog, Messaging, Steps
 
@@ -45,7 +46,7 @@ async def test_an_assistant_pauses_a_run_inserts_a_rule_and_makes_a_fork(ray_clu
     run = f"{tmp_path.name}/{name}"
     with Messaging.start(name, steps=Steps(seed=7, checkpoint=2), log_dir=tmp_path / name) as messaging:
         messaging.run(names["person"], agents=10, groups=1, until=4, progress=False)
-        async with Client(command) as client:
+        async with Client(stdio_client(command)) as client:
             assert "paused" in (await call(client, "pause", run=run))["done"]
             assert messaging.steps.progress().resting or messaging.steps.now == 4
             inserted = await call(client, "insert_rule", run=run, rule="pattern:casino", at_step=4)
@@ -54,7 +55,7 @@ async def test_an_assistant_pauses_a_run_inserts_a_rule_and_makes_a_fork(ray_clu
         assert [rule["name"] for rule in messaging.rules.list()] == ["pattern"]
         messaging.run(names["person"], agents=10, groups=1, until=6, progress=False)
         assert messaging.log.count(by="rule", fate="blocked").to_pylist() == [{"rule": "pattern", "count": 2}]
-    async with Client(command) as client:
+    async with Client(stdio_client(command)) as client:
         arguments = {"run": run, "name": "without", "until": 6, "at_step": 2, "rules": ["pattern:hello"]}
         assert (await call(client, "fork", **arguments))["begun"] == "without"
         end = time.monotonic() + 120

@@ -42,7 +42,7 @@ OF_OTHERS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", *OF_OTHERS])
+@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", "guides/a2a", *OF_OTHERS])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
     if package := OF_OTHERS.get(page):
         pytest.importorskip(

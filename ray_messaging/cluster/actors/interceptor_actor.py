@@ -220,6 +220,19 @@ class InterceptorActor:
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 
+    # -- seats ----------------------------------------------------------------------------------------------------
+
+    open_seat = of_host(lambda host: host.seats.open)
+    seat_tokens = of_host(lambda host: host.seats.tokens)
+    wait_for_seat = of_host(lambda host: host.seats.wait_ready)
+    ask_seat = of_host(lambda host: host.seats.ask)
+    tell_seat = of_host(lambda host: host.seats.tell)
+    news_of_seat = of_host(lambda host: host.seats.news)
+    answer_of_seat = of_host(lambda host: host.seats.answer)
+    set_seat_ready = of_host(lambda host: host.seats.set_ready)
+    set_seat_away = of_host(lambda host: host.seats.set_away)
+    end_seats = of_host(lambda host: host.seats.end)
+
     # -- the actor ------------------------------------------------------------------------------------------------
 
     async def health(self) -> Report:

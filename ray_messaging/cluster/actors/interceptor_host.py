@@ -18,6 +18,7 @@ from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
+from ray_messaging.cluster.seat_desk import SeatDesk
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import Calls, ServerConfig
@@ -65,6 +66,8 @@ class InterceptorHost:
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
         self.transport.called_by("the interceptor")
+        seat_timeout_s = None if spec.steps is None else spec.steps.seat_timeout_s
+        self._seats = SeatDesk(self._server.seats, self._server.keep_seat, spec.settings.payload_bytes, seat_timeout_s)
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
@@ -95,6 +98,13 @@ class InterceptorHost:
         if self._spec.steps is None:
             raise without_steps(self._spec.exp_id)
         return self.transport.steps
+
+    @property
+    def seats(self) -> SeatDesk:
+        """Return the seats of people; raise ConfigError if the experiment has no steps."""
+        if self._spec.steps is None:
+            raise without_steps(self._spec.exp_id)
+        return self._seats
 
     @property
     def fenced(self) -> Fenced | None:

@@ -13,7 +13,7 @@ from ray.util import get_node_ip_address
 from ray_messaging.cluster.actors.restarts import restarted
 from ray_messaging.cluster.reachability import Address, measure
 from ray_messaging.config import RedisConfig
-from ray_messaging.embedded.machine import memory_bytes
+from ray_messaging.embedded.machine import CHOICE, memory_bytes
 from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
@@ -33,6 +33,7 @@ class ServerActor:
         fsync: Have the data in a `data_dir` written to the disk each second.
         log_dir: The folder of the event log that the server's guard finishes from the server's data if all other
             processes have died. None: there is no log to finish.
+        program: The server's program that the driver has chosen by RAY_MESSAGING_SERVER. None: the usual one.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class ServerActor:
         on_its_node: int = 1,
         fsync: bool = True,  # noqa: FBT001 - by Ray call
         log_dir: str | None = None,
+        program: str | None = None,
     ) -> None:
+        if program is not None:  # Ray gives actors its own environment, and not the driver's
+            os.environ[CHOICE] = program
         # The guard watches this node's raylet: without a raylet Ray cannot restart the actor here.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()

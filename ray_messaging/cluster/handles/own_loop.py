@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_END_S = 1.0
 
 
 class SharedLoop:
@@ -33,13 +35,17 @@ class SharedLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and wait for its result; Ctrl-C cancels it."""
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.begin(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run a coroutine, and return its future."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def leave(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Run a last coroutine, if one is given, and stop using the loop.
@@ -65,7 +71,18 @@ class SharedLoop:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(_end_all(loop))
     loop.close()
+
+
+async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left, such as tasks of other packages, and close connections that end with the loop."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_END_S)
+    await loop.shutdown_asyncgens()
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

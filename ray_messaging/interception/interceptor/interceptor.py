@@ -50,7 +50,7 @@ ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
-_ROUND_CALLS = 100  # how many calls that have begun a round are remembered
+_ROUND_CALLS = 100  # the number of remembered calls of `new_round_once`
 _CLOSE_S = 3.0  # the time limit for a rule's close()
 _KEEP_S = 120.0  # the default of how long senders may ask again about a batch
 
@@ -257,8 +257,8 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                # A round may begin here. It belongs to no attempt, so the rule must record it before the attempt's
-                # changes.
+                # A round of the rule may begin here. It belongs to no attempt at a step, so the rule must record it
+                # before the attempt's changes.
                 rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):

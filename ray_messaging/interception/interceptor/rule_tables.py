@@ -22,7 +22,7 @@ Key = Any  # an id, None, a str, or a tuple of these
 Change = int | list[Any]
 # The saved layer of a group is named `group`; the layer of its batch that has no answer yet is named `(group,)`.
 Layer = str | tuple[str]
-_BASE = ""  # the layer of the changes that belong to no attempt
+_BASE = ""  # the layer of the changes that belong to no attempt at a step
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode

@@ -69,7 +69,7 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 def key_of(batch: Batch) -> str:
     """Return the key of a batch's answer. If the batch is sent again, it has the same key.
 
-    The key of a batch of a step names the attempt.
+    In steps, the key contains the step and the number of the attempt at it.
     """
     attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"

@@ -41,7 +41,7 @@ def explained(error: BaseException) -> BaseException:
     """Return a rule's error. In place of a Stuck, which has no text, return a TimeoutError that explains it."""
     if not isinstance(error, Stuck):
         return error
-    return TimeoutError("it was at work for too long, and was interrupted").with_traceback(error.__traceback__)
+    return TimeoutError("it ran for too long, and was interrupted").with_traceback(error.__traceback__)
 
 
 class RunningRule:
@@ -207,7 +207,7 @@ class Watchdog:
         rule = self._watch.rule
         frame = sys._current_frames().get(self._loop_thread)
         logger.error(
-            "rule %r is at work for more than %g s, and holds all messages up: it is interrupted, and counts as failed "
+            "rule %r has run for more than %g s, and holds up all messages: it is interrupted, and counts as failed "
             "on the messages that it was judging\n%s",
             None if rule is None else rule.name,
             self._timeout_s,

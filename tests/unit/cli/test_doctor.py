@@ -128,6 +128,11 @@ def test_an_invalid_name_is_refused(run):
     assert run("a b").exit_code == 2
 
 
+def test_a_server_with_known_holes_is_named(run, redis_process):
+    found = told(run("--redis", url(redis_process.config), "--json"))["server version"]
+    assert "known" in found["value"]
+
+
 # -- this machine ---------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +146,7 @@ def test_this_machine(run):
     found = run("--json")
     assert told(found)["embedded server"]["level"] == "ok"
     assert "started in" in told(found)["embedded server"]["value"]
+    assert told(found)["server version"]["level"] == "ok"  # of the package's server
     assert {"Python", "packages", "extras", "memory", "disk of Ray", "open files", "clock", "experiments"} <= set(
         told(found)
     )

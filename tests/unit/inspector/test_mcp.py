@@ -15,6 +15,7 @@ from support.log_queries import ROWS, row, write_folder
 pytest.importorskip("mcp.server.mcpserver", reason="mcp 2 is not installed")
 
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
 from ray_messaging.errors import ConfigError
@@ -377,7 +378,7 @@ async def test_a_fork_that_fails_says_why_and_only_one_is_made_at_a_time(folder)
 async def test_the_command_serves_over_stdio(folder):
     command = ["-m", "ray_messaging.cli", "mcp", str(folder)]
     server = StdioServerParameters(command=sys.executable, args=command, env={"PATH": os.environ["PATH"]})
-    async with Client(server) as client:
+    async with Client(stdio_client(server)) as client:
         tools = {tool.name for tool in (await client.list_tools()).tools}
         found = data_of(
             await client.call_tool("sql", {"run": "experiments/town", "query": "select count(*) as n from messages"})
