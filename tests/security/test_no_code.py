@@ -31,7 +31,7 @@ ALLOWED = {
     ("audiences/files.py", "np.load"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.
     ("embedded/guard_client.py", "loads"),
-    ("embedded/server.py", "loads"),
+    ("embedded/redis_server.py", "loads"),
     ("embedded/guard.py", "loads"),
     # Between a test kit's process and the child that it starts, by its pipes.
     ("testing/trial.py", "pickle"),

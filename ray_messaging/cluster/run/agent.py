@@ -20,6 +20,7 @@ from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.run_plan import Rows
+from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
@@ -287,6 +288,8 @@ class AgentLoop:
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
         self.call_counts: Counter[str] = Counter()
+        self._seats = frozenset[AgentId]()  # the agents of the run for which people act
+        self._seated: SeatedModel | None = None  # the model that lets people act for these agents
         self.tracer: AnyTracer = UNTRACED
         self.seed = 0
         self.shared = shared
@@ -347,9 +350,11 @@ class AgentLoop:
                 self.call_store,
                 self.tracer,
             )
-        concurrency = min(self._concurrency, len(agents))
+        here = self._seats and self._seats.intersection(agent.id for agent in agents)
+        model: Model = self._seated if here and self._seated is not None else self._model
+        concurrency = min(self._concurrency + len(here), len(agents))  # people do not keep others waiting
         self._calls = StepCalls(
-            self._model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout
+            model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout, here
         )
         try:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
@@ -366,6 +371,10 @@ class AgentLoop:
         if agents or not self._forms:
             step.state = self._encoded(agents)
         self.last_step = step.number
+
+    def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
+        """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""
+        self._seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
 
     def _change_states(self) -> None:
         """Change states from outside; this wakes their agents."""

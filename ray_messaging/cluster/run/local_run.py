@@ -36,10 +36,10 @@ from ray_messaging.config import Calls, Steps, check_calls
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, forces_all
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.call_limits import CallGate, CallLimits
 from ray_messaging.steps.digests import step_digest

@@ -12,9 +12,9 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.eventlog.folder_records import command_line
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.state_writer import ServerBehindError
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.state_writer import ServerBehindError
 from ray_messaging.transports.experiment_store import RedisExperimentStore, StateChanges, StateWrite, other_run
 
 

@@ -211,7 +211,8 @@ class Run(AbstractContextManager["Run"]):
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
-        given = RunInputs(model_ref, options_ref, sent("shared", shared, put), plan_refs, parent, change)
+        seats = seats_of(messaging, parent, options, plans)
+        given = RunInputs(model_ref, options_ref, sent("shared", shared, put), plan_refs, parent, change, seats)
         # The groups get a reference, which Ray does not resolve in a list.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
@@ -224,7 +225,7 @@ class Run(AbstractContextManager["Run"]):
         with self._ending():
             inputs = inputs_of(agents, graph, shared, plans)
             most = None if ending is None else ending.most
-            before = _note(messaging, model, most, options, plans, inputs) or kept.inputs
+            before = _note(messaging, model, most, options, plans, inputs, seats) or kept.inputs
             for line in changes_of(inputs, before) if self.step else ():
                 sys.stderr.write(line)
             kept.inputs = inputs
@@ -417,6 +418,33 @@ def parent_of(messaging: "Messaging") -> str | None:
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 
 
+def seats_of(
+    messaging: "Messaging", parent: str | None, options: RunOptions, plans: Sequence[GroupPlan]
+) -> frozenset[AgentId]:
+    """Return the agents for which people act: those with a seat, and of a fork also those of its parent.
+
+    Raises: ConfigError if such an agent is not in the run, or the model is called for whole groups.
+    """
+    tokens = result(messaging.interceptor.seat_tokens.remote(), actor_name="the interceptor")
+    seats = frozenset(tokens)
+    if parent is not None:
+        from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - pyarrow takes a second
+        from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415 - as above
+
+        record = read_run(Folder(parent))
+        seats |= frozenset(((None if record is None else record.model) or {}).get("seats", ()))
+    if seats and options.by == "group":
+        raise ConfigError(
+            f'agent {min(seats, key=str)!r} has a seat, and by="group" calls the model for whole groups: write the '
+            "model for one agent, def person(me, inbox)"
+        )
+    if strangers := seats.difference(*(plan.agents for plan in plans)):
+        raise ConfigError(
+            f"agent {min(strangers, key=str)!r} has a seat, and is no agent of this run: add it to agents="
+        )
+    return seats
+
+
 def _note(
     messaging: "Messaging",
     model: object,
@@ -424,6 +452,7 @@ def _note(
     options: RunOptions,
     plans: Sequence[GroupPlan],
     inputs: Mapping[str, str | None],
+    seats: frozenset[AgentId],
 ) -> Mapping[str, Any] | None:
     """Record this call in the folder of the event log, if there is a log; print a line if the model has changed.
 
@@ -431,7 +460,7 @@ def _note(
     """
     if messaging.log_dir is None:
         return None
-    facts = facts_of(model, until, options, inputs)
+    facts = facts_of(model, until, options, inputs) | ({"seats": sorted(seats, key=str)} if seats else {})
     noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
     before: Mapping[str, Any] | None = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
     if before is not None and (change := change_of(facts, before)) is not None:

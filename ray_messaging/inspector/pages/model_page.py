@@ -8,8 +8,8 @@ from nicegui import ui
 from ray_messaging.common.texts import steps_done
 from ray_messaging.inspector.pages.layout import Problem, card
 from ray_messaging.inspector.pages.society_page import SocietyPage
-from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.model_facts import ModelFacts, ModelParameter
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _PLAY_S = 0.15  # the pause between two steps
 

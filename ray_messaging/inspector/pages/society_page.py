@@ -12,7 +12,7 @@ from nicegui import ui
 from ray_messaging.inspector.page_values import Series, SocietyInStep
 from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import Problem, await_data, card, chart, draw, say
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _PLAY_S = 0.4
 _SIZES = 500, 440  # the width and height of a map in pixels: of one run, and of two runs beside each other

@@ -9,8 +9,8 @@ from nicegui import ui
 from ray_messaging.inspector.page_values import cut
 from ray_messaging.inspector.pages import study_charts
 from ray_messaging.inspector.pages.layout import Problem, await_data, card, chart, draw, say
-from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.study_facts import Choice, StudyFacts, StudyTable
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _EVERY_S = 2.0
 _ALL = "all values together"

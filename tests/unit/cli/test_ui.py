@@ -8,13 +8,13 @@ from support.studies import written_study
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.inspector.server.serve import Place, bind
+from ray_messaging.inspector.web.serve import Place, bind
 
 
 @pytest.fixture
 def run(monkeypatch):
     """Return a function that runs the command, which must fail; give its error."""
-    monkeypatch.setattr("ray_messaging.cli.ui.serve", lambda *_, **__: pytest.fail("it serves"))
+    monkeypatch.setattr("ray_messaging.inspector.web.serve.serve", lambda *_, **__: pytest.fail("it serves"))
 
     def run(*args):
         found = CliRunner().invoke(app, ["ui", *map(str, args)])
@@ -60,7 +60,7 @@ def test_it_names_the_extra_that_is_missing(run, folder, monkeypatch):
 
 
 def test_an_experiment_that_is_nowhere(run, monkeypatch):
-    monkeypatch.setattr("ray_messaging.cli.session.join_ray", lambda _: False)
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.join_ray", lambda _: False)
     assert "there is no folder 'town' here, and no Ray cluster that could have" in run("town", "--port", 0)
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from ray_messaging import ConfigError
 from ray_messaging.cluster.unpicklable import dumped, sent, unpicklable
+from ray_messaging.errors import ConfigError
 
 LOCK = threading.Lock()
 

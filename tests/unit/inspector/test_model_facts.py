@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from ray_messaging import ConfigError, Mean, StepFailed, run
+from ray_messaging import Mean, run
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.inspector.sources.model_facts import ModelFacts, ModelParameter, settings_of
 from ray_messaging.interception.rules import RateLimit
 

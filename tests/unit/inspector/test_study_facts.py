@@ -3,7 +3,7 @@
 import pytest
 from support.studies import written_study
 
-from ray_messaging import ConfigError
+from ray_messaging.errors import ConfigError
 from ray_messaging.inspector.sources.study_facts import Choice, StudyFacts
 
 

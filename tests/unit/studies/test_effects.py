@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 from support.studies import work_here, written_study
 
-from ray_messaging import ConfigError, Mean, batch_run
+from ray_messaging import Mean, batch_run
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies.bootstrap import effect_size, mean_interval, student_quantile
 
 

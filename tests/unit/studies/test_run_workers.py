@@ -12,7 +12,8 @@ import pytest
 from support.patience import wait_for
 from support.studies import work_here
 
-from ray_messaging import ConfigError, Mean, Study, batch_run
+from ray_messaging import Mean, Study, batch_run
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies import run_workers
 
 KEPT = "runs.parquet", "series.parquet"

@@ -3,17 +3,8 @@
 import pytest
 from support.rumour import Rumour, sequential, small_world
 
-from ray_messaging import (
-    AlreadyExists,
-    Calls,
-    ConfigError,
-    EventLog,
-    LogError,
-    Mean,
-    StepFailed,
-    compare,
-    run,
-)
+from ray_messaging import Calls, EventLog, Mean, compare, run
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, StepFailed
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import ALLOW, RateLimit, Rule, StepRule, StepVerdicts, Verdict, block
 
