@@ -177,7 +177,9 @@ class Values:
     # -- from JSON ------------------------------------------------------------------------------------------------
 
     def decode(self, told: Any) -> Any:
-        """Return the value of a JSON; raise InvalidPayload for a type that the workflow does not know."""
+        """Return the value that decoded JSON stands for; raise InvalidPayload if the workflow does not know its
+        type.
+        """
         if type(told) is dict:
             if _TAG in told:
                 return self._decode_tagged(told)
