@@ -177,9 +177,7 @@ class Values:
     # -- from JSON ------------------------------------------------------------------------------------------------
 
     def decode(self, told: Any) -> Any:
-        """Return the value that decoded JSON stands for; raise InvalidPayload if the workflow does not know its
-        type.
-        """
+        """Return the value that decoded JSON stands for; raise InvalidPayload if its type is unknown here."""
         if type(told) is dict:
             if _TAG in told:
                 return self._decode_tagged(told)
