@@ -99,7 +99,7 @@ def ui(
     until = _stdin_closed() if of_process else None
     if seats:
         if target is None:
-            raise ConfigError("--seats serves the people of a running experiment: name the experiment")
+            raise ConfigError("--seats serves the seats of a running experiment: name the experiment")
         _serve_seats(target, bound, until, as_json=as_json)
         return
     with bound.socket:

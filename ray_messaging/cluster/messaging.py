@@ -557,8 +557,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all hearers of an audience ("*": to all agents); return one receipt for
-        each.
+        """Send one message from the user to all hearers of an audience, or to all agents by "*".
+
+        Returns: One receipt for each hearer.
 
         Raises the same errors as `Messager.broadcast`.
         """

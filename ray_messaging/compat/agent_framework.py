@@ -398,6 +398,7 @@ class _Groups(_Carrier):
                 f"the workflow cannot be sent to the groups: {reason}. Pass a function that builds it, "
                 "RayWorkflowRunner(...).run(make_workflow, message), and each group builds its own"
             )
+        self._driver, self._lives = uuid.uuid4().hex, 0
         self._messaging = messaging
         self._names = names
         count = min(groups, len(names)) if isinstance(groups, int) else groups
@@ -405,7 +406,7 @@ class _Groups(_Carrier):
             run_executor,
             agents=names,
             groups=count,
-            shared=Shared(source),
+            shared=Shared(source, self._driver),
             only_active=True,
             concurrency=len(names),
             timeout=timeout,
@@ -414,7 +415,8 @@ class _Groups(_Carrier):
         self.begin(None)
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
-        self._life, self._given = uuid.uuid4().hex, {} if snapshots is None else dict(snapshots)
+        self._lives += 1
+        self._life, self._given = f"{self._driver}.{self._lives}", {} if snapshots is None else dict(snapshots)
         self._snapshots: dict[str, Any] = dict(self._given)
         self._known: set[str] = set()  # executors that have been given their state
 

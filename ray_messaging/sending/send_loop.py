@@ -75,7 +75,7 @@ class SendLoop:
         """Wake the loop, because there is something to do."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # while the loop slept, it had nothing to do
+            self.turned_at = time.monotonic()  # its sleep is no sign that the loop is stuck
             self._wake.set()
 
     def made_progress(self) -> None:

@@ -101,7 +101,7 @@ class AttemptBoxes:
 
 
 def in_box(write: FrameWrite) -> bool:
-    """Return whether a frame is for a mailbox or an outside asker, so that its rows count when the step closes."""
+    """Return whether a frame is for a mailbox or an outside asker, and not only published or logged."""
     return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
 
 

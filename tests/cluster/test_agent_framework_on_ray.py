@@ -109,8 +109,9 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
         async def ask():
             found = await runner.run(workflow, message)
             (request,) = found.get_request_info_events()
+            messaging.broadcast("*", {"of": "a stranger"})
             (warning,) = [each.data for each in found if each.type == "warning"]
-            done = await runner.run(workflow, responses={request.request_id: answers[request.request_id]})
+            done = await runner.run(workflow, responses={request.request_id: answers["ann"][0]})
             return request.source_executor_id, warning, done.get_outputs()
 
         asked, warning, outputs = asyncio.run(ask())
@@ -127,7 +128,10 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
         locked.executors["first"].lock = threading.Lock()
         with pytest.raises(ConfigError, match="Pass a function that builds it"):
             RayWorkflowRunner(messaging).attach(locked)
-        assert messaging.log.balance().fates["blocked"] == 1
+        runner.close()
+        with RayWorkflowRunner(messaging, groups=2) as later:  # whose executors are made anew
+            assert asyncio.run(shown(make, "y", {"ann": ["no"]}, later.run))[0][-2]["data"] == ["y>first1: no>last1"]
+        assert messaging.log.balance().fates["blocked"] == 2
 
 
 def test_the_example_asks_a_person(capsys):
