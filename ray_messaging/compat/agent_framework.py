@@ -128,6 +128,11 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
+        if not isinstance(found, Workflow):
+            raise ConfigError(
+                f"{workflow!r} builds {found!r}, which is no Workflow of executors: a functional workflow is one function, "
+                "and runs in one process"
+            )
         values = self._values
         values.add_workflow(found)
         carrier: _Carrier
