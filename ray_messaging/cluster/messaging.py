@@ -557,9 +557,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all hearers of an audience, or to all agents by "*".
+        """Send one message from the user to all hearers of an audience; return one receipt for each.
 
-        Returns: One receipt for each hearer.
+        Args: `audience` is an audience or its name; "*" means all agents.
 
         Raises the same errors as `Messager.broadcast`.
         """
