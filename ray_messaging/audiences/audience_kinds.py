@@ -13,7 +13,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 
 
 class AudienceKind(StrEnum):
-    """What the pairs of an audience are made from."""
+    """The kind of an audience: whether its pairs come from a graph, from lists of members, or from positions."""
 
     GRAPH = "graph"
     MEMBERS = "members"
@@ -68,7 +68,7 @@ class Audiences:
         self._texts: AudienceTexts = NO_AUDIENCES
 
     def update(self, texts: AudienceTexts) -> None:
-        """Replace the versions of all audiences."""
+        """Replace the versions of all audiences by those that were read from the server."""
         self._texts = texts
 
     def names(self) -> list[str]:

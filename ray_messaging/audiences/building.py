@@ -33,7 +33,7 @@ _THREADS = 4  # more threads would wait for each other, because some code of num
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
     """Build the edges from pairs (sender, hearer), which may be repeated and come in any order.
 
-    This needs 8 bytes for each pair besides a chunk, and 8 bytes for each pair of the result.
+    The memory that this needs is one chunk, 8 bytes for each given pair, and 8 bytes for each pair of the result.
 
     Args: `chunks` are int arrays (m, 2). Each chunk is released before the next one is taken.
     Raises: InvalidColumns for a chunk of another shape or type, with the row of an id that is not an int;

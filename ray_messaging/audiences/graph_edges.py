@@ -259,7 +259,7 @@ class GraphEdges:
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs."""
+        """Return how many pairs of a sender and a hearer there are."""
         return int(self._degrees.sum())
 
     @property

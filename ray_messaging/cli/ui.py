@@ -16,13 +16,22 @@ from ray_messaging.cli.session import join_experiment, output, print_json
 from ray_messaging.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.inspector.sources.log_rows import RunFacts
     from ray_messaging.inspector.web.serve import Bound
 
 Target = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="EXP_ID|FOLDER", help="A running experiment, the log_dir of a run, or the folder of a study."
+    ),
+]
+OfModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        help="A function that returns the arguments of `run` as a dict: run it here, with its parameters as sliders.",
     ),
 ]
 Beside = Annotated[
@@ -63,7 +72,8 @@ OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
 
 def ui(
-    target: Target,
+    target: Target = None,
+    model: OfModel = None,
     beside: Beside = None,
     host: Host = "127.0.0.1",
     port: Port = 8266,
@@ -88,14 +98,12 @@ def ui(
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     until = _stdin_closed() if of_process else None
     if seats:
+        if target is None:
+            raise ConfigError("--seats serves the seats of a running experiment: name the experiment")
         _serve_seats(target, bound, until, as_json=as_json)
         return
     with bound.socket:
-        found = (
-            join_experiment(target, "start it first")
-            if of_process
-            else open_run(target, partial(_open_folder, beside=beside))
-        )
+        found = _opened(target, model, beside, of_process=of_process)
         if beside is not None and isinstance(found, Messaging):
             raise ConfigError(f"--beside compares two folders of logs, and {target!r} is a running experiment")
         if control and not isinstance(found, Messaging):
@@ -108,6 +116,24 @@ def ui(
 
         app = application(AnswerCache(source, steering))
         serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
+
+
+def _opened(target: str | None, model: str | None, beside: str | None, *, of_process: bool) -> "RunFacts | Messaging":
+    if (target is None) is (model is None):
+        raise ConfigError("name what to show: an experiment or a folder, or a model by --model town:town")
+    if target is None:
+        assert model is not None
+        if beside is not None:
+            raise ConfigError("--beside compares two folders of logs, and --model runs a model")
+        from ray_messaging.cli.fork_command import imported_function  # noqa: PLC0415 - they take a second
+        from ray_messaging.inspector.sources.model_facts import ModelFacts  # noqa: PLC0415
+
+        return ModelFacts(imported_function(model), model)
+    return (
+        join_experiment(target, "start it first")
+        if of_process
+        else open_run(target, partial(_open_folder, beside=beside))
+    )
 
 
 def _open_folder(folder: str, beside: str | None) -> "RunFacts":

@@ -1,4 +1,4 @@
-"""The inspector of an experiment in a separate process, for drivers and notebooks."""
+"""The handle of an inspector that runs in a separate process, for drivers and notebooks."""
 
 import html
 import os
@@ -17,7 +17,7 @@ _END_S = 10.0
 
 
 class Inspector(AbstractContextManager["Inspector"]):
-    """Handle of an inspector, the web pages about a run: open `url` in a browser, and `close` it.
+    """Handle of an inspector, which serves web pages about a run. Open `url` in a browser; call `close` at the end.
 
     The inspector ends with the process that opened it.
     """

@@ -60,9 +60,10 @@ _OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)  # The driver keeps them; execu
 
 
 class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
-    """It runs a workflow of agent-framework with its executors in the groups of an experiment.
+    """A runner of a workflow of agent-framework whose executors run in the groups of an experiment.
 
-    Close it, or use it as a context manager. Until then the workflow's own `run` also runs in the groups.
+    Close the runner, or use it as a context manager. Until it is closed, the workflow's own `run` also runs in the
+    groups. `workflow` is the workflow of this process, or None before the first run.
 
     Args:
         messaging: An experiment with `steps=Steps()`. Without one, the executors run in this process, and their
@@ -189,7 +190,7 @@ def _same(workflow: Any) -> Any:
 
 
 class StandInExecutor:
-    """What the framework's edges see of an executor: they ask whether it takes a message, and deliver it."""
+    """What the framework's edges see of an executor. They ask whether it takes a message, and deliver the message."""
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self.can_handle = executor.can_handle
@@ -216,7 +217,7 @@ class Blocked(NamedTuple):
 
 
 class _Carrier:
-    """It carries the deliveries of a superstep to their executors, and brings back what these did."""
+    """The way of a superstep's deliveries to their executors, and the way back of what the executors did."""
 
     async def deliver(self, delivery: Delivery) -> None:
         """Take a delivery of the superstep."""
@@ -297,12 +298,16 @@ class SuperstepRunner(RunnerImpl):
 
     async def _save_executor_states(self) -> None:
         snapshots = self._carrier.snapshots()
-        await super()._save_executor_states()  # also of executors that have not run yet
-        if snapshots:
-            states = self._state.get(EXECUTOR_STATE_KEY) | {
-                name: self._values.decode(each) for name, each in snapshots.items()
-            }
-            self._state.set(EXECUTOR_STATE_KEY, states)
+        if snapshots is None:
+            return await super()._save_executor_states()
+        states = {}
+        for name, executor in self._executors.items():
+            if name in snapshots:
+                states[name] = self._values.decode(snapshots[name])
+            else:  # it has not run yet
+                states[name] = await executor.on_checkpoint_save()
+        self._state.set(EXECUTOR_STATE_KEY, states)
+        return None
 
     async def _restore_executor_states(self) -> None:
         await super()._restore_executor_states()
@@ -398,6 +403,7 @@ class _Groups(_Carrier):
                 f"the workflow cannot be sent to the groups: {reason}. Pass a function that builds it, "
                 "RayWorkflowRunner(...).run(make_workflow, message), and each group builds its own"
             )
+        self._driver, self._lives = uuid.uuid4().hex, 0
         self._messaging = messaging
         self._names = names
         count = min(groups, len(names)) if isinstance(groups, int) else groups
@@ -405,7 +411,7 @@ class _Groups(_Carrier):
             run_executor,
             agents=names,
             groups=count,
-            shared=Shared(source),
+            shared=Shared(source, self._driver),
             only_active=True,
             concurrency=len(names),
             timeout=timeout,
@@ -414,7 +420,8 @@ class _Groups(_Carrier):
         self.begin(None)
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
-        self._life, self._given = uuid.uuid4().hex, {} if snapshots is None else dict(snapshots)
+        self._lives += 1
+        self._life, self._given = f"{self._driver}.{self._lives}", {} if snapshots is None else dict(snapshots)
         self._snapshots: dict[str, Any] = dict(self._given)
         self._known: set[str] = set()  # executors that have been given their state
 

@@ -1,5 +1,6 @@
 """The executors of a workflow of agent-framework in one process: they run, and what they do is recorded."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from agent_framework._workflows._state import State, _DeleteSentinel
 
 from ray_messaging.compat.agent_framework_values import UNCHANGED, Values
 from ray_messaging.errors import ConfigError, InvalidPayload
+
+logger = logging.getLogger(__name__)
 
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
@@ -40,7 +43,7 @@ class Delivery(NamedTuple):
 
 
 class Recorder:
-    """The context in which an executor runs: it keeps what the executor does, in order, as JSON.
+    """The context in which an executor of a group runs, with what the executor does, in order, as JSON.
 
     Args: `values` encodes; `classify` says what kind of event an output is.
     """
@@ -83,7 +86,7 @@ class Recorder:
 
 
 class PassingContext:
-    """The context of executors in the driver's process: it passes on what they do, as it would arrive from another.
+    """The context of executors in the driver's process. What they do is passed on as it would arrive from a group.
 
     Args: `context` is the framework's own.
     """
@@ -302,14 +305,18 @@ def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Deliver
 
 
 class Shared:
-    """What all groups get: the source of the executors, from which each process makes its own at their first use."""
+    """What all groups get: the source of the executors, from which each process makes its own at their first use.
 
-    def __init__(self, source: Source) -> None:
+    Args: `driver` names the driver, whose deliveries are the only messages that executors take.
+    """
+
+    def __init__(self, source: Source, driver: str) -> None:
+        self.driver = driver
         self._source = source
         self._executors: Executors | None = None
 
     def __reduce__(self) -> Any:
-        return Shared, (self._source,)
+        return Shared, (self._source, self.driver)
 
     @property
     def executors(self) -> Executors:
@@ -323,7 +330,11 @@ async def run_executor(me: Any, inbox: Any) -> None:
     """Handle the messages of an executor in a step: the model of the run. What it did is in its state afterwards."""
     if not inbox:
         return
-    told = joined([each.payload for each in inbox])
+    payloads = [each.payload for each in inbox]
+    own = [each for each in payloads if is_of(each, me.shared.driver)]
+    if len(own) < len(payloads):
+        logger.warning("executor %r ignores %d messages that are not of its workflow", me.id, len(payloads) - len(own))
+    told = joined(own)
     if not told:
         return
     first, kept = told[0]["of"], me.state
@@ -344,6 +355,12 @@ async def run_executor(me: Any, inbox: Any) -> None:
     done = of_json(await me.remember(executor_superstep))
     me.state.clear()
     me.state.update(kept, step=step, snapshot=to_json(done["snapshot"]), acts=to_json(done["acts"]))
+
+
+def is_of(payload: Any, driver: str) -> bool:
+    """Return whether a payload is a delivery of a driver, and neither of an earlier driver nor of a stranger."""
+    of = payload.get("of") if isinstance(payload, dict) else None
+    return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
 
 
 def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -63,7 +63,7 @@ class AnswerTable:
 
     @property
     def done(self) -> bool:
-        """Return whether later answers no longer count, because all have arrived or the time limit is exceeded."""
+        """Return whether later answers are ignored, because all answers have arrived or the time limit is exceeded."""
         return self._left == 0 or self.seconds_left == 0
 
     def asks_again(self) -> bool:

@@ -51,7 +51,7 @@ class HandlerFailure(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Return the error as one line."""
+        """Return the error's class and text, as people read it."""
         return f"{self.error}: {self.text}" if self.text else self.error
 
     @property
@@ -135,7 +135,7 @@ class Waits:
 
     def __init__(self, engine: Engine) -> None:
         self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
-        self.ended = ""  # why the service has ended; "" if it goes on, or if messages are fetched again
+        self.ended = ""  # why the last service has ended; "" while none has ended, or after a new one began
         self._engine = engine
         # By the id of a question: the handler that waits for its answer.
         self._waiting: dict[str, tuple[Asker, Ask]] = {}

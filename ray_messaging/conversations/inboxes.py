@@ -19,7 +19,8 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-# the most messages that are fetched and not committed; each may need an ack range, and late answers need some, too
+# The most messages that are fetched and not committed. Each of them may need its own range of acknowledged messages in
+# the next commit. The other half of the allowed ranges is left for late answers.
 _MOST = MOST_RANGES // 2
 
 

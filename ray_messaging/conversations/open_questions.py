@@ -85,7 +85,10 @@ class OpenQuestion(NamedTuple):
 
 
 class AskedBatch(NamedTuple):
-    """The questions of one batch, without payloads. The first of them is the asker's question number `place`."""
+    """The questions of one batch, without payloads.
+
+    `place` is the index of the first of them among all questions that one call has asked.
+    """
 
     batch: Batch
     asker: AnswerTable | LoneAnswers
@@ -101,7 +104,7 @@ class AskedBatch(NamedTuple):
 class OpenQuestions:
     """The questions of a messager that wait for answers, sorted by the numbers in their ids.
 
-    An answer counts only if it comes from the agent that was asked. With `from_any`, it may come from any agent.
+    An answer is accepted only if it comes from the agent that was asked. With `from_any`, it may come from any agent.
     """
 
     def __init__(self, exp_id: str, *, from_any: bool = False) -> None:
@@ -182,7 +185,7 @@ class OpenQuestions:
         return rows[~taken]
 
     def _answer_one(self, replies: MessageIdColumn, batch: Batch, row: int) -> bool:
-        """Pass one answer to its asker; return whether the answer counts."""
+        """Pass one answer to its asker. Return False if it answers no open question, so that it is ignored."""
         number = replies.numbers.item(row)
         if replies.texts[0 if replies.places is None else replies.places[row]] not in self._texts:
             return False

@@ -1,4 +1,4 @@
-"""Batches of answers to questions."""
+"""Build the batches that carry answers to questions."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -16,6 +16,7 @@ from functools import wraps
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -94,11 +95,11 @@ def rows_of(table: pa.Table, limit: int, rest: str) -> dict[str, Any]:
 
     Raises: ConfigError if not even one row fits.
     """
-    some = table.slice(0, limit).to_pylist()
+    some = [*zip(*(column.to_pylist() for column in table.slice(0, limit).columns), strict=True)]
     for width in _WIDTHS:
         shown, size = [], 0
         for row in some:
-            values = [_value(each, width) for each in row.values()]
+            values = [_value(each, width) for each in row]
             size += len(json.dumps(values, ensure_ascii=False).encode())
             if size > MOST_BYTES:
                 break
@@ -154,6 +155,7 @@ class RunAnswers:
 
     def __init__(self, folders: RunFolders) -> None:
         self._folders = folders
+        self._sql = Lock()  # One query at a time, because a query may use 2 GB of memory.
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
         """List the runs: name, whether the run has ended, its experiment, steps and first start."""
@@ -215,7 +217,9 @@ class RunAnswers:
 
         Count and group in the query where you can: at most 1,000 rows are returned.
         """
-        table = self._folders.log_of(run).sql(query, limit=limit + 1, timeout_s=SQL_S)
+        log = self._folders.log_of(run)
+        with self._sql:
+            table = log.sql(query, limit=limit + 1, timeout_s=SQL_S)
         return rows_of(table, limit, "get the next ones by ORDER BY and OFFSET in the query, or group the rows")
 
     def conversation(self, run: Run, one: Agent, other: Agent, limit: Limit = 50, offset: Offset = 0) -> dict[str, Any]:

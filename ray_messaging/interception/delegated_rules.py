@@ -97,7 +97,7 @@ class DelegatedRules:
 
     @property
     def held(self) -> bool:
-        """Return whether there is a snapshot."""
+        """Return whether this sender has a valid snapshot of the rules."""
         return self._passing is not None
 
     @property

@@ -58,7 +58,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._low, self._high = 0, 0  # the bytes between these two positions in the buffer are not handled yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport."""
+        """Store the asyncio transport of the new connection."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
         notice_cuts(transport.get_extra_info("socket"))
 

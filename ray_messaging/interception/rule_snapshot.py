@@ -25,7 +25,7 @@ _ATTRIBUTES = {
 
 
 class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):
-    """A `BlackList` rule as data."""
+    """The data of a `BlackList` rule, with which a sender can judge its own messages."""
 
     name: str
     pairs: Sequence[tuple[Int64 | str | None, Int64 | str | None]]

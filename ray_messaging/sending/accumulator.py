@@ -61,7 +61,7 @@ class CapacityLimiter:
 
     @property
     def full(self) -> bool:
-        """Return whether a limit is reached."""
+        """Return whether the limit of rows or the limit of bytes is reached."""
         return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     @property
@@ -170,7 +170,7 @@ class Accumulator:
 
     @property
     def crowded(self) -> bool:
-        """Return whether `enter` must wait."""
+        """Return whether a caller of `enter` must wait until earlier messages are sent."""
         self._count()
         return self.capacity.crowded
 

@@ -228,7 +228,11 @@ def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
 
 
 class _Given(NamedTuple):
-    """Payloads that a caller passed: how many (None: one for all rows), the rows of a batch of them, an encoder."""
+    """Payloads that a caller passed.
+
+    `rows` is their number, or None for one payload for all rows. `encoded` encodes a slice of them; `batch_rows` is the
+    most rows that it should get at once.
+    """
 
     rows: int | None
     batch_rows: int

@@ -219,18 +219,18 @@ class DeferredRows:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Cancel all requests."""
+        """Cancel all requests for verdicts that are under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def give_up(self, error: MessagingError) -> None:
-        """Fail the rows that wait, and all rows that will be deferred later."""
+        """Give an error to all rows that wait for verdicts, and to all rows that are deferred later."""
         self._over = error
         self.abandon(error)
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail the rows that wait."""
+        """Give an error to all rows that wait for verdicts, and cancel the requests for these verdicts."""
         for task in self._tasks:
             task.cancel()
         self._asking = None

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 # When at least 64 mailboxes are gone, their sequence numbers are deleted, in calls of at most 1,000 numbers each.
 _GONE, _MOST_FIELDS = 64, 1_000
-# The server refuses the sender, and not only its frames.
+# Statuses with which the server refuses the sender, and not only its frames.
 _OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)
 _LARGE = 16 * 2**10  # a refused frame below this size is sent again without asking whether there is room for it
 # The most calls under way, and the most bytes under way when a further call is made. They suffice for a link of 100
@@ -227,8 +227,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # With new routes, frames may name sets of agents that must be written for the event log first. Then no
-                # call is left under way.
+                # `reroute` makes new frames only while no call is under way. The new frames may name sets of agents
+                # that must be written for the event log first. In that case `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()

@@ -89,7 +89,7 @@ class InFlightBatch:
 
     @property
     def open_rows(self) -> Rows:
-        """Return the open rows."""
+        """Return the rows that have no fate yet."""
         return np.flatnonzero(self._opened())
 
     def _opened(self) -> NDArray[np.bool_]:
@@ -135,7 +135,7 @@ class InFlightBatch:
         }
 
     def stop(self, rows: Rows) -> None:
-        """Give rows the fate BLOCKED."""
+        """Give the fate BLOCKED to rows, because rules have blocked them."""
         self.settle(rows, BLOCKED)
 
     # -- fates ----------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class LocalLog:
             self._gone += oldest.rows
 
     def clear(self) -> None:
-        """Drop all messages."""
+        """Drop all messages that the log has."""
         self._gone = self.dropped
         self._batches.clear()
         self._size = self._nbytes = 0

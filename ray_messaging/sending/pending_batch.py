@@ -334,7 +334,7 @@ class TransactionBatch(PendingBatch, eq=False):
             self.join(batch)
 
     def fail(self, error: MessagingError) -> None:
-        """Fail the transaction with an error."""
+        """Raise an error in the caller that waits for the transaction, unless it has an outcome already."""
         if not self.future.done():
             self.future.set_exception(error)
 

@@ -75,7 +75,7 @@ class SendLoop:
         """Wake the loop, because there is something to do."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # while the loop slept, it had nothing to do
+            self.turned_at = time.monotonic()  # its sleep is no sign that the loop is stuck
             self._wake.set()
 
     def made_progress(self) -> None:
@@ -272,7 +272,7 @@ class SendLoop:
         self._source.fail(error)
 
     def _abandon(self, error: MessagingError) -> None:
-        """Give all messages that were taken, and have no receipt yet, the error."""
+        """Give the error to all messages that were taken and have no receipt yet."""
         if self._transaction is not None:
             self._transaction.abandon(error)
             self._transaction = None

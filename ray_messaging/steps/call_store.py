@@ -78,7 +78,7 @@ class CallStore:
 
     @classmethod
     def at(cls, folder: str) -> "CallStore":
-        """Return this process's store of a folder."""
+        """Return the store for a folder. In one process, all callers get the same store."""
         # A forked process may not use the connections of the process that it was forked from.
         key = os.getpid(), os.path.realpath(folder)
         with _opening:

@@ -39,7 +39,7 @@ class AttemptBoxes:
 
     def begin(self, step: int) -> None:
         """Write the frames of this open step from now on."""
-        if step != self.step:  # if the supervisor runs the same step again, the same boxes are still shut
+        if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
             self.shut.clear()
         self.step, self.rows, self.own = step, 0, []
 
@@ -101,7 +101,7 @@ class AttemptBoxes:
 
 
 def in_box(write: FrameWrite) -> bool:
-    """Return whether a frame is for a mailbox or an outside asker, so that its rows count when the step closes."""
+    """Return whether a frame is for a mailbox or an outside asker, and not only published or logged."""
     return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
 
 

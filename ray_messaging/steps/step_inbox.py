@@ -75,7 +75,7 @@ class HeardBroadcasts:
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
-    """Return the pairs of sender and hearer that do not count, or None if all pairs count."""
+    """Return the pairs of sender and hearer that were removed, or None if none was removed."""
     rows: list[NDArray[np.intp]] = []
     hearers, low = [], 0
     for batch, edges in folded:

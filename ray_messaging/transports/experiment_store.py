@@ -244,7 +244,7 @@ class RedisExperimentStore:
         return StateWrite.BEHIND if await self._retake_epoch(epoch) else StateWrite.FENCED
 
     async def end_heartbeat(self, epoch: int) -> None:
-        """Mark the interceptor as closed."""
+        """Delete the number of this interceptor's heartbeats, so that others know that the interceptor was closed."""
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:

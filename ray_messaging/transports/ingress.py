@@ -127,7 +127,7 @@ class RedisIngress:
         self._task: asyncio.Task[None] | None = None
         self._commands: deque[Iterator[list[str | bytes]]] = deque()
         self._asked = 0  # how many confirmations of sent commands have not arrived
-        self._unconfirmed = 0  # the same, and how many confirmations the commands that are not sent yet will have
+        self._unconfirmed = 0  # `_asked`, and how many confirmations will come for the commands that are not sent yet
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}

@@ -243,7 +243,80 @@ def group_chat():
     return GroupChatBuilder(participants=people, selection_func=next_one, max_rounds=3).build()
 
 
-# The workflows of agent-framework-core alone: how each is made, its message, and answers in the order of requests.
+def magentic():
+    from agent_framework_orchestrations import (
+        MagenticBuilder,
+        MagenticManagerBase,
+        MagenticProgressLedger,
+        MagenticProgressLedgerItem,
+    )
+
+    class Manager(MagenticManagerBase):
+        """It lets each of two people speak once."""
+
+        name = "manager"
+
+        async def plan(self, magentic_context):
+            return Message("assistant", [f"a plan for {magentic_context.task}"], author_name="manager")
+
+        replan = plan
+
+        async def create_progress_ledger(self, magentic_context):
+            said = len(magentic_context.chat_history) - 1
+            ledger = {
+                "is_request_satisfied": said >= 2,
+                "is_in_loop": False,
+                "is_progress_being_made": True,
+                "next_speaker": ["ann", "bob"][said % 2],
+                "instruction_or_question": f"speak, as number {said}",
+            }
+            return MagenticProgressLedger(
+                **{key: MagenticProgressLedgerItem(reason="so", answer=each) for key, each in ledger.items()}
+            )
+
+        async def prepare_final_answer(self, magentic_context):
+            return Message("assistant", [f"{len(magentic_context.chat_history)} messages"], author_name="manager")
+
+    return MagenticBuilder(participants=[Sayer("ann"), Sayer("bob")], manager=Manager()).build()
+
+
+def handoff():
+    from agent_framework import Agent, BaseChatClient, ChatResponse, FunctionInvocationLayer
+    from agent_framework._middleware import ChatMiddlewareLayer
+    from agent_framework_orchestrations import HandoffBuilder
+
+    class Client(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
+        """It says something, and hands off if it is told to whom."""
+
+        def __init__(self, to=None):
+            ChatMiddlewareLayer.__init__(self)
+            FunctionInvocationLayer.__init__(self)
+            BaseChatClient.__init__(self)
+            self.to = to
+
+        def _inner_get_response(self, *, messages, stream, options, **_):
+            async def said():
+                contents = [Content.from_text(text=f"one of {len(messages)}")]
+                if self.to:
+                    told = {"handoff_to": self.to}
+                    contents.append(Content.from_function_call("call", f"handoff_to_{self.to}", arguments=told))
+                return ChatResponse(messages=Message("assistant", contents), response_id="response")
+
+            return said()
+
+    def agent(name, to=None):
+        return Agent(
+            Client(to), id=name, name=name, description=name, require_per_service_call_history_persistence=True
+        )
+
+    people = [agent("ann", "bob"), agent("bob", "cleo"), agent("cleo")]
+    builder = HandoffBuilder(
+        participants=people, termination_condition=lambda found: sum(each.role == "user" for each in found) > 1
+    )
+    return builder.with_start_agent(people[0]).build()
+
+
+# The workflows of agent-framework-core alone: how each is made, its message, and each executor's answers in order.
 SAMPLES = {
     "chain": (chain, "x", {}),
     "fan": (fan, "x", {}),
@@ -252,15 +325,19 @@ SAMPLES = {
     "chosen": (chosen, "a b c! d", {}),
     "conditions": (conditions, "a long text", {}),
     "loop": (loop, 7, {}),
-    "asking": (asking, "x", {"ann-x>first1": "yes", "bob-x>first1": "again", "bob-again": "no"}),
+    "asking": (asking, "x", {"ann": ["yes"], "bob": ["again", "no"]}),
     "nested": (nested, "x", {}),
 }
 ORCHESTRATIONS = {
     "sequential": (sequential, "hello", {}),
     "concurrent": (concurrent, "hello", {}),
     "group_chat": (group_chat, "hello", {}),
+    "magentic": (magentic, "hello", {}),
+    "handoff": (handoff, "hello", {"cleo": [[Message("user", ["thank you"])]]}),
 }
-_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[0-9:.+]*Z?")
+_RANDOM = re.compile(
+    r"af-call-[0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[0-9:.+]*Z?"
+)
 
 
 async def shown(make, message, answers, run, **options):
@@ -271,14 +348,14 @@ async def shown(make, message, answers, run, **options):
     workflow, storage = make(), InMemoryCheckpointStorage()
     values = Values()
     values.add_workflow(workflow)
-    events, states, answers = [], [], dict(answers)
+    events, states, left = [], [], {executor: [*each] for executor, each in answers.items()}
     given = {"message": message}
     while given:
         found = await run(workflow, checkpoint_storage=storage, **given, **options)
         events += found
         states.append(found.get_final_state().value)
-        asked = {each.request_id for each in found.get_request_info_events()}
-        responses = {each: answers.pop(each) for each in [*answers] if each in asked}
+        asked = {each.request_id: left.get(each.source_executor_id) for each in found.get_request_info_events()}
+        responses = {request: answer.pop(0) for request, answer in asked.items() if answer}
         given = {"responses": responses} if responses else {}
     checkpoints = await storage.list_checkpoints(workflow_name=workflow.name)
     places = {each.checkpoint_id: n for n, each in enumerate(checkpoints)}

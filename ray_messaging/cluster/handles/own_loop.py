@@ -1,4 +1,4 @@
-"""Coroutines in a separate thread and event loop, for callers with or without a running loop."""
+"""Functions that run coroutines in a separate thread and event loop, for callers with or without a running loop."""
 
 import asyncio
 import threading
@@ -13,7 +13,10 @@ _END_S = 1.0
 
 
 class SharedLoop:
-    """An event loop in a separate thread, for all users that enter it. The thread ends when the last user leaves."""
+    """An event loop in a separate thread, for all users that call `enter`.
+
+    The thread ends when the last user leaves.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -97,13 +100,13 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     def cancel() -> None:
         for task in asyncio.all_tasks():
-            if task.get_coro() is main:  # the coroutine decides whether its other tasks end or go on
+            if task.get_coro() is main:  # the coroutine itself decides about its other tasks
                 task.cancel()
 
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(run).result()
-        # After Ctrl-C, or an error of a signal's handler: cancel the task, because the pool waits for it.
+        # After Ctrl-C, or an error of a signal's handler, the task is cancelled, because the pool waits for its end.
         except BaseException:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(cancel)

@@ -36,7 +36,9 @@ class RunFolders:
 
     def found(self) -> dict[str, str]:
         """Return the folders of the runs, at most MOST_RUNS, by the names of the runs."""
-        return dict(islice(self._walk(), MOST_RUNS))
+        # A name with other characters cannot be shown, and would not come back as it is.
+        shown = ((name, folder) for name, folder in self._walk() if name.isprintable())
+        return dict(islice(shown, MOST_RUNS))
 
     def _walk(self) -> Iterator[tuple[str, str]]:
         for name, root in self._roots.items():

@@ -108,7 +108,7 @@ class LaneServer:
         return True
 
     def leave(self, caller: "_LanePeer") -> None:
-        """Remove a connection."""
+        """Remove a connection that has ended or was refused."""
         self.connections.discard(caller)
         self.strangers.pop(caller, None)
 

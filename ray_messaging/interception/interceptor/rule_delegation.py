@@ -90,7 +90,7 @@ class RuleDelegation:
     # -- revoking -------------------------------------------------------------------------------------------------
 
     def notice_changes(self) -> None:
-        """Restart if the rules have changed."""
+        """Call `restart` if the rules have changed since the last call."""
         if self._rules.now is not self._seen or self._count_changes() != self._changes:
             self.restart()
 

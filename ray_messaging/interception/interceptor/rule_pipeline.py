@@ -157,7 +157,7 @@ class RulePipeline:
                 if watch.struck:
                     try:
                         watch.take_back()
-                    except Stuck:  # as in RunningRule.run
+                    except Stuck:  # this interrupt came during the call of take_back
                         watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)

@@ -211,12 +211,12 @@ class RuleFailures:
         }
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Drop the failures of all other rules than these."""
+        """Forget the failures of all rules except these."""
         stay = {id(rule) for rule in rules}
         self._records = {key: record for key, record in self._records.items() if key in stay}
 
     def forget(self, rule: Rule) -> None:
-        """Drop the failures of one rule."""
+        """Forget the failures that were recorded for one rule."""
         self._records.pop(id(rule), None)
 
 

@@ -94,7 +94,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return len(self._values)
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all entries of the table."""
         if self._journal is not None:
             for key in self._values:
                 self._begin_change(key, [])
@@ -163,7 +163,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Merge the changes that some layers make to an entry into the entry's own value, in the order of `of`."""
+        """Apply the changes of some layers to the entry itself, in the order of the layers in `of`."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -283,7 +283,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 def _change(before: list[Any], after: list[Any]) -> Change | None:
-    """Return an entry's change as a layer stores it, or None if nothing has changed."""
+    """Return how an entry was changed: the difference of two ints, or else the new value. None: it was not changed."""
     if after == before:
         return None
     return after[0] - sum(before) if after and all(type(value) is int for value in (*before, *after)) else after

@@ -283,7 +283,7 @@ class SlowRuleRunner:
             if row not in pipeline.deferred
         ]
         if self._writer.stores and version != self._interceptor.state_version:
-            # One write saves these verdicts, and the progress of other messages, with the counts.
+            # The next write saves all of this together: these verdicts, the progress of other messages, and the counts.
             for message, verdict in settled:
                 self._interceptor.count(message, verdict)
                 key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)

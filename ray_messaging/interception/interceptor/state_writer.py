@@ -83,7 +83,7 @@ class StateWriter:
             self._dropped.add(table)
 
     def forget(self, answers: Sequence[str]) -> None:
-        """Delete answers with the next write."""
+        """Let the next write to the server delete these answers."""
         if self._store is not None:
             self._forget += answers
 

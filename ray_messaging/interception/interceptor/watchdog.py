@@ -98,7 +98,7 @@ class RunningRule:
 
 @coroutine
 def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
-    """Await what `begin` returns. In each period between two awaits, `rule` counts as running."""
+    """Await what `begin` returns. Between two awaits, `rule` is recorded as the rule that runs."""
     steps = watch.run(rule, lambda: begin().__await__())
     step: Callable[[], Any] = partial(next, steps)
     while True:

@@ -169,7 +169,7 @@ class ViolationCounts(UserDict[AgentId, int]):
         return self.data.get(from_id, default)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or an unpickled object is a plain dict, whose changes do not change the counts.
+        # A copy or an unpickled object is a plain dict. Changes of this dict do not change the interceptor's counts.
         return dict, (dict(self),)
 
     def __repr__(self) -> str:
@@ -198,26 +198,26 @@ class BlackSet(MutableSet[Pair]):
         return len(self._context.black_list.state)
 
     def add(self, value: Pair) -> None:
-        """Add a pair."""
+        """Add a pair to the interceptor's black list."""
         self._context.black_list.add([value])
 
     def discard(self, value: Pair) -> None:
-        """Remove a pair."""
+        """Remove a pair from the interceptor's black list."""
         if value in self:
             self._context.black_list.remove([value])
 
     def clear(self) -> None:
-        """Remove all pairs."""
+        """Remove all pairs from the interceptor's black list."""
         # Removing one pair after the other would take a time that grows with the square of their number.
         self.difference_update(self)
 
     def update(self, *others: Iterable[Pair]) -> None:
-        """Add pairs."""
+        """Add pairs to the interceptor's black list."""
         for pairs in others:
             self._context.black_list.add(list(pairs))
 
     def difference_update(self, *others: Iterable[Pair]) -> None:
-        """Remove pairs."""
+        """Remove pairs from the interceptor's black list."""
         for pairs in others:
             self._context.black_list.remove(list(pairs))
 

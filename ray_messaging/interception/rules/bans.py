@@ -219,7 +219,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return what the check's `room` returns."""
+        """Return what `room` of the rule that this ban watches returns."""
         with self._in_context():
             return self.inner.room(senders)
 

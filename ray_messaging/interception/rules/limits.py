@@ -119,7 +119,7 @@ class RateLimit(Rule):
         return self.per_round is not None
 
     def new_round(self) -> None:
-        """Reset the counts of the round."""
+        """Begin a new round: forget how many messages each sender has sent."""
         if self.state:
             self.state.clear()
 
@@ -208,7 +208,7 @@ class RoundQuota(Rule):
         self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
-        """Reset contacts and blocked messages."""
+        """Begin a new round: forget the contacts and the blocked messages."""
         self.state.clear()
         self.restored()
         self._begin()

@@ -167,7 +167,7 @@ class Moderator(SlowRule):
         return await self._shared(call)
 
     async def close(self) -> None:
-        """Cancel all calls."""
+        """Cancel all calls of the callable."""
         for call in (running := list(self._work.running.values())):
             call.cancel()
         if running:
@@ -248,7 +248,7 @@ class Moderator(SlowRule):
 
 
 class _Work:
-    """A moderator's calls, cache and counts."""
+    """The calls of one moderator, its cache of verdicts, and the counters that `Moderator.stats` returns."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self.calls = ModeratorCalls(concurrency, timeout_s)

@@ -183,10 +183,10 @@ def test_what_does_not_read_the_log_alone_is_refused(log, tmp_path, query):
         ("select nope from messages", 'column "nope" not found'),
         ("select * from mesages", "Table with name mesages does not exist.*only the tables messages, calls"),
         ("select cast(payload as int) from messages", "Could not convert string"),
-        ("create table t as select 1", "CREATE does not only read: write a SELECT"),
-        ("select 1; select 2", "it has 2 statements: write one"),
+        ("create table t as select 1", "CREATE is not allowed, because it may change data: write a SELECT"),
+        ("select 1; select 2", "it has 2 statements: write exactly one"),
         (5, "must be a str"),
-        (None, "must be a str of SQL"),
+        (None, "must be a str with a SQL query"),
     ],
 )
 def test_an_error_says_what_is_wrong(log, query, words):

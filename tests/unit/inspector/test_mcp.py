@@ -209,6 +209,13 @@ async def test_a_run_with_a_link_in_its_folder_is_not_read(ask, folder, tmp_path
     assert states["experiments/town-2"] == "ended"
 
 
+async def test_a_folder_whose_name_is_no_text_does_not_hide_the_others(ask, folder):
+    for name in ("\udcff", "a\nb"):  # the first one is the byte 255
+        write_folder(folder / "x", [ROWS])
+        (folder / "x").rename(folder / name)
+    assert [name for name, *_ in (await ask("list_runs"))["rows"]] == ["experiments/town", "experiments/town-2"]
+
+
 def test_folders_that_are_not_there_and_folders_of_one_name(tmp_path):
     with pytest.raises(ConfigError, match="there is no folder"):
         RunFolders([str(tmp_path / "nowhere")])
@@ -248,6 +255,11 @@ async def test_a_row_of_many_columns_has_shorter_texts_and_one_that_never_fits_i
 
     assert len((await ask("sql", run="experiments/town", query=query(150)))["rows"][0]) == 150
     assert "select fewer columns" in (await ask("sql", run="experiments/town", query=query(2_000)))["error"]
+
+
+async def test_columns_of_one_name(ask):
+    found = await ask("sql", run="experiments/town", query="select 1 as a, 2 as a")
+    assert (len(found["columns"]), found["rows"]) == (2, [[1, 2]])
 
 
 async def test_values_that_json_lacks(ask):
