@@ -12,7 +12,6 @@ The owner then starts a new guard on the same data. Without an owner, the next g
 After the server of an owner that died, the order's `epilogue` runs: a command that works on the remaining data.
 """
 
-import ctypes
 import errno
 import io
 import json
@@ -28,10 +27,11 @@ from typing import TYPE_CHECKING, Any, Final
 if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
     sys.path.append(str(Path(__file__).parent))
     import data_directory
-    from guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
+    from guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, operating_system
 else:
+    from ray_messaging.common import operating_system
     from ray_messaging.embedded import data_directory
-    from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
+    from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped
 
 ANSWER_TIMEOUT_S: Final = 8.0  # time in which the server neither answers nor works; below the owner's limit of 10 s
 READY_POLL_S: Final = 0.01
@@ -45,7 +45,6 @@ REWRITES: Final = (
 # Only copied replies count toward a client's output limit; others could fill the memory. Older servers copy all.
 COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # These numbers are from linux/prctl.h.
 
 
 def send_event(event: str, **facts: object) -> None:
@@ -57,12 +56,6 @@ def send_event(event: str, **facts: object) -> None:
 def busy() -> None:
     """Tell the owner that the guard is alive, but not ready yet."""
     send_event("waiting")
-
-
-def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; raise OSError if that fails."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value)) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
 class Valkey:
@@ -93,8 +86,8 @@ class Valkey:
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
             os.setpgid(0, 0)  # a kill then also reaches its child that rewrites the append-only file
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == guard:  # the guard may have died before prctl
+            operating_system.die_with_parent()
+            if os.getppid() == guard:  # the guard may have died before this call
                 environment = self._order["environment"] | os.environ
                 command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
@@ -105,11 +98,8 @@ class Valkey:
 
     def exited(self) -> str | None:
         """Return how the process ended, or None while it runs. It stays a zombie, so that its pid is not reused."""
-        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if end is None:
-            return None
-        how = f"exit code {end.si_status}" if end.si_code == os.CLD_EXITED else signal.Signals(end.si_status).name
-        return f"Valkey, process {self.pid}, ended by {how}"
+        how = operating_system.how_ended(self.pid)
+        return None if how is None else f"Valkey, process {self.pid}, ended by {how}"
 
     def log(self) -> str:
         """Return the last lines of this process's log."""
@@ -122,9 +112,7 @@ class Valkey:
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            # The CPU time that the process has used, as user and as system.
-            now, work = time.monotonic(), int(fields[11]) + int(fields[12])
+            now, work = time.monotonic(), operating_system.processor_ticks(self.pid) or 0
             if work > worked:  # while it loads a long append-only file it may not answer
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 send_event("waiting")
@@ -135,7 +123,7 @@ class Valkey:
     def ask(self, command: str) -> bytes:
         """Send AUTH and a command, if this process has the port; return the answers, or b"" if there are none."""
         answer, address = b"", (self._order["host"], self._order["port"])
-        if not listens(self.pid, address[1]):
+        if not operating_system.listens(self.pid, address[1]):
             return b""
         with suppress(OSError), socket.create_connection(address, PROBE_TIMEOUT_S) as connection:
             connection.sendall(f"AUTH {self._order['password']}\r\n{command}\r\n".encode())
@@ -157,15 +145,17 @@ class Valkey:
     def stop(self) -> None:
         """Stop the process and its children, by SIGTERM and then SIGKILL; return when all are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        # If not blocked, SIGCHLD could arrive between exited() and sigtimedwait().
+        # If not blocked, SIGCHLD could arrive between exited() and the wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         os.kill(self.pid, signal.SIGTERM)
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
-            signal.sigtimedwait({signal.SIGCHLD}, left_s)
-        os.kill(self.pid, signal.SIGKILL)
+            operating_system.wait_for_child(left_s)
+        with suppress(ProcessLookupError):  # Elsewhere than on Linux it may be forgotten already.
+            os.kill(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # The process died before it had a process group.
             os.killpg(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # as above
+            os.waitpid(self.pid, 0)
         with suppress(ChildProcessError):  # its child that rewrote the append-only file is ours now: we are a subreaper
             while True:
                 os.waitpid(-self.pid, 0)
@@ -273,7 +263,7 @@ def main() -> None:
     umask = os.umask(0o077)
     os.chdir("/")
     try:
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        operating_system.adopt_orphans()
         with suppress(Stopped, HandedOver):
             guard(owner, umask)
     except data_directory.CannotStart as error:
