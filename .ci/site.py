@@ -86,12 +86,14 @@ THEMES = {
     "adapters": Theme(
         "Adapters",
         "Doors for programs that were written for other libraries: [AgentSociety and AgentScope](../migrating.md), "
-        "[AgentScope 2](../guides/agentscope.md), [AutoGen](../guides/autogen.md), [OASIS](../guides/oasis.md).",
+        "[AgentScope 2](../guides/agentscope.md), [AutoGen](../guides/autogen.md), "
+        "[agent-framework](../guides/agent-framework.md), [OASIS](../guides/oasis.md).",
         (
             *("Msg", "compat.mqtt.mqtt_messager.Messager", "compat.mqtt.mqtt_config.MqttConfig"),
             *("compat.agentsociety.Messager", "compat.agentsociety2.OrderedSocialSpace"),
             *("compat.agentscope.RayMessageBus", "compat.agentscope_hub.MsgHub"),
-            *("compat.autogen.RayAgentRuntime", "compat.oasis.Channel"),
+            *("compat.autogen.RayAgentRuntime", "compat.agent_framework.RayWorkflowRunner"),
+            "compat.oasis.Channel",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""The engine of a messager: a transport, an accumulator, a subscription, a local log."""
+"""The class `Engine`, which sends and receives for one messager."""
 
 import asyncio
 import logging
@@ -51,11 +51,11 @@ _LEAVE_S = 2.0  # the longest wait for the server when `close` deletes the sende
 
 
 class Engine:
-    """The parts of a messager: a transport, an accumulator, a subscription, a local log.
+    """What a messager consists of: a transport, an accumulator of sends, a subscription, and a local log.
 
-    With a `name` the mailbox outlives this process; without one it is removed when the engine closes. With
-    `user_is_explicit` a from_id of None always means the user. Without it, None may also mean that from_id was left
-    out, which is refused if only the hosted agents may send.
+    With a `name` the mailbox outlives this process. Without a name the mailbox is removed when the engine closes. With
+    `user_is_explicit` a from_id of None always means the user. Without it, None may also mean that the caller left
+    from_id out, so None is refused if only the hosted agents may send.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Engine:
         payload_bytes = self.settings.payload_bytes
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
-        self.closed = self.closing = False  # closing: the messager has begun to close this
+        self.closed = self.closing = False  # `closing` is true from the beginning of `Messager.close`
         keep_s = 0 if self.named else KEEP_S
         self.frame_sender = FrameSender(
             transport, self.directory, self.name, keep_s, mirror=self.settings.mirror, observer=observer
         )
         self.accumulator: Accumulator | None = None
         self._bulk_sender: BulkSender | None = None
-        # None while this takes no sends: before `open`, in steps, after `close`.
+        # None while this engine accepts no sends: before `open`, after `close`, and in an experiment with steps.
         self.accepting: Accumulator | None = None
         self.subscription: Subscription | None = None
         self.audiences = AudienceCache(audiences)
@@ -102,11 +102,12 @@ class Engine:
         self._interceptor = interceptor
         self._listened = False
         self.agents_changed: Callable[[], None] = lambda: None  # called after agents have come or left
-        self.hostings = 0  # the number of times that agents came
-        self.steps: StepSettings | None = None  # None if the experiment has no steps, or if this hosts no agents
+        self.hostings = 0  # the number of calls of `host` and `add`
+        self.steps: StepSettings | None = None  # None if the experiment has no steps, or if this engine hosts no agents
         self.step_loops = 0  # the number of step loops that were made
         self._step: int | None = None
-        # The last client is in use; a batch may still wait for an earlier client.
+        # The last client is in use. The earlier ones are kept, because a batch may still wait for a verdict from one of
+        # them.
         self._clients: list[VerdictClient] = []
         self._opening = asyncio.Lock()
         self._life: Life | None = None
@@ -115,7 +116,7 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless this is connected already; raises the same errors as `Messager.init`."""
+        """Connect, unless this engine is connected already; raises the same errors as `Messager.init`."""
         async with self._opening:
             if self.closed:
                 raise self.not_open(Closed)
@@ -135,11 +136,14 @@ class Engine:
         self._life = await at_loop_end(self._end_with_loop)
 
     async def _end_with_loop(self) -> None:
-        """Close this when its event loop ends and has cancelled its tasks: calls in another loop would never return."""
+        """Close this engine when its event loop ends.
+
+        The loop has cancelled the engine's tasks, so later calls in another loop would never return.
+        """
         if self.closed:
             return
-        self._life = None  # its callback is this call
-        await asyncio.sleep(0)  # a user's generator that also ends now may close this messager itself
+        self._life = None  # `close` must not end it, because it is calling this function
+        await asyncio.sleep(0)  # a user's generator, which ends with the loop too, may close this messager
         if self.closed or self.closing:
             return
         self.closed = self._loop_ended = True
@@ -170,7 +174,7 @@ class Engine:
         self.accepting = self.accumulator
 
     async def close(self, *, commit: bool = True) -> None:
-        """Send accepted messages, commit fetched ones (if `commit`), and disconnect, unless this is closed already."""
+        """Send accepted messages, commit fetched ones (if `commit`), and disconnect; do nothing in a second call."""
         if self.closed:
             return
         self.closed = True
@@ -205,7 +209,7 @@ class Engine:
         return self.not_open(NotListening)
 
     def not_open(self, kind: type[MessagingError]) -> MessagingError:
-        """Build the error for a call before `open` or after `close`: Closed, or `kind` before `open`."""
+        """Build the error for a call before `open`, which is of the given kind, or after `close`, which is Closed."""
         if self._loop_ended:
             return Closed(
                 "the event loop in which this messager was opened has ended: open, use and close it in one asyncio.run"
@@ -230,14 +234,14 @@ class Engine:
         )
 
     async def _ended(self) -> Closed | None:
-        """Return the error that calls raise if the experiment has ended; None if the interceptor knows of no end."""
+        """Return the error for calls after the experiment's end; None if the interceptor has not reported that end."""
         started = self.accumulator
         verdict_client = self._client_of(self._interceptor) if started is None else started.send_loop.verdict_client
         return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
 
     @property
     def verdict_client(self) -> VerdictClient:
-        """Return the client that asks for verdicts now; raise Closed if this is not open."""
+        """Return the client that asks for verdicts now; raise Closed if this engine is not open."""
         if self.accumulator is None or self.closed:
             raise self.not_open(Closed)
         return self.accumulator.send_loop.verdict_client
@@ -275,7 +279,7 @@ class Engine:
 
     @property
     def sending(self) -> Accumulator:
-        """Return the accumulator; raise Closed if this is not open, ConfigError in an experiment with steps."""
+        """Return the accumulator; raise Closed if this engine is not open, ConfigError in an experiment with steps."""
         if self.accepting is None:
             raise self.not_open(Closed)
         return self.accepting
@@ -297,7 +301,7 @@ class Engine:
         return self.subscription
 
     async def subscribe(self, channels: Iterable[str]) -> None:
-        """Listen on channels and patterns; more can be added later."""
+        """Listen on channels and patterns. A later call adds more of them."""
         await self.receiving.subscribe(channels)
         await self._take_name()
 
@@ -327,8 +331,8 @@ class Engine:
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
         """Move agents with their waiting messages to mailbox `target`, or (None) stop hosting the agents.
 
-        Raises: the same errors as `Messager.move_agents`; ConfigError if this hosts no agents or has no name; Fenced if
-        a newer process has taken over the mailbox.
+        Raises: the same errors as `Messager.move_agents`; ConfigError if this engine hosts no agents or has no name;
+        Fenced if a newer process has taken over the mailbox.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()
@@ -342,8 +346,8 @@ class Engine:
         try:
             if self.steps is None:
                 self.checks.refuse(leaving)
-                # The accepted messages of these agents are sent first, because the agents may send from their new group
-                # at once.
+                # The messages that these agents have already sent go out first, because the agents may send from their
+                # new group at once.
                 accumulator, question = self.sending, TransactionBatch()
                 await accumulator.transact(question)
                 await asyncio.shield(question.future)
@@ -371,7 +375,7 @@ class Engine:
         self.agents_changed()
 
     async def _join_steps(self) -> None:
-        """Join the steps if the experiment has any. From then on this sends and receives only in its steps."""
+        """Join the experiment's steps, if it has any. From then on this engine sends and receives only in its steps."""
         store = self.transport.steps
         self.steps = await store.settings()
         if self.steps is not None:
@@ -380,7 +384,10 @@ class Engine:
             self.receiving.stepped = True
 
     async def _take_name(self) -> None:
-        """Fence an earlier sender of this name, because whoever owns the mailbox also owns its name as a sender."""
+        """Fence an earlier sender of this name.
+
+        The messager that owns the mailbox is the only one that may send under the mailbox's name.
+        """
         self._listened = True
         if self.named:
             await self.frame_sender.begin()
@@ -391,7 +398,7 @@ class Engine:
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters."""
+        """Return counters of sending and receiving."""
         accumulator, subscription = self.accumulator, self.subscription
         verdict_client = None if accumulator is None else accumulator.send_loop.verdict_client
         return {

@@ -27,6 +27,7 @@ COMMANDS = {
     "surveys": ("survey_commands:surveys", "List the surveys of an experiment."),
     "report": ("report:report", "Write an HTML page about a run, or about two."),
     "ui": ("ui:ui", "Show a run in the browser."),
+    "mcp": ("mcp_command:mcp", "Answer an assistant's questions about runs, by MCP."),
     "fork": ("fork_command:fork", "Go on with a run from a checkpoint, as another run."),
     "log": ("log:app", "Query an event log: messages, their fates, and the reasons."),
     "study": ("study_commands:app", "Show a study of batch_run."),

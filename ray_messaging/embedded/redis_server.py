@@ -1,4 +1,4 @@
-"""The embedded server: Valkey in a process of its own, which ends with its owner."""
+"""The embedded server: Valkey in its own process, which ends with its owner, the process that started it."""
 
 import logging
 import os
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 
 PORT_ATTEMPTS: Final = 5
-_ANSWER_S: Final = 5.0  # time limit for the server's answer to the question whether it stores any keys
-HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
-# The host becomes a line of Valkey's config, so only these characters are allowed.
+_ANSWER_S: Final = 5.0  # the time limit for the server's answer to the question whether it stores any keys
+HANDOVER_S: Final = 15.0  # stopping a server takes seconds if it has to free gigabytes of memory
+# The host is written into a line of Valkey's config, so only these characters are allowed.
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
-# latency-tracking would time each command in a script, for a section of INFO that is never read.
-# The guard does the fsync.
-# During a rewrite the server copies each page that it writes to. So rewrites are rare, and do not compress.
+# latency-tracking is off, because it would measure the time of each command in a script, for a section of INFO that is
+# never read. appendfsync is off, because the guard calls fsync. Rewrites of the append-only file are rare and not
+# compressed, because during a rewrite the server copies each page of memory that it changes.
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -71,9 +71,9 @@ HINTS: Final = {
 
 @dataclass(frozen=True)
 class Succession:
-    """The terms on which a server passes from its owner to a successor, within `grace_s` of the owner's death.
+    """The conditions on which a server passes from its owner to a successor, within `grace_s` of the owner's death.
 
-    Only the owner and its successor know the `name`. No successor can come once the process `host_pid` has ended.
+    Only the owner and its successor know the `name`. No successor can come after the process `host_pid` has ended.
     """
 
     name: str
@@ -122,13 +122,14 @@ class EmbeddedServer:
         self._host = host
         self._kept_dir = None if data_dir is None else str(Path(data_dir).absolute())
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
-        self._fsync = fsync and data_dir is not None  # A temporary directory is not kept, so it needs no fsync.
+        self._fsync = fsync and data_dir is not None  # a temporary directory is not kept, so it needs no fsync
         self._succession = succession
         self._epilogue = epilogue
         self._brief = brief
         self._append_only = append_only
         self._guard: GuardClient | None = None
-        self._running: tuple[RedisConfig, Path] | None = None  # what restart() starts again
+        # The config and the directory with which `restart` starts the server again.
+        self._running: tuple[RedisConfig, Path] | None = None
         self._owner: int | None = None
         self._started: dict[str, Any] = {}
         self.last_end = self.last_log = ""
@@ -146,23 +147,23 @@ class EmbeddedServer:
 
     @property
     def alive(self) -> bool:
-        """Return whether the server runs. A dead server stays dead until start() or restart()."""
+        """Return whether the server runs. A dead server stays dead until `start` or `restart` is called."""
         return not self.wait(0.0)
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of Valkey; None before start() and after stop()."""
+        """Return the process id of Valkey, or None before `start` and after `stop`."""
         return self._started.get("pid")
 
     @property
     def data_dir(self) -> str | None:
-        """Return the data directory; None for a temporary directory that does not exist yet, or no longer exists."""
+        """Return the data directory, or None if there is only a temporary directory and it does not exist now."""
         return self._kept_dir or (str(self._running[1]) if self._running else None)
 
     def start(self) -> RedisConfig:
-        """Start the server unless it runs, wait until it serves, and return its address and password.
+        """Start the server unless it runs, wait until it answers, and return its address and password.
 
-        The start gives up after 10 s without a sign of life. Loading a long append-only file is a sign of life.
+        The start is given up after 10 s without a sign of life. Loading a long append-only file is a sign of life.
 
         Raises: ConfigError if the data directory cannot be used or another server runs on it; ServerFailed if the
         server does not start for another reason.
@@ -185,13 +186,17 @@ class EmbeddedServer:
         return config
 
     def take_over(self) -> RedisConfig:
-        """Start as the previous owner's successor. Raises restart()'s errors, and ServerFailed if the data are gone."""
+        """Take the server over as the successor of its previous owner.
+
+        Raises: the errors of `restart`; ServerFailed if the data are gone.
+        """
         path = Path(self._kept_dir or self._temporary_dir())
         try:
             if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):
                 raise PermissionError(f"{path} is not ours")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
-            if found is None:  # its writer was killed, or the disk was full
+            # The file is incomplete, because the process that wrote it was killed, or the disk was full.
+            if found is None:
                 raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is incomplete")
             owner = data_directory.lock_as_owner(path) if self._kept_dir is None else None
         except OSError as error:
@@ -203,16 +208,16 @@ class EmbeddedServer:
         return self.restart()
 
     def restart(self) -> RedisConfig:
-        """Start a dead server again with the same data, port and password; wait as start() does.
+        """Start a dead server again with the same data, port and password; wait as `start` does.
 
-        The data are kept until stop(), even if the restart fails.
+        The data are kept until `stop` is called, even if the restart fails.
 
-        Raises: ServerFailed if it does not start, ConfigError if the data directory cannot be used.
+        Raises: ServerFailed if the server does not start; ConfigError if the data directory cannot be used.
         """
         if self._running is None:
             return self.start()
         if self._succession is not None and not is_alive(self._succession.host_pid):
-            # A successor may already run on another node, so this server must not come back.
+            # A successor may already run on another node, so this server must not start again.
             raise ServerFailed("this node's Ray has ended, and the embedded server with it", log="", host=self._host)
         config, path = self._running
         if self._guard is None or self._guard.gone:
@@ -224,13 +229,13 @@ class EmbeddedServer:
         return config
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
-        """Start a guard and its server; return the event that describes the failure, or None if both started."""
+        """Start a guard and its server. Return the event that describes a failure, or None if both have started."""
         if (former := self._guard) is not None:
             former.stop(None)
-        self._started = {}  # The operating system may have given these process ids to other processes.
+        self._started = {}  # other processes may have got these process ids since
         try:
             guard = self._guard = GuardClient()
-        except OSError as error:  # out of memory, processes or files: that may pass
+        except OSError as error:  # memory, processes or files are used up; this may pass
             return {"kind": "server", "reason": f"cannot start a guard process: {error}", "log": ""}
         failure = self._note_start(guard.start(self._order(config, path, take_over=take_over)))
         if failure is None and not take_over:
@@ -240,7 +245,7 @@ class EmbeddedServer:
         return failure
 
     def _note_start(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Record the outcome of a start; return the event that describes the failure, or None if it succeeded."""
+        """Record the outcome of a start. Return the event that describes a failure, or None if the start succeeded."""
         if event.pop("event") == "failed":
             return event
         if event["truncated"]:
@@ -250,8 +255,8 @@ class EmbeddedServer:
         return None
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
-        # A user's directory may have too long a name for a socket, or a file system without sockets.
-        with suppress(OSError):  # the start of the guard will report the reason
+        # A user's directory may have a name that is too long for a socket, or a file system without sockets.
+        with suppress(OSError):  # the guard reports the reason when it starts
             path.parent.mkdir(parents=True, exist_ok=True)
         socket_dir = str(path) if may_hold_sockets(path) else None
         return RedisConfig(
@@ -263,7 +268,10 @@ class EmbeddedServer:
         return Path(tempfile.gettempdir()).absolute() / f"{data_directory.TEMPORARY_PREFIX}{name}"
 
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
-        """Return the order for the guard, which goes through a pipe: a list of processes would show the password."""
+        """Return the order for the guard.
+
+        It goes through a pipe, because a list of processes would show the password.
+        """
         return {
             "binary": find_binary(),
             "environment": dict(KEPT_VARIABLES),
@@ -302,9 +310,9 @@ class EmbeddedServer:
         return ServerFailed(text.rstrip(), log=log, host=self._host)
 
     def stop(self, *, erase: bool = False) -> None:
-        """Stop the server, and wait until it and its temporary directory are gone. A second call does nothing.
+        """Stop the server, and wait until the server and its temporary directory are gone. A second call does nothing.
 
-        With `erase`, the server's files in a `data_dir` are removed, too, unless the server stores any keys.
+        With `erase`, the server's files in a `data_dir` are removed too, unless the server stores any keys.
         """
         erased = Path(self._kept_dir) if erase and self._kept_dir is not None and self._is_empty() else None
         guard, self._guard = self._guard, None
@@ -335,7 +343,7 @@ class EmbeddedServer:
                 return False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server has ended, for at most `timeout_s` (None: no limit); return whether it has.
+        """Wait until the server has ended, for at most `timeout_s` (None: no limit); return whether it has ended.
 
         One thread may wait here while another one stops the server.
         """

@@ -255,7 +255,7 @@ class UnreadMessages:
         self._epoch = epoch
         self._unfolder = unfolder
         self._most_messages, self._most_bytes = settings.complete_messages, settings.complete_bytes
-        self._number = 0  # the number of attempts
+        self._number = 0  # the number of attempts to move agents
         self._end = ""  # the mailbox's last entry when the mailbox was last read to its end
         self._moving = asyncio.Lock()
 

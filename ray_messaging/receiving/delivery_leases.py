@@ -122,7 +122,7 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         # With the next three fields, a fetch need not check all leases.
-        self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost do not count
+        self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost are not included
         self._lost: dict[int, _Lease] = {}
         # By holder: leases whose answer may not have reached the holder.
         self._unsure: dict[str, dict[int, _Lease]] = {}

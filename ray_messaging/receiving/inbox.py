@@ -58,7 +58,7 @@ class Inbox:
         self.undisturbed.set()
 
     def put(self, piece: Piece) -> None:
-        """Add a frame."""
+        """Add a frame that was read from the mailbox or came from elsewhere."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
             # A frame without messages is never fetched. If the last piece has no messages either, that piece now stands
@@ -138,7 +138,7 @@ class Inbox:
         return not self.size or self.size + rows <= self.limit
 
     async def wait_capacity(self, rows: int) -> None:
-        """Wait until `rows` more messages fit."""
+        """Wait until the inbox has room for `rows` more messages."""
         while not self.has_capacity(rows):
             self._emptied.clear()
             await self._emptied.wait()

@@ -107,8 +107,8 @@ async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, 
         if watched.is_over():
             return lease
     raise AlreadyExists(
-        f"mailbox {mailbox!r} is held by {held.owner!r}, which is alive: choose another name, or close it (if it died, "
-        f"wait {watched.lasts_s:g} s)",
+        f"mailbox {mailbox!r} is held by {held.owner!r}, which is alive: choose another name, or close that owner (if "
+        f"it died, wait {watched.lasts_s:g} s)",
         kind="group",
         value=mailbox,
         owner=held.owner,

@@ -72,7 +72,8 @@ class ReadSize:
         # The most messages, and the most bytes, of a frame in the last read.
         self._rows, self._bytes = frame_rows, _FRAME_BYTES
         self._times = 1
-        # The latest waits. If the machine is busy, some answers of a near server take long, but not all of them.
+        # How long the latest calls waited for their answers. If the machine is busy, even a near server answers some
+        # of them late, but not all.
         self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
@@ -131,7 +132,7 @@ class Reader:
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the mailbox."""
         await end(self._task)
 
     def stop(self, error: MessagingError) -> None:

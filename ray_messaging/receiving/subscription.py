@@ -258,7 +258,7 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            # With the subscription, this process would count as a receiver of later messages to these agents.
+            # The subscription ends first, because it would count as a receiver of later messages to these agents.
             if target is None:
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)

@@ -25,7 +25,7 @@ class Unfolder:
         self._named: dict[bytes, AgentSet] = {}
 
     def add(self, agents: AgentSet) -> None:
-        """Add agents for which the mailbox listens, or has listened."""
+        """Add agents that may hear a broadcast to this mailbox: agents for which it listens, or has listened before."""
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:

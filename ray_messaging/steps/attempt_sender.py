@@ -338,7 +338,7 @@ class AttemptSender:
         except TransitError as error:
             raise StepAborted(
                 f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
-                f"{error}. The group's next driver finds out, and runs the step again only if it is not",
+                f"{error}. The group's next driver finds this out, and runs the step again only if it is not committed",
                 step=step,
                 group=self._group,
             ) from error

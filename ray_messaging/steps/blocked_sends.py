@@ -87,7 +87,7 @@ class BlockedSends(Sequence[BlockedSend]):
     @overload
     def __getitem__(self, row: slice) -> list[BlockedSend]: ...
     def __getitem__(self, row: int | slice) -> BlockedSend | list[BlockedSend]:
-        """Return one message, or the list of a slice."""
+        """Return one message, or a list of messages for a slice."""
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
         from_id, why = self._from_ids[row], self._why[self._whys[row]]

@@ -35,7 +35,7 @@ class BoxBatches(NamedTuple):
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
-    """Decode the frames of a box that count for a step, and apply the amendments to all messages but broadcasts.
+    """Decode the committed frames of a step's box, and apply the amendments to all messages but broadcasts.
 
     Raises: FrameError for a frame that cannot be decoded.
     """
@@ -196,14 +196,14 @@ def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, 
 
 
 def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return a number for each row: 0 if it is not changed; equal numbers for changed rows of equal content."""
+    """Return a number for each row: 0 if the row is not changed. Changed rows of equal content have equal numbers."""
     assert pairs.lines is not None
     lines = {row: pairs.lines.row(row) for row in changed.tolist()}
     return row_kinds(lines, pairs.labels, pairs.rows)
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
-    """Return a row for each pair of broadcasts, also for pairs that do not count. A broadcast's number is its row."""
+    """Return a row for each pair of broadcasts, also for removed pairs. A broadcast has the number of its row."""
     numbered = copy(folded)
     numbered.numbers = None
     return spread(numbered, edges)

@@ -23,7 +23,7 @@ from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
 
-_AHEAD_S: Final = 0.25  # a grant allows the calls that may begin within this many seconds, but at least one call
+_AHEAD_S: Final = 0.25  # a group is allowed at once all calls that may begin within this many seconds, or one call
 _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
 
 
@@ -106,7 +106,7 @@ class CallLimits:
             while True:
                 now, left, free = self._held[held.group], self._left(), self._free()
                 if now.gate != held.gate:
-                    return Grant([])  # the group has restarted meanwhile
+                    return Grant([])  # the group has restarted since its request
                 if left <= 0:
                     return Grant([], spent=True)
                 if free > 0:
@@ -266,4 +266,4 @@ class CallGate:
 def _refusal(group: str, grant: Grant) -> MessagingError:
     if grant.spent:
         return BudgetSpent("the budget of `Calls(budget=)` is spent")
-    return Closed(f"group {group!r} has a later process, so this one may make no more calls")
+    return Closed(f"a later process has taken over group {group!r}, so this process may make no more calls")

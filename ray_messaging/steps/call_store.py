@@ -78,7 +78,7 @@ class CallStore:
 
     @classmethod
     def at(cls, folder: str) -> "CallStore":
-        """Return this process's store of a folder."""
+        """Return the store for a folder. In one process, all callers get the same store."""
         # A forked process may not use the connections of the process that it was forked from.
         key = os.getpid(), os.path.realpath(folder)
         with _opening:
@@ -289,7 +289,7 @@ class CallStore:
     def _unusable(self, error: Exception) -> LogError:
         return LogError(
             f"the store of calls in {self.folder!r} cannot be read or written: {error}; the answers that it has are "
-            "kept: make room or give access, and the same run goes on",
+            "kept: free disk space or give this process access, then start the run again",
             path=self.folder,
         )
 

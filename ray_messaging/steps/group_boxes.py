@@ -47,7 +47,7 @@ class ReadBoxes(NamedTuple):
 
 
 class OpenBox(NamedTuple):
-    """The frames of a box that count, and the agents for which the group reads them.
+    """The committed frames of a box, and the agents for which the group reads them.
 
     The group reads the messages for `agents`. If `besides` is True, it reads the messages for all agents of the box
     except `agents`.
@@ -69,7 +69,7 @@ class GroupBoxes:
         self._unfolder = unfolder
 
     async def read(self, opened: Opened, box: BoxReader, record: MailboxRecord, moved: MovedAgents) -> ReadBoxes:
-        """Read all frames that count for an open step; raise FrameError if one cannot be decoded or was lost."""
+        """Read all committed frames for an open step. Raises FrameError if one cannot be decoded or was lost."""
         own, step = await box.covered(opened.covers), opened.step
         late = all(cover.sent >= moved.changed for cover in opened.covers)
         others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
@@ -112,7 +112,7 @@ class GroupBoxes:
         return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
-        """Return the frames that count in the box of the group `mailbox`, which agents have left.
+        """Return the committed frames in the box of the group `mailbox`, which agents have left.
 
         Only frames of steps before step `since` are returned, because later messages go to the agents' new group.
         """

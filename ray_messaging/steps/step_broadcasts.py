@@ -50,8 +50,8 @@ class StepBroadcasts:
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self._destination.routes.records.values()
-        # A hearer that no group hosts needs a row of its own, because its message is published and gets a note for the
-        # log.
+        # If no group hosts a hearer, there must be a row for that hearer, because its message is published and gets a
+        # note for the log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [PendingBatch.of(broadcasts, reaches=reaches)]

@@ -39,7 +39,7 @@ class AttemptBoxes:
 
     def begin(self, step: int) -> None:
         """Write the frames of this open step from now on."""
-        if step != self.step:  # if the supervisor runs the same step again, the same boxes are still shut
+        if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
             self.shut.clear()
         self.step, self.rows, self.own = step, 0, []
 
@@ -60,7 +60,7 @@ class AttemptBoxes:
         """
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
-            raise self._aborted("has another driver, or was closed: what this attempt sent does not count")
+            raise self._aborted("has another driver, or was closed: the messages of this attempt do not count")
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
         for write, fate in zip(writes, reply.fates, strict=True):
@@ -101,7 +101,7 @@ class AttemptBoxes:
 
 
 def in_box(write: FrameWrite) -> bool:
-    """Return whether a frame is for a mailbox or an outside asker, so that its rows count when the step closes."""
+    """Return whether a frame is for a mailbox or an outside asker, and not only published or logged."""
     return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
 
 

@@ -75,7 +75,7 @@ class HeardBroadcasts:
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
-    """Return the pairs of sender and hearer that do not count, or None if all pairs count."""
+    """Return the pairs of sender and hearer that were removed, or None if none was removed."""
     rows: list[NDArray[np.intp]] = []
     hearers, low = [], 0
     for batch, edges in folded:
@@ -100,7 +100,7 @@ _AHEAD = 64
 class StepInbox:
     """The messages of one step for some agents, in one sequence or agent by agent.
 
-    Args: `batches` are the batches of the step's box that count. Each row has a step and an ordinal. `broadcasts` are
+    Args: `batches` are the committed batches of the step's box. Each row has a step and an ordinal. `broadcasts` are
     turned into messages only when a message is read.
     """
 

@@ -72,8 +72,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
     if settings is None:
         raise ConfigError(
-            f"{engine.name!r} has no steps: the experiment must have been started with steps=Steps(), and "
-            "`await messager.host_agents(ids, subtopics)` comes first"
+            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and first call "
+            "`await messager.host_agents(ids, subtopics)`"
         )
     engine.step_loops += 1
     # A later messager with this name has a higher epoch. So its driver has a higher start number, and takes over the
@@ -244,7 +244,8 @@ class StepLoop:
             return taken
         await self._engine.frame_sender.reload()
         self._record_of(self._engine.directory)
-        # Other groups may have committed all steps before `until` meanwhile. Then no step is left for this group.
+        # In the meantime, other groups may have committed all steps before `until`. Then no step is left for this
+        # group.
         if await self._store.join(self._group, again=True) >= until:
             await self._store.leave(self._group, at_once=True)
         return await self._wait_to_take(ends)
@@ -264,7 +265,7 @@ class StepLoop:
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
                     f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
-                    "time. End that task, or let it drive on",
+                    "time. End that task, or leave the group to it",
                     kind="driver",
                     value=self._group,
                     owner=again.driver.task,

@@ -142,5 +142,7 @@ class MovedAudiences:
                 or not isinstance(edges, GraphEdges)
                 or edges.positions is None
             ):
-                raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
+                raise ConfigError(
+                    f"audience {name!r} has no positions: make it by create_audience(..., positions=, radius=)"
+                )
             edges.positions.moved(IdColumn(found.ids), found.points)

@@ -76,8 +76,8 @@ class StepSends:
         # How many messages each agent has sent among the first items of `cells`, and the number of these items. With
         # it, a question's ordinal is found without counting all items again.
         self._counted: tuple[Counter[int], int] = Counter(), 0
-        # The sender, subtopic and step of delivery of the last message, as the caller gave them, and the sender's
-        # place.
+        # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's number. If
+        # the next message has the same values, they need no second check.
         self._from_id: object = _NOBODY
         self._place = -1
         self.subtopic: object = _NOBODY

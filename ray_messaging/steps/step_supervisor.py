@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The start number of a supervisor is the interceptor's epoch, followed by this many bits that count its starts.
+# The supervisor's start number rises with each start: it is the interceptor's epoch, followed by this many bits. These
+# bits are raised when the supervisor starts again under the same epoch.
 _ATTEMPT_BITS = 12
 
 
@@ -96,7 +97,7 @@ class StepSupervisor:
             except MessagingError as error:
                 self.failed_at = self.failed_at if self.error else time.monotonic()
                 self.error = f"{type(error).__name__}: {error}"
-                logger.warning("the rules' step begins anew: %s", self.error)
+                logger.warning("the rules judge a step again, because this failed: %s", self.error)
                 await backoff.sleep()
             else:
                 return
@@ -104,8 +105,7 @@ class StepSupervisor:
     async def _drive(self) -> None:
         """Close one step after the other, until a call fails or the supervisor no longer takes part."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        # All interceptors of an experiment have the driver name "interceptor", so no driver with another name can be
-        # found.
+        # All interceptors of an experiment have the same driver name, so no driver of another name can have the group.
         assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()

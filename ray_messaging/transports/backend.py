@@ -46,7 +46,7 @@ class RedisBackend:
     def transport(
         self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
     ) -> "RedisTransport":
-        """Make the transport of a messager."""
+        """Make the connection object through which one messager uses the server."""
         from ray_messaging.transports.transport import RedisTransport  # noqa: PLC0415
 
         made = RedisTransport(

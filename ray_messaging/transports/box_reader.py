@@ -66,7 +66,7 @@ class BoxReader:
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     def hand_over(self, written: Sequence[BoxFrame]) -> None:
-        """Use frames that this process has written to the box. If no other frames count, the box is not read."""
+        """Use frames that this process has written to the box. If the box has no other valid frames, it is not read."""
         self._written = written
 
     def expect(self, news: str, block_s: float) -> None:
@@ -118,7 +118,7 @@ class BoxReader:
             more = len(found)
 
     async def covers(self, news: News) -> list[Cover]:
-        """Return the covers of the box, which list the attempts whose messages count.
+        """Return the covers of the box, which list the committed attempts at earlier steps, whose messages are read.
 
         Args: `news` say that the box's step is open, so that no covers will be added. A beginning of the box that was
         read before these news may lack covers, so only a beginning that came with these news is used.
@@ -141,7 +141,7 @@ class BoxReader:
                 await awaited
 
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
-        """Return the frames of the attempts that `covers` list, in order of arrival.
+        """Return the frames of the committed attempts that `covers` list, in order of arrival.
 
         Raises: FrameError if the server has lost some of the frames.
         """

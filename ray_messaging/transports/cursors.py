@@ -67,7 +67,7 @@ def order(entry: str) -> tuple[int, int]:
 
 
 def place(cursor: Cursor) -> tuple[int, int, float]:
-    """Return the sort key of cursors."""
+    """Return a tuple by which cursors can be sorted in the order of the mailbox."""
     return *order(cursor.entry), cursor.row or inf
 
 

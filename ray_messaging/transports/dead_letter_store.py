@@ -73,7 +73,7 @@ class Returned(NamedTuple):
 
 
 class Requeued(IntEnum):
-    """Outcome of one call of `requeue`."""
+    """Outcome of one call of the Lua script `requeue`."""
 
     MISSING = 0  # no dead letter has this id any more
     DONE = 1

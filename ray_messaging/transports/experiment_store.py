@@ -184,6 +184,17 @@ class RedisExperimentStore:
                 return
             scanned, cursor = server, following
 
+    # -- seats ----------------------------------------------------------------------------------------------------
+
+    async def seats(self) -> Mapping[bytes, bytes]:
+        """Return the records of all seats, by the agents' ids."""
+        found: Sequence[bytes] = await self._link.command("HGETALL", self._keys.seats)
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    async def keep_seat(self, agent: bytes, record: bytes) -> None:
+        """Keep the record of a seat."""
+        await self._link.command("HSET", self._keys.seats, agent, record)
+
     # -- the interceptor ------------------------------------------------------------------------------------------
 
     async def take_interceptor_epoch(self) -> int:
@@ -233,7 +244,7 @@ class RedisExperimentStore:
         return StateWrite.BEHIND if await self._retake_epoch(epoch) else StateWrite.FENCED
 
     async def end_heartbeat(self, epoch: int) -> None:
-        """Mark the interceptor as closed."""
+        """Delete the number of this interceptor's heartbeats, so that others know that the interceptor was closed."""
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:

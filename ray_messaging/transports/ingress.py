@@ -84,8 +84,9 @@ class Feed(TakenSocket):
 
 logger = logging.getLogger(__name__)
 
-# A subscription to very many channels is split into commands of 1,000 channels each. The server takes 2 ms for such a
-# command, and serves no other client meanwhile. At most two commands at a time wait for their confirmations.
+# A subscription to very many channels is split into commands of 1,000 channels each, because the server takes 2 ms for
+# such a command, and cannot serve other clients in this time. At most two commands at a time wait for their
+# confirmations.
 _CHUNK = 1_000
 # Each subscribed channel costs the server 240 bytes, and 2 us in which it is blocked when the subscriber leaves. So a
 # messager of more agents than this subscribes to one pattern for all agents. It then drops messages to other agents.
@@ -126,7 +127,7 @@ class RedisIngress:
         self._task: asyncio.Task[None] | None = None
         self._commands: deque[Iterator[list[str | bytes]]] = deque()
         self._asked = 0  # how many confirmations of sent commands have not arrived
-        self._unconfirmed = 0  # the same, and how many confirmations the commands that are not sent yet will have
+        self._unconfirmed = 0  # `_asked`, and how many confirmations will come for the commands that are not sent yet
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}

@@ -197,7 +197,7 @@ class StepBodies:
             )
 
     async def erase(self) -> None:
-        """Delete all bodies."""
+        """Delete all bodies of large frames, on all shards but the first."""
         await at_all(self._erase(shard) for shard in range(1, len(self.links)))
 
     async def _erase(self, shard: int) -> None:

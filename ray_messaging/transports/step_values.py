@@ -90,9 +90,9 @@ class Driven(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """An entry in a box's list of rows that count: how many rows one attempt of a group sent in one step.
+    """An entry in a box's list of committed rows: how many rows one attempt of a group at a step has sent to the box.
 
-    For frames from OUTSIDE the attempt is 0.
+    `sent` is the step. For frames from OUTSIDE the attempt is 0.
     """
 
     group: str
@@ -102,7 +102,7 @@ class Cover(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open step, and the covers of the box that the group reads in the step. Covers list the attempts that count.
+    """An open step, and the covers of the box that the group reads in the step. Covers list committed attempts.
 
     `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
     whether rules have blocked messages of the previous step. `news` is a position in the stream of news before the news
@@ -141,7 +141,7 @@ class Waiting(NamedTuple):
 
 
 class BoxStart(NamedTuple):
-    """The covers of a box, which list the attempts whose messages count, and the box's first frames."""
+    """The covers of a box, which list the committed attempts, and the box's first frames."""
 
     covers: Sequence[Cover]
     frames: Sequence["BoxFrame"]
@@ -215,7 +215,7 @@ class Committed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A step that cannot be closed. Its attempt must end, and nothing of the attempt counts.
+    """A step that cannot be closed. The attempt at it must end, and its messages are not delivered.
 
     There are three possible reasons. The server has `rows` rows, but the group stated another number. The mailboxes in
     `deaf` were declared not to hear the group, but the group sent to them. Or the recorded series of the run have the
@@ -261,7 +261,7 @@ class BoxSize(NamedTuple):
 
 
 class ClosedStep(NamedTuple):
-    """A group's close of a step: the number of the attempt whose messages count, and the group's counts."""
+    """A group's close of a step: the number of the attempt that was committed, and the group's counts."""
 
     attempt: int
     counts: bytes
@@ -335,7 +335,7 @@ def box_name(mailbox: str, step: int) -> str:
 
 
 def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFrame] | None:
-    """Return the frames of a box that count according to its covers.
+    """Return the frames of a box that belong to the committed attempts in its covers.
 
     Return None if rows are missing. Then the box must be read again from its start.
     """

@@ -12,7 +12,7 @@ The protocol:
    where s < v <= s + horizon. Each frame has a tag: group, s, attempt. The server refuses the frames unless the
    attempt's driver has the step open.
 5. `close` writes, in one atomic call, the cover of each box to which the attempt wrote (attempt and rows), the counts,
-   and the state. A frame without a cover does not count. Frames of a dead attempt never get a cover.
+   and the state. A frame without a cover is never read. Frames of a dead attempt never get a cover.
 6. A step is sealed when all groups that take part in it have closed it. Then the groups' messages on channels without a
    mailbox are published, once. The boxes of the step are deleted when no hold needs them.
 7. When a group can open step v, its box for v is final. Reading a box does not change the box, so any process may read
@@ -22,8 +22,9 @@ The protocol:
    the sender cannot be closed.
 10. A group that must wait gets a position in the stream of news; `wait` returns when there are news after it. When
    nothing prevents the step any more, it is opened for all groups that have asked for it, and the news say so.
-11. The supervisor is a member without a mailbox. It opens a step when all groups have closed the step; its close seals
-   the step. Its frames in a mailbox's box are messages, or change the groups' messages of the same step.
+11. The supervisor takes part in the steps like a group, but has no mailbox. It opens a step when all groups have closed
+   the step; its close seals the step. Its frames in a mailbox's box are messages, or change the groups' messages of the
+   same step.
 12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has no effect.
 """
 
@@ -269,7 +270,7 @@ class RedisSteps:
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step. From now on, all messages count that its attempt has sent.
+        """Close a step. From now on, all messages that its attempt has sent are valid.
 
         With `go_on` the next step is opened too.
 
@@ -336,13 +337,13 @@ class RedisSteps:
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after the stream entry `after`.
 
-        They include frames of failed attempts at the step. `counted` selects the frames that count.
+        They include frames of failed attempts at the step. `counted` selects the frames of committed attempts.
         """
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return await self._whole(box, entries)
 
     async def open_box(self, box: str, count: int) -> BoxStart:
-        """Return the covers of a box so far, and its first `count` frames."""
+        """Return the covers that a box has so far (see `close`), and its first `count` frames."""
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
     async def _begun(self, box: str, replies: Sequence[Any]) -> BoxStart:
@@ -359,7 +360,7 @@ class RedisSteps:
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box, which list the attempts whose rows count.
+        """Return the covers of a box, which list the committed attempts and how many rows each has sent to the box.
 
         No cover is added after all groups have closed the previous step.
         """
@@ -380,7 +381,7 @@ class RedisSteps:
         return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return, for each group that has closed a step, its attempt and counts.
+        """Return, for each group that has closed a step, the number of the committed attempt, and the group's counts.
 
         The server has them for `horizon` steps.
         """
@@ -499,8 +500,8 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server knows nothing of attempt {attempt} of group {group!r}: it was flushed, or restored from older "
-        "data. End this task, and begin anew",
+        f"the server knows nothing of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
+        "older data. End this task, and begin anew",
         name=group,
         epoch=attempt,
     )
@@ -509,9 +510,9 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
 def _behind(group: str, closed: int, what: str) -> Fenced:
     """Build the error for a step that does not follow the group's last closed step, as the server knows it."""
     return Fenced(
-        f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
-        "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "
-        "groups again from there, or begin anew",
+        f"group {group!r} {what}. The group was removed and created again, or the server has lost steps, because it "
+        "was flushed, restored from older data, or killed before it had written them (appendfsync always loses none). "
+        "Drive all groups again from that step, or begin anew",
         name=group,
         epoch=closed,
     )

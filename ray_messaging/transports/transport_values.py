@@ -60,7 +60,7 @@ def lost(name: str, epoch: int) -> Fenced:
     return Fenced(
         f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
         f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
-        "one; what waited is gone, or among the dead letters",
+        "one; messages that waited are lost, or are among the dead letters",
         name=name,
         epoch=epoch,
     )

@@ -598,10 +598,10 @@ async def test_one_transaction_is_open_at_a_time(bank, shop):
         assert await held(tx, 1) == [1]
         with pytest.raises(TransactionError, match="begun"):
             await tx.__aenter__()
-    with pytest.raises(TransactionError, match="not under way"):
+    with pytest.raises(TransactionError, match="is not open"):
         await tx.fetch_messages()
     for use in (lambda: tx.send_message("news", {}), lambda: setattr(tx, "state", b"")):
-        with pytest.raises(TransactionError, match="not under way"):
+        with pytest.raises(TransactionError, match="is not open"):
             use()
     assert len(await bank.fetch_messages()) == 0
 

@@ -48,7 +48,6 @@ ALLOWED = {
     # Copies of a caller's own objects, within one process.
     ("cluster/run/local_run.py", "pickle"),
     ("cluster/run/local_run.py", "loads"),
-    ("cluster/run/local_run.py", "cloudpickle"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Ray actor of an embedded server."""
+"""The Ray actor of an embedded Redis server."""
 
 import asyncio
 import os
@@ -18,21 +18,22 @@ from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
-# Ray restarts the actor within this time, even on a busy machine. So the server keeps its data for this time after the
-# driver has ended.
+# Ray restarts the actor within this time, even on a busy machine. So the server does not end before this time has
+# passed since the actor's process ended.
 GRACE_S: Final = 20.0
 
 
 class ServerActor:
-    """Ray actor that owns an embedded server; after a restart it takes the running server over.
+    """Ray actor that owns an embedded server. After a restart of the actor it takes the running server over.
 
     Args:
         name: A secret that this actor and its restarts share. It names a temporary data directory.
         data_dir: The folder in which the data are kept. None: a temporary directory.
-        on_its_node: The number of servers of the experiment on this node; together they may fill half of its memory.
-        fsync: Have the data in a `data_dir` written to the disk each second.
-        log_dir: The folder of the event log that the server's guard finishes from the server's data if all other
-            processes have died. None: there is no log to finish.
+        on_its_node: The number of the experiment's servers on this node, which together may fill half of the node's
+            memory.
+        fsync: Whether data in a `data_dir` are written to the disk each second.
+        log_dir: The folder of the event log. If all other processes die, the server's guard completes the log from the
+            server's data. None: there is no log.
         program: The server's program that the driver has chosen by RAY_MESSAGING_SERVER. None: the usual one.
     """
 
@@ -47,7 +48,7 @@ class ServerActor:
     ) -> None:
         if program is not None:  # Ray gives actors its own environment, and not the driver's
             os.environ[CHOICE] = program
-        # The guard watches this node's raylet: without a raylet Ray cannot restart the actor here.
+        # The guard also ends when this node's raylet has ended, because Ray cannot restart the actor without it.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()
         server = EmbeddedServer(
@@ -59,7 +60,7 @@ class ServerActor:
             succession=Succession(name, GRACE_S, raylet),
         )
         self._owner = ServerSupervisor(server)
-        # An error is kept for `config`, because an error that __init__ raises loses its type.
+        # `config` raises an error of the start later, because an error that __init__ raises would lose its type.
         self._owner.start(succeed=again)
 
     def config(self) -> RedisConfig:
@@ -71,7 +72,7 @@ class ServerActor:
         return str(ray.get_runtime_context().get_node_id())
 
     def reached(self, addresses: Sequence[Address]) -> list[float | None]:
-        """Return the milliseconds that a connection to each address took, or None if none came about in time."""
+        """Return for each address how many milliseconds it took to connect, or None if that failed."""
         return asyncio.run(measure(addresses))
 
     def stats(self) -> dict[str, Any]:

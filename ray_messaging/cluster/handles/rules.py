@@ -1,4 +1,4 @@
-"""The rules of an experiment, as a driver sees and changes them: `messaging.rules`."""
+"""The class of `messaging.rules`, by which a driver lists and changes the rules of an experiment."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExperimentRules:
-    """The rules of an experiment, in the order in which they are asked.
+    """The rules of an experiment, in the order in which they judge messages.
 
     A change applies at once, even in the middle of a step, to every send that begins after the call has returned. A
     change with `at_step` applies to all messages that are sent in that step or later, even if processes die meanwhile.
@@ -52,7 +52,7 @@ class ExperimentRules:
         self._connection.ask(self._interceptor.replace_rule.remote(which, sent("the rule", rule, put), at_step=at_step))
 
     def pop(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
-        """Remove a rule, given by its index or name, and return its description. Raises as `insert` does."""
+        """Remove a rule, given by its index or name; return its description. Raises the same errors as `insert`."""
         found: dict[str, Any] = self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
         return found
 

@@ -1,4 +1,4 @@
-"""The user's messager, for drivers and tasks."""
+"""The messager that sends and asks for the user, for drivers and tasks."""
 
 from collections.abc import Coroutine
 from functools import partial
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class UserMessager:
-    """The user's messager in this process, for questions, broadcasts and surveys. It runs in a separate thread."""
+    """The messager of the user in this process, for questions, broadcasts and surveys. It runs in a separate thread."""
 
     def __init__(self, connection: ExperimentConnection) -> None:
         experiment = connection.with_password()
@@ -80,6 +80,6 @@ class UserMessager:
 
 
 async def _news(answers: Answers, parts: int, errors: int) -> None:
-    """Wait until the answers have more than `parts` parts or `errors` errors, or until no more can come."""
+    """Wait until there are more than `parts` batches of answers, or more than `errors` errors, or no more can come."""
     if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
         await answers.change()

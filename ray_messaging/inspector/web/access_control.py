@@ -20,8 +20,9 @@ _POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
+_POLICY_NAME = "content-security-policy"
 _HEADERS = {
-    "content-security-policy": _POLICY,
+    _POLICY_NAME: _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -108,7 +109,9 @@ def _protected(send: Send, *, is_static: bool) -> Send:
     async def sending(event: Message) -> None:
         if event["type"] == "http.response.start":
             event.setdefault("headers", [])
-            MutableHeaders(scope=event).update(_HEADERS if is_static else _HEADERS | _NO_STORE)
+            headers = MutableHeaders(scope=event)
+            policy = {name: headers[name] for name in (_POLICY_NAME,) if name in headers}  # a page may be stricter
+            headers.update((_HEADERS if is_static else _HEADERS | _NO_STORE) | policy)
         await send(event)
 
     return sending

@@ -1,4 +1,7 @@
-"""Attempts at steps, and the changes that each attempt has made in the tables of rules."""
+"""Attempts at steps.
+
+If a group runs a step again, it does so in a new attempt, and rules forget the earlier attempt.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -8,21 +11,20 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt that the key of an answer names (see `saved_answers.key_of`), or None if it names none."""
+    """Return the attempt that an answer's key names (see `saved_answers.key_of`), or None if it names no attempt."""
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
 
 
 class StepAttempts:
-    """The latest attempt of each group that has asked for verdicts, with its layer: its changes in the tables of rules.
+    """The latest attempt of each group that has asked for verdicts, with the changes that it made in rules' tables.
 
-    When a group begins another attempt at the same step, the layer of the earlier attempt is dropped. When the group
-    begins the next step, the layer is merged into the tables. A batch that waits for slow rules has no answer yet. Its
-    own layer is not saved, so that a successor of the interceptor judges the batch anew.
-
-    `kept` maps each group to the step and the number of the attempt to which the group's saved layer belongs. `answers`
-    maps each group to the keys of the answers to its latest attempt in its latest step.
+    These changes are a layer on top of the tables. When a group begins another attempt at the same step, the layer of
+    the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. A batch
+    that waits for slow rules has no answer yet. Its own layer is not saved, so a successor of the interceptor judges
+    the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved layer
+    belongs. `answers` has, for each group, the keys of the answers to its latest attempt in its latest step.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
     tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that
@@ -43,7 +45,7 @@ class StepAttempts:
         self._latest: dict[str, Attempt] = {}
 
     def load(self, answers: Iterable[str]) -> list[str]:
-        """Read the latest attempts from `kept` after it was loaded, and from the keys of all answers that were loaded.
+        """Read the latest attempts from `kept`, and from the keys of all answers, after both were loaded.
 
         Returns: the keys of the answers that are no longer valid.
         """
@@ -58,12 +60,15 @@ class StepAttempts:
         return [key for key, found in asked if found != self._latest[found.group]]
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key belongs to an answer to the latest attempt of a group, in the group's latest step."""
+        """Return whether a key belongs to an answer to a group's latest attempt, in its latest step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 
     def enter(self, attempt: Attempt) -> bool:
-        """Begin an attempt at a step, unless it has begun; return False if the group has begun a later attempt."""
+        """Begin an attempt at a step, unless it has begun already.
+
+        Return False if the group has begun a later attempt.
+        """
         group, before = attempt.group, self._latest.get(attempt.group)
         if before is not None and attempt <= before:
             return attempt == before
@@ -88,7 +93,7 @@ class StepAttempts:
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
         """Call `judge`, and put the changes that it makes in tables into the attempt's layer.
 
-        Args: `judge` returns whether the batch has its answer.
+        Args: `judge` returns whether the batch has got its answer.
         """
         tables = self._tables().values()
         for table in tables:
@@ -107,6 +112,6 @@ class StepAttempts:
             self.kept[group] = place
 
     def end_step(self) -> None:
-        """Make all changes final: all groups have closed the step, so no attempt at it can be dropped."""
+        """Merge all layers into the tables. All groups have closed the step, so no attempt can be dropped any more."""
         for table in self._tables().values():
             table.settle()

@@ -1,4 +1,4 @@
-"""Messages that are judged by a call of AgentSociety's `forward`, each as a batch of one."""
+"""Messages that are judged by a call of AgentSociety's `forward`. Each becomes a batch of one message."""
 
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,7 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
     Raises: InvalidAddress, InvalidPayload or PayloadTooLarge if an id or the payload is not valid.
     """
     return Batch(
-        sender=":forward",  # No messager has a colon in its name, so this name is free.
+        sender=":forward",  # a name that no messager can have, because it has a colon
         epoch=epoch,
         first=number,
         from_ids=IdColumn.of([None if from_id is None else check_id(from_id)]),
@@ -30,7 +30,10 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
 
 
 def _payload(message: object) -> object:
-    """Return the payload of a message: AgentSociety passes JSON text; any other text becomes the field "content"."""
+    """Return the payload of a message, which AgentSociety passes as JSON text.
+
+    A text that is not JSON becomes the field "content".
+    """
     if isinstance(message, dict | Msg):
         return message
     if isinstance(message, str):

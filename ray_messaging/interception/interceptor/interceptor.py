@@ -1,4 +1,4 @@
-"""The interceptor: it gives a verdict on every message, by applying rules in order."""
+"""The interceptor, which gives a verdict on every message, by applying rules in order."""
 
 import asyncio
 import logging
@@ -44,27 +44,28 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-VIOLATIONS = ":violations"  # the name of the table of violations on the server; no rule's name begins with a colon
+# The name of the table that counts blocked messages, on the server; no rule's name begins with a colon.
+VIOLATIONS = ":violations"
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
 _OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
-_ROUND_CALLS = 100  # the number of latest calls that have begun a round and are remembered
-_CLOSE_S = 3.0  # time limit for a rule's close()
-_KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
+_ROUND_CALLS = 100  # the number of remembered calls of `new_round_once`
+_CLOSE_S = 3.0  # the time limit for a rule's close()
+_KEEP_S = 120.0  # the default of how long senders may ask again about a batch
 
 
 class Interceptor:
-    """Ordered rules that judge batches. This is a plain class, so that Ray wraps none of its hot code.
+    """Ordered rules that judge batches. This is a plain class, because Ray would wrap each method of an actor class.
 
-    One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
-    counted and encoded, and the answer is kept for a sender that asks again. `judge` serves messagers of this process,
-    which get the verdict itself. A batch of a step is judged once in each attempt at the step: its answer waits for
+    A batch takes this way: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
+    counted and encoded, and the answer is kept in case the sender asks again. `judge` serves messagers of this process,
+    which get the verdict itself. A batch of a step is judged once in each attempt at the step. Its answer waits for
     slow rules, and is kept until the group goes on to the next step.
 
     Args:
-        store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
-            saved.
+        store: where the rules' state is saved. With it, a batch that has changed the state is answered after the state
+            is saved.
         keep_s: how long senders may ask again about a batch, in seconds.
         publish_snapshot: registers the number of a rule snapshot with the server. With it, rules that judge by ids
             alone are delegated to messagers.
@@ -91,10 +92,11 @@ class Interceptor:
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        # Under "step": the last step whose end has ended a round. Under "calls": calls that have begun a round, each
-        # with the names of the rules that failed in the call.
+        # Under "step": the last step whose end has ended a round. Under "calls": the calls that have begun a round,
+        # each with the names of the rules that failed in it.
         self.rounds: Table[Any] = Table()
-        self.changes: Table[Any] = Table()  # a record of changes of the rules, written by the code that changes them
+        # A record of changes of the rules; the code that changes the rules writes it.
+        self.changes: Table[Any] = Table()
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -111,10 +113,12 @@ class Interceptor:
         self._closing: set[asyncio.Task[None]] = set()
         self._forwarded = 0
 
-    # -- judging --------------------------------------------------------------------------------------------------
+    # -- judging messages -----------------------------------------------------------------------------------------
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch of a messager in this process; with a store, once the state is saved.
+        """Return the verdicts on a batch of a messager in this process.
+
+        With a store, return them after the state is saved.
 
         Raises: Fenced if a newer interceptor has taken over.
         """
@@ -124,7 +128,7 @@ class Interceptor:
         self._check()
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
-            # The verdict is encoded as for other processes, because a verdict that cannot be sent must not count here
+            # Encode the verdict as for other processes. A verdict that cannot be sent to them must not be valid here
             # either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
@@ -145,31 +149,31 @@ class Interceptor:
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
-            # A task is needed, because the work must run to its end even if nobody awaits the result.
+            # A task makes sure that the work is finished even if nobody awaits the result.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         if self.versions.first < math.inf:
             return self._judge_outside(batch)
         return self._judge_once(self._as_wanted(batch))
 
     async def _judge_outside(self, batch: Batch) -> bytes:
-        """Judge a batch from outside of the steps, by the rules of the step in which its messages are read."""
+        """Judge a batch from outside of the steps, by the rules of the step in which its messages will be read."""
         await self.in_force(await self.versions.following())
         answer = self._judge_once(self._as_wanted(batch))
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return what to await before a batch of a step is judged, or None if the batch can be judged at once."""
+        """Return an awaitable after which a batch of a step can be judged, or None if it can be judged at once."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
-        """Wait until batches of a step may be judged, then put the rules that judge the step in force."""
+        """Wait until batches of a step may be judged, then use the rules that are to judge the step."""
         await self.gate.until(step)
         await self.versions.apply(step)
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
         """Answer a request about a batch of a step.
 
-        If slow rules have not decided in time, the answer defers all rows of the batch, and the sender asks again.
+        If slow rules do not decide in time, the answer defers all rows of the batch, and the sender asks again.
         """
         before = self.before_step(attempt.step)
         if before is not None:
@@ -196,7 +200,7 @@ class Interceptor:
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
-        """Return whether one message may pass. It takes the arguments of the call in AgentSociety's interceptor."""
+        """Return whether one message may pass. The arguments are those of AgentSociety's interceptor."""
         self._check()
         self._forwarded += 1
         batch = forwarded(from_id, to_id, message, epoch=max(0, self.epoch), number=self._forwarded)
@@ -209,7 +213,7 @@ class Interceptor:
     def snapshot(self, request: bytes | memoryview, messagers: int = 1) -> bytes | Awaitable[bytes]:
         """Answer a messager's request for a rule snapshot, and count the messages that it reports as passed.
 
-        Args: `messagers` is the number of messagers that may ask.
+        Args: `messagers` is the number of messagers that may request snapshots.
         """
         self._check()
         asked = decode_snapshot_request(request)
@@ -217,7 +221,7 @@ class Interceptor:
         return self.delegation.answer(asked.held, messagers)
 
     def _as_wanted(self, batch: Batch) -> Batch:
-        """Return a batch without payloads if no rule needs payloads, so that rules see the same in any process."""
+        """Return a batch without payloads if no rule needs payloads. So rules see the same batch in any process."""
         if batch.lines is None or self.rules.wants_payload:
             return batch
         made = copy(batch)
@@ -253,7 +257,8 @@ class Interceptor:
         rules, verdict = self.rules.for_broadcasts if pair_rows(batch) is not None else self.rules.each, BatchVerdict()
         for rule in rules:
             if rule.counts_blocked:
-                # A round may begin now: this belongs to no attempt, so the rule records it before the attempt.
+                # A round of the rule may begin here. It belongs to no attempt at a step, so the rule must record it
+                # before the attempt's changes.
                 rule.room(())
         judging = Judging(key, batch, verdict, rules, self._in_parts(batch, rules, verdict), attempt)
         with self.tracer.judging(batch):
@@ -268,7 +273,10 @@ class Interceptor:
         return self._answers.keep(key, answer, data, sender=batch.sender)
 
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
-        """Apply rules to a batch, part by part, as `RulePipeline.judge` does; count each part, and add to `verdict`."""
+        """Apply rules to a batch, part by part, as `RulePipeline.judge` does.
+
+        Count each part, and add it to `verdict`.
+        """
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
             part = batch if whole else batch.take(rows)
@@ -278,7 +286,10 @@ class Interceptor:
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
     def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
-        """Return the answer to a batch of a step, and its record, valid until the group's next attempt or step."""
+        """Return the answer to a batch of a step, and its record.
+
+        Both are valid until the group's next attempt or step.
+        """
         answer = self.encode(judging.verdict, judging.batch.rows)
         self._attempts.answers.setdefault(judging.batch.sender, set()).add(judging.key)
         return answer, record(answer, ())
@@ -298,7 +309,8 @@ class Interceptor:
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):
-            return self._payload_wanted()  # a predecessor deferred these messages, and their payloads are lost with it
+            # An earlier interceptor has deferred these messages, and their payloads are lost with it.
+            return self._payload_wanted()
         verdict = await self._slow_rules.wait(batch)
         return self.encode(verdict, len(batch))
 
@@ -309,11 +321,14 @@ class Interceptor:
 
     @property
     def state_version(self) -> int:
-        """Return a number that grows with each change of the state that is saved."""
+        """Return a number that rises with each change of the state that is saved."""
         return sum(table.version for table in self._tables.values())
 
     def count(self, batch: Batch, verdict: BatchVerdict) -> None:
-        """Count a batch as judged, and its blocked messages by sender. Deferred rows are counted later."""
+        """Count the messages of a batch as judged, and its blocked messages by sender.
+
+        Deferred rows are counted later.
+        """
         self.judged += batch.rows - len(verdict.deferred)
         if verdict.blocked:
             rows = np.fromiter(verdict.blocked, np.intp, len(verdict.blocked))
@@ -336,7 +351,8 @@ class Interceptor:
                 "shorter payloads"
             )
         except Exception as error:
-            # A verdict may pass every check, and still be impossible to send. The sender must not wait forever.
+            # A verdict may pass every check, and still be impossible to send. The sender must get an answer
+            # nevertheless.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", rows)
             why = ("interceptor", ascii(failure(error)))
             return BatchVerdict(blocked=dict.fromkeys(range(rows), why)).encode(self.epoch, wants_payload=True)
@@ -351,9 +367,9 @@ class Interceptor:
         return found
 
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
-        """Count messages on which a rule failed.
+        """Count messages on which a rule has failed.
 
-        If another rule is running, and has called this rule, the failure counts for the other rule.
+        If another rule is running, and has called this rule, the failure counts for the running rule.
         """
         self.failures.note(self.watch.rule or rule, error, messages)
 
@@ -363,12 +379,15 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return how many entries each rule has, how many senders have violations, and the bytes of kept answers."""
+        """Return how many entries each rule has, how many senders have blocked messages, and the answers' bytes."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load a predecessor's tables and packed answers; with `merge` the rules also keep their present entries."""
+        """Load the tables and packed answers of an earlier interceptor.
+
+        With `merge`, rules also keep their present entries.
+        """
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
@@ -382,14 +401,14 @@ class Interceptor:
         for rule in [rule for rule in self.rules.each if rule.state is not None and rule.name in names]:
             try:
                 rule.restored()
-            except Exception as error:  # the user's code
+            except Exception as error:  # `restored` is the user's code
                 raise RuleError(
                     f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix its `restored`",
                     rule=rule.name,
                 ) from error
 
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
-        """Call `change`, which changes rules or their state; return its result once the change is saved and in force.
+        """Call `change`, which changes rules or their state. Return its result when the change is saved and in force.
 
         Args: `also` is awaited before the change is saved, if rules were inserted, replaced or removed.
         """
@@ -398,7 +417,8 @@ class Interceptor:
         self.delegation.notice_changes()
         self._follow_rules()
         for name, table in self._tables.items():
-            if table is not tables.get(name):  # the table belongs to another rule, or the rule has a new table
+            # The table belongs to another rule than before, or the rule has a new table.
+            if table is not tables.get(name):
                 table.rewrite()
         if self.rules.now is not before:
             self.failures.keep(self.rules)
@@ -414,18 +434,24 @@ class Interceptor:
         return result
 
     def new_round(self, rules: Iterable[Rule] | None = None) -> list[str]:
-        """Begin a new round for rules (None: for all rules); return the names of rules whose `new_round` failed."""
+        """Begin a new round for rules (None: for all rules).
+
+        Return the names of the rules whose `new_round` has failed.
+        """
         failures: list[str] = []
         for rule in self.rules if rules is None else rules:
             try:
                 self.watch.run(rule, rule.new_round)
-            except FAILURES as error:  # the rounds of the other rules begin nevertheless
+            except FAILURES as error:  # the other rules begin their round nevertheless
                 self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)
         return failures
 
     def new_round_once(self, call: str) -> list[str]:
-        """Begin a new round for all rules, unless call `call` has done so before; return `new_round`'s result."""
+        """Begin a new round for all rules, unless the call with the id `call` has done so before.
+
+        Returns: the result of `new_round`.
+        """
         calls: dict[str, list[str]] = self.rounds.get("calls", {})
         if call not in calls:
             calls = dict([*calls.items(), (call, self.new_round())][-_ROUND_CALLS:])
@@ -433,12 +459,12 @@ class Interceptor:
         return calls[call]
 
     def forget_calls(self) -> None:
-        """Forget calls and changes of an earlier start of the experiment: Ray may use the calls' names again."""
+        """Forget calls and changes of an earlier start of the experiment, because Ray may use the calls' ids again."""
         self.rounds.pop("calls", None)
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count the messages that were blocked when it was closed.
+        """End the round of a closed step, once, and count the messages that rules blocked when it was closed.
 
         Rules that judge whole steps have ended their round before.
         """
@@ -453,7 +479,7 @@ class Interceptor:
             await self.change(end)
 
     async def store_all(self) -> None:
-        """Save all state, which replaces the state on the server."""
+        """Save all state. It replaces the state on the server."""
         for table in self._tables.values():
             table.rewrite()
         await self._writer.keep({})
@@ -469,8 +495,8 @@ class Interceptor:
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """Save the tables of the current rules, and no others, from now on."""
-        # The state of rules that judge a whole step is kept with the steps.
+        """From now on, save the tables of the current rules, and no others."""
+        # The state of rules that judge whole steps is saved with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {*OWN_TABLES}:
             self._writer.drop(name)
@@ -481,7 +507,7 @@ class Interceptor:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error that says that a newer interceptor has taken over, or None if no newer one has."""
+        """Return the error of an interceptor that a newer one has replaced, or None if this is the newest."""
         return self._writer.error
 
     def fence(self, error: Fenced) -> None:
@@ -489,7 +515,7 @@ class Interceptor:
         self._writer.error = self._writer.error or error
 
     async def stop(self) -> None:
-        """Stop judging and saving. Running work is awaited up to a time limit."""
+        """Stop judging and saving. Work that is in progress is awaited up to a time limit."""
         await self._slow_rules.close()
         await self._writer.close()
         await self.delegation.close()
@@ -503,9 +529,9 @@ class Interceptor:
         return any(other is rule for other in self.rules)
 
     async def _close_unused(self, rule: Rule) -> None:
-        """Close a removed rule once no message needs it."""
+        """Close a removed rule when no message needs it any more."""
         await self._slow_rules.done_with(rule)
-        if not self._is_in(rule):  # unless the rule was inserted again
+        if not self._is_in(rule):  # the rule may have been inserted again
             await self._close(rule)
             rule.context = None
 

@@ -1,4 +1,4 @@
-"""The server side of the verdict lane: a socket on which the interceptor answers one request per batch."""
+"""The server of the verdict lane: a socket on which the interceptor answers one request for each batch."""
 
 import asyncio
 import hmac
@@ -27,13 +27,14 @@ from ray_messaging.wire.frames import decode
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
-STALLED_S = 60.0  # time limit to complete a request, and to read an answer: slow callers hold memory
-HELD_BYTES = 2**30  # most bytes of incomplete requests, of all callers together
-_UNREAD_BYTES = 2**20  # when a caller leaves this many bytes of answers unread, its further requests are not read
+# The time limit for completing a request, and for reading an answer, because slow callers use up memory.
+STALLED_S = 60.0
+HELD_BYTES = 2**30  # the most bytes of incomplete requests, of all callers together
+_UNREAD_BYTES = 2**20  # while a caller has more bytes of unread answers than this, its further requests are not read
 _TOKEN_LIMIT = 128
 
 
-Parts = tuple[bytes, ...]  # the parts of a large answer, which are written without joining them
+Parts = tuple[bytes, ...]  # the pieces of a large answer, which are written without joining them
 
 
 class Answer(Protocol):
@@ -42,9 +43,8 @@ class Answer(Protocol):
     def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
         """Return an answer, at once or as an awaitable.
 
-        A `patient` request is about deferred rows, and waits for verdicts.
-
-        The memory of the request is valid during this call only.
+        A `patient` request is about deferred rows, and its answer waits for verdicts. The memory of the request is
+        valid during this call only.
         """
 
 
@@ -63,7 +63,7 @@ class LaneServer:
         self.snapshot = snapshot
         self.token = secrets.token_urlsafe(24)
         self.connections: set[_LanePeer] = set()
-        self.strangers: dict[_LanePeer, None] = {}  # connections without a token yet, oldest first
+        self.strangers: dict[_LanePeer, None] = {}  # connections that have not sent their token yet, the oldest first
         self.refused = 0
         self.held_bytes = 0
         self._limit = CONNECTIONS
@@ -78,8 +78,8 @@ class LaneServer:
         """Listen on a free port of the host; return the lane's address."""
         loop = asyncio.get_running_loop()
         self._limit = _connections_limit()
-        # The backlog is limited, because asyncio accepts the whole backlog before we can refuse a connection: this must
-        # not use up all file descriptors.
+        # The backlog is limited, because asyncio accepts the whole backlog before this class can refuse a connection.
+        # This must not use up all file descriptors.
         backlog = max(1, min(1024, self._limit // 4))
         self._server = await loop.create_server(lambda: _LanePeer(self), host, 0, backlog=backlog)
         return LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
@@ -93,25 +93,28 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_LanePeer") -> bool:
-        """Add a connection. If there are too many, drop the oldest without a token; return False if there is none."""
+        """Add a connection. If there are too many, drop the oldest one without a token.
+
+        Return False if all connections have sent their token.
+        """
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
             if oldest is None:
                 return False
             oldest.refuse("no token yet, and others wait")
-            self.leave(oldest)  # at once, because asyncio reports the end of the connection only later
+            self.leave(oldest)  # asyncio reports the end of the connection only later
         self.connections.add(caller)
         self.strangers[caller] = None
         return True
 
     def leave(self, caller: "_LanePeer") -> None:
-        """Remove a connection."""
+        """Remove a connection that has ended or was refused."""
         self.connections.discard(caller)
         self.strangers.pop(caller, None)
 
 
 def _connections_limit() -> int:
-    """Return how many connections to accept: a quarter of the process's file descriptors stays free for other use."""
+    """Return how many connections are accepted. A quarter of the process's file descriptors is left for other use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, soft * 3 // 4))
 
@@ -124,7 +127,7 @@ class _LanePeer(FrameProtocol):
         self._server = server
         self._open = False
         self._timer: asyncio.TimerHandle | None = (
-            None  # closes the connection if the token, or later a request, is not complete in time
+            None  # a timer that closes the connection if the token, or a later request, is not complete in time
         )
         self._unread: asyncio.TimerHandle | None = None
         self._held = 0
@@ -150,7 +153,7 @@ class _LanePeer(FrameProtocol):
                 timer.cancel()
 
     def handle(self) -> None:
-        """Handle the complete requests, and start the time limit of an incomplete one."""
+        """Handle the complete requests, and start the time limit for an incomplete one."""
         requests = self.received
         super().handle()
         begun = self.unhandled
@@ -164,18 +167,18 @@ class _LanePeer(FrameProtocol):
             self.refuse("too many bytes of requests that have only begun")
 
     def _hold(self, size: int) -> bool:
-        """Count the bytes of an incomplete request; return False if all callers together have too many."""
+        """Count the bytes of an incomplete request. Return False if all callers together have too many."""
         change, self._held = size - self._held, size
         self._server.held_bytes += change
         return change <= 0 or self._server.held_bytes <= HELD_BYTES
 
     def crowded(self) -> bool:
-        """Return whether requests must wait until earlier answers have been sent."""
+        """Return whether requests must wait until the caller has read earlier answers."""
         assert self.transport is not None
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            # Before that call, uvloop writes the waiting answers, or calls pause_writing.
+            # Before `_resume` is called, uvloop writes the waiting answers, or calls `pause_writing`.
             asyncio.get_running_loop().call_soon(self._resume)
         return True
 
@@ -184,7 +187,7 @@ class _LanePeer(FrameProtocol):
             self.handle()
 
     def pause_writing(self) -> None:
-        """Stop reading from a caller that does not read its answers; drop the caller if that lasts for STALLED_S."""
+        """Stop reading from a caller that does not read its answers. If this lasts for STALLED_S, drop the caller."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
             self._unread = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "answers that nobody reads")
@@ -199,13 +202,13 @@ class _LanePeer(FrameProtocol):
             asyncio.get_running_loop().call_soon(self._resume)
 
     def refuse(self, why: str) -> None:
-        """End the connection, and count it as refused unless the server closes."""
+        """End the connection. It counts as refused, unless the server is closing."""
         self._server.refused += why != "closing"
         logger.debug("the verdict lane drops a connection: %s", why)
         super().refuse(why)
 
     def frame_received(self, frame: memoryview) -> None:
-        """Check the token in the first frame; answer the requests in all others."""
+        """Check the token in the first frame. Answer the requests in all later frames."""
         if not self._open:
             self._check_token(frame)
             return
@@ -237,7 +240,7 @@ class _LanePeer(FrameProtocol):
             task.add_done_callback(later.discard)
 
     def _check_token(self, token: memoryview) -> None:
-        """Accept requests from now on if the token is right; otherwise end the connection."""
+        """Accept requests from now on if the token is right. Otherwise end the connection."""
         if not hmac.compare_digest(token, self._server.token.encode()):
             self.refuse("wrong token")
             return

@@ -1,4 +1,4 @@
-"""Rule delegation, on the interceptor's side: messagers themselves may apply rules that judge by ids alone."""
+"""Rule delegation in the interceptor: it lets messagers apply rules that judge by ids alone."""
 
 import asyncio
 import logging
@@ -26,13 +26,13 @@ from ray_messaging.transports.transport_values import new_epoch
 
 logger = logging.getLogger(__name__)
 
-# A function that makes the server accept verdicts under a snapshot number, unless a higher number is set. It raises
-# Fenced or TransitError.
+# A function that makes the server accept verdicts under the number of a snapshot, unless the server has a higher
+# number. It raises Fenced or TransitError.
 PublishSnapshot = Callable[[int], Awaitable[None]]
 
-CALM_S = 1.0  # rules are delegated once they have not changed for this long
-# If there are more messagers than this, each asks the interceptor for snapshots less often: a messager that sends would
-# ask 30 times a second, and each request takes 50 us of processor time.
+CALM_S = 1.0  # rules are delegated only when they have not changed for this long
+# If there are more messagers than this, each requests snapshots less often. A messager that sends would make 30
+# requests a second, and each request takes 50 us of the interceptor's processor time.
 _EAGER = 32
 _NOTHING = encode_snapshot(RuleSnapshot(0))
 
@@ -41,20 +41,20 @@ class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
-    snapshot. A change of the rules returns only when the server has a higher number. So no message passes by outdated
-    rules, however long ago a messager got these rules. All numbers are above the interceptor's epoch, so that the
-    server can tell a messager whether the rules or the interceptor have changed.
+    snapshot. A change of the rules returns only when the server has a higher number. So no message passes by old rules,
+    however long ago a messager got them. All numbers are above the interceptor's epoch. So the server can tell a
+    messager whether the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:
         self._rules = rules
-        self._versions = versions  # nothing is delegated while a version waits for its step
+        self._versions = versions  # nothing is delegated while a later version of the rules waits for its step
         self._publish_number = publish
         self.enabled = publish is not None and epoch > 0
-        # The number of a snapshot of the current rules; each change of the rules takes a new number.
+        # The number of a snapshot of the current rules. Each change of the rules takes a new number.
         self.number = max(0, epoch)
-        self._given = -1  # the number of the last snapshot that may have been given out
-        self._revoked = 0  # snapshots with lower numbers are no longer valid on the server
+        self._given = -1  # the number of the last snapshot that a messager may have got
+        self._revoked = 0  # the server accepts no snapshots with lower numbers than this
         self._revoking: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._closed = False
@@ -65,9 +65,9 @@ class RuleDelegation:
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
-        self._packed = 0.0, b""  # the factor `stretch` of the last encoded snapshot, and this snapshot
+        self._packed = 0.0, b""  # the last encoded snapshot, after the factor `stretch` that it has
         self._since = time.monotonic()
-        # The tables of rules that cannot be delegated are not watched, because they may change with every batch.
+        # If the rules cannot be delegated, their tables are not watched, because these may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)
         self._tables: list[Table[Any]] = [rule.state for rule in self._delegated if rule.state is not None and possible]
         self._changes = self._count_changes()
@@ -79,7 +79,7 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number of the snapshot that is valid or can be requested; 0 if there is no snapshot."""
+        """Return the number of the snapshot that is valid or can be requested, or 0 if there is no snapshot."""
         if not self.enabled:
             return 0
         self.notice_changes()
@@ -90,18 +90,18 @@ class RuleDelegation:
     # -- revoking -------------------------------------------------------------------------------------------------
 
     def notice_changes(self) -> None:
-        """Restart if the rules have changed."""
+        """Call `restart` if the rules have changed since the last call."""
         if self._rules.now is not self._seen or self._count_changes() != self._changes:
             self.restart()
 
     async def revoked(self) -> None:
-        """Wait until all snapshots from before the last change of the rules are revoked.
+        """Wait until all snapshots that were made before the last change of the rules are revoked.
 
-        Raises: the server's error if it refused; Closed if the interceptor was closed before.
+        Raises: the server's error if it has refused; Closed if the interceptor was closed before.
         """
         self._start_revoking()
         if self._revoking is not None:
-            await asyncio.wait((self._revoking,))  # the task goes on if this call is cancelled
+            await asyncio.wait((self._revoking,))  # if this call is cancelled, the task goes on
         if self._failure is not None and self._outdated:
             raise self._failure.with_traceback(None)
         if self._outdated:
@@ -109,7 +109,7 @@ class RuleDelegation:
 
     @property
     def _outdated(self) -> bool:
-        """Return whether an outdated snapshot is still valid on the server."""
+        """Return whether the server still accepts a snapshot of old rules."""
         return self._revoked <= self._given < self.number
 
     def _start_revoking(self) -> None:
@@ -117,9 +117,9 @@ class RuleDelegation:
             self._revoking = asyncio.create_task(self._revoke(), name="ray_messaging revoke delegated rules")
 
     async def _revoke(self) -> None:
-        """Tell the server the number of the newest snapshot, which revokes all earlier ones.
+        """Send the server the number of the newest snapshot, which revokes all earlier ones.
 
-        Retry while the server is out of reach.
+        Retry while the server cannot be reached.
         """
         self._failure = None
         try:
@@ -129,7 +129,7 @@ class RuleDelegation:
                 except TransitError as error:
                     logger.warning("delegated rules cannot be revoked on the server, trying again: %s", error)
                     await asyncio.sleep(RULE_STATE_RETRY.first_s)
-        except Exception as error:  # raised to the caller that changed the rules
+        except Exception as error:  # the caller that has changed the rules gets this error
             logger.exception("the server refuses to revoke delegated rules")
             self._failure = error
         finally:
@@ -143,9 +143,9 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer a messager that holds snapshot `held` (0: none). There are `messagers` messagers."""
+        """Answer a request of a messager that has snapshot `held` (0: none). There are `messagers` messagers."""
         number = self.offer
-        if number == 0 or self._outdated:  # earlier snapshots are revoked first
+        if number == 0 or self._outdated:  # earlier snapshots must be revoked first
             return _NOTHING
         stretch = min(MOST_STRETCH, max(1.0, messagers / _EAGER))
         return encode_snapshot(RuleSnapshot(number, None, stretch)) if held == number else self._give(stretch)
@@ -153,9 +153,10 @@ class RuleDelegation:
     async def _give(self, stretch: float) -> bytes:
         """Publish the number of a snapshot of the rules, then return the snapshot.
 
-        If the rules change meanwhile, or the server refuses the number, return the answer that no rules are delegated.
+        If the rules change before that, or if the server refuses the number, return the answer that no rules are
+        delegated.
         """
-        # The rules have changed since `answer`. An older snapshot is still valid, and must be revoked first.
+        # The rules have changed since `answer` was called. The older snapshot must be revoked first.
         if self._outdated:
             return _NOTHING
         number = self._given = self.number
@@ -177,7 +178,7 @@ class RuleDelegation:
             await self._publish(self.number)
 
     async def close(self) -> None:
-        """Give out and publish no more snapshots."""
+        """Give out no more snapshots, and publish no more numbers."""
         self._closed, self._can = True, False
         if self._revoking is not None:
             self._revoking.cancel()

@@ -1,4 +1,4 @@
-"""The pipeline that applies the rules to one batch."""
+"""The pipeline, which applies the rules to one batch."""
 
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -23,15 +23,16 @@ from ray_messaging.model.typed.typed_table import TypedColumns
 
 logger = logging.getLogger(__name__)
 
-Asked = tuple[SlowRule, list[Batch]]  # a slow rule, and the messages that it is asked about, each a batch of one
-REASON_CHARS = 2_000  # the most characters of a block's reason: each message of a batch may have its own
+Asked = tuple[SlowRule, list[Batch]]  # a slow rule, and the messages that it must judge, each as a batch of one
+# A block's reason is cut to this many characters, because each message of a batch may have another reason.
+REASON_CHARS = 2_000
 
 
 class Deferred(NamedTuple):
     """A message that waits for a slow rule.
 
     `message` is a batch of one, with the changes by the rules before the slow rule. `passed` has the names of these
-    earlier rules, and `so_far` is their verdict. `rules` are the slow rule and the rules after it.
+    earlier rules, and `so_far` is their verdict. `rules` has the slow rule and the rules after it.
     """
 
     message: Batch
@@ -41,15 +42,14 @@ class Deferred(NamedTuple):
 
 
 class RulePipeline:
-    """The rules applied to one batch: the first block wins, rewrites compose, later rules see the remaining rows.
+    """The rules applied to one batch. A row that a rule blocks is not judged by later rules; rewrites add up.
 
-    `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` are the
-    messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast.
+    `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` has the
+    messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast. If
+    the batch has broadcasts, each row is one hearer, and rules that judge whole messages judge each broadcast once.
+    With `intersections`, a rule's check of pairs by ids is used instead of its `check_batch`.
 
-    If the batch has broadcasts, each row is a hearer, and rules that judge messages are asked once about each
-    broadcast. With `intersections`, a rule's check of pairs is used instead of its `check_batch`.
-
-    Args: `so_far` is the verdict of the rules that the batch has passed before; the pipeline adds to it.
+    Args: `so_far` is the verdict of the rules that the batch has passed before. The pipeline adds to it.
     """
 
     def __init__(
@@ -69,15 +69,16 @@ class RulePipeline:
         self._whole = batch
         self.pairs = pair_rows(batch)
         self._intersections = intersections
-        self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all rows
+        # The rows in `rest`, with their numbers in the batch; None: all rows.
+        self._rows: NDArray[np.intp] | None = None
 
     def judge(
         self, rules: Sequence[Rule], passed: tuple[str, ...] = ()
     ) -> Generator[Asked, Sequence[Verdict] | None, None]:
-        """Apply rules in order, after the rules that the batch has passed.
+        """Apply rules in order, after the rules that the batch has passed before.
 
-        This generator yields a slow rule, and the messages that the rule is to be asked about. If the generator is sent
-        the rule's verdicts, all rows go on. If the generator is sent None, as by a `for` loop, these messages are
+        This generator yields a slow rule, and the messages that the rule must judge. If the caller sends the rule's
+        verdicts into the generator, all rows go on. If the caller sends None, as a `for` loop does, these messages are
         deferred, and the other rows go on.
 
         Args: `passed` has the names of the rules that the batch has passed before.
@@ -101,7 +102,10 @@ class RulePipeline:
                 self.take(rule, found)
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order, after the rules that the batch has passed; defer messages that wait for a slow rule."""
+        """Apply rules in order, after the rules that the batch has passed before.
+
+        Messages for slow rules are deferred.
+        """
         for _ in self.judge(rules, passed):
             pass
 
@@ -120,7 +124,7 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return blocks for the rows whose pair a rule bars by ids alone, or None if the rule has no check of pairs."""
+        """Return blocks for the rows whose pair a rule blocks by ids alone, or None if the rule has no such check."""
         if self._intersections is None:
             return None
         try:
@@ -140,19 +144,20 @@ class RulePipeline:
     def _check(self, rule: Rule, batch: Batch) -> Mapping[int, Verdict]:
         watch = self._watch
         try:
-            watch.calls += 1  # the same as RunningRule.run, inlined, which saves a call for each rule and batch
+            # This repeats RunningRule.run without a function call, which saves time for each rule and batch.
+            watch.calls += 1
             watch.rule = rule
             began = perf_counter()
             try:
                 found = rule.check_batch(batch, self._exp_id)
-                # This is inside the `try`, because an interrupt may come here, too.
+                # This line is inside of the `try`, because an interrupt may come here, too.
                 watch.spent[rule.name] += perf_counter() - began
             finally:
                 watch.rule = None
                 if watch.struck:
                     try:
                         watch.take_back()
-                    except Stuck:  # as in RunningRule.run
+                    except Stuck:  # this interrupt came during the call of take_back
                         watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)
@@ -189,7 +194,10 @@ class RulePipeline:
         found: dict[int, Verdict],
         slow: Sequence[tuple[range, Batch]],
     ) -> dict[int, Verdict]:
-        """Remove the messages that wait for a slow rule; return the verdicts found on the rows that stay."""
+        """Remove the messages that wait for a slow rule.
+
+        Return the verdicts on the rows that stay, by their new numbers.
+        """
         for rows, message in slow:
             place = self._place(rows[0])
             self.deferred[place] = Deferred(message, self._take_out(place), rules, passed)
@@ -199,7 +207,7 @@ class RulePipeline:
         return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove one row's verdict so far, and return it as the verdict on a batch of one."""
+        """Remove the present verdict on one row, and return it as the verdict on a batch of one."""
         single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
@@ -207,7 +215,7 @@ class RulePipeline:
         return single
 
     def take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
-        """Add a rule's verdicts to the result. Blocked rows leave `rest`, rewritten rows change there."""
+        """Add a rule's verdicts to the result. Blocked rows leave `rest`, and rewritten rows get new payloads there."""
         blocked: list[int] = []
         changed: dict[int, bytes] = {}
         for row, verdict in verdicts.items():
@@ -222,7 +230,7 @@ class RulePipeline:
                 self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
-                # The blocked message keeps the payload that the rule has seen, for the event log.
+                # For the event log, the blocked message keeps the payload that the rule has seen.
                 self.verdict.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
             elif line is not None:
                 changed[row] = line
@@ -246,10 +254,11 @@ class RulePipeline:
 
 
 def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
-    """Yield the rows of a batch in parts, which are to be judged and counted one after the other.
+    """Yield the rows of a batch in parts, which must be judged and counted one after the other.
 
     Within a part, no verdict depends on messages that are blocked in the same part. So the result does not depend on
-    where batches were cut. The rows of each sender stay in order, and the rows of a broadcast stay together.
+    how messages were divided into batches. The rows of each sender stay in order, and the rows of a broadcast stay
+    together.
     """
     counting = [rule for rule in rules if rule.counts_blocked]
     if not counting or not batch.rows:
@@ -266,7 +275,8 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
     ends = np.cumsum(senders.counts)
     begin = ends - senders.counts
-    firsts, left = begin.copy(), np.arange(len(ends))  # the first row of each sender; the senders with rows left
+    # The first row of each sender that is left, and the senders with rows left.
+    firsts, left = begin.copy(), np.arange(len(ends))
     while len(left):
         keys = [senders.keys[code] for code in left.tolist()]
         room = np.min([rule.room(keys) for rule in counting], axis=0)
@@ -280,7 +290,7 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
-    """Count messages on which a rule failed; return the rule's verdict on each of them."""
+    """Count messages on which a rule has failed; return the rule's verdict on each of them."""
     error = explained(error)
     if rule.context is None:  # the rule is in no interceptor, or was removed
         logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
@@ -293,7 +303,7 @@ def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
 
 
 def _sendable(verdict: Verdict) -> bytes | None:
-    """Return a rewritten payload as JSON, or None if there is none; raise if the payload or a label cannot be sent."""
+    """Return a rewritten payload as JSON, or None if there is none. Raises if the payload or a label cannot be sent."""
     for name in verdict.labels:
         name.encode()
     if verdict.payload is None or verdict.blocked:
@@ -302,7 +312,7 @@ def _sendable(verdict: Verdict) -> bytes | None:
 
 
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
-    """Return a rule's verdicts by row; raise TypeError or ValueError if any is no verdict on a row of the batch."""
+    """Return a rule's verdicts by row. Raises TypeError or ValueError if one is no verdict on a row of the batch."""
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 
 

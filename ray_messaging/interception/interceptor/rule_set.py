@@ -1,4 +1,4 @@
-"""The rules of one interceptor, in order, and the failures of each."""
+"""The rules of one interceptor, in order, and the failures of each rule."""
 
 import logging
 import time
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DISTINCT = 20  # the most distinct errors that are kept for one rule
-_CHARS = 300  # the most characters that are kept of an error's text
+_DISTINCT = 20  # the most distinct errors that are recorded for one rule
+_CHARS = 300  # an error's text is cut to this many characters
 _FURTHER = ("", "", "further errors")
 
 
 class RuleSet:
     """Rules in order, each with a unique name.
 
-    `now` is the tuple of the current rules; each change replaces it. `each` are the rules that judge messages one by
-    one. `for_broadcasts` are the same rules, but the rules that judge pairs come first. `whole` are the rules that
-    judge a whole step.
+    `now` is the tuple of the current rules. Each change replaces it. `each` has the rules that judge messages one by
+    one. `for_broadcasts` has the same rules, with those that judge pairs first. `whole` has the rules that judge a
+    whole step.
 
-    Raises: RuleError if the rules are no list, for an object that is no rule, and for a name that is taken.
+    Raises: RuleError if the rules are not a list, for an object that is no rule, and for a name that another rule has.
     """
 
     def __init__(self, rules: Iterable[Rule] = (), context: "Interceptor | None" = None) -> None:
@@ -82,7 +82,10 @@ class RuleSet:
         return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 
     def pop(self, which: int | str = -1) -> Rule:
-        """Remove a rule and return it. It keeps its context, because deferred messages may still need the rule."""
+        """Remove a rule and return it.
+
+        Its context is not removed, because deferred messages may still need the rule.
+        """
         place = self.find(which)
         rule = self.now[place]
         self._set([*self.now[:place], *self.now[place + 1 :]])
@@ -116,7 +119,7 @@ class RuleSet:
         self.now = tuple(rules)
         self.each = tuple(rule for rule in rules if not isinstance(rule, StepRule))
         self.for_broadcasts = tuple(
-            sorted(  # rules that look at pairs of sender and hearer come first
+            sorted(  # rules that judge pairs of sender and hearer come first
                 self.each,
                 key=lambda rule: rule.judges_broadcasts != "pair" and type(rule).pair_check is Rule.pair_check,
             )
@@ -143,7 +146,7 @@ def _place(index: object) -> int:
 
 @dataclass(slots=True)
 class _Error:
-    """One distinct error of a rule."""
+    """One distinct error of a rule, with how often it has occurred."""
 
     text: str  # the error's text when it first occurred
     where: str
@@ -152,7 +155,7 @@ class _Error:
 
 @dataclass(slots=True)
 class _Record:
-    """The failures of one rule. The rule is kept, so that no other object gets its id()."""
+    """The failures of one rule. The reference to the rule makes sure that no other object gets its id()."""
 
     rule: Rule
     last: str = ""
@@ -161,7 +164,7 @@ class _Record:
 
 
 class RuleFailures:
-    """Counts of the messages on which the current rules failed.
+    """Counts of the messages on which the current rules have failed.
 
     Two errors count as the same error if they have the same type, and the same line of code has raised them. Their
     texts may differ, because a text may name the message.
@@ -171,9 +174,9 @@ class RuleFailures:
         self._records: dict[int, _Record] = {}
 
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
-        """Count messages on which a rule failed. A new error is logged with its traceback.
+        """Count messages on which a rule has failed. A new error is logged with its traceback.
 
-        Args: `at` says in the log what the rule failed at, if it did not fail at the messages.
+        Args: `at` names for the log what the rule has failed at, if that was not judging messages.
         """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]
@@ -190,11 +193,11 @@ class RuleFailures:
             return
         digits = len(str(found.count))
         found.count += messages
-        if len(str(found.count)) > digits:  # a repeated error is logged again at 10, 100, ... messages
+        if len(str(found.count)) > digits:  # a repeated error is logged again after 10, 100, ... messages
             logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
 
     def of(self, rule: Rule) -> dict[str, Any]:
-        """Return a rule's failures, in messages, and its distinct errors, in JSON's types; {} if there are none."""
+        """Return how often a rule has failed, and its distinct errors, in JSON's types; {} if it has not failed."""
         record = self._records.get(id(rule))
         if record is None:
             return {}
@@ -208,17 +211,20 @@ class RuleFailures:
         }
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Drop the failures of all rules but these."""
+        """Forget the failures of all rules except these."""
         stay = {id(rule) for rule in rules}
         self._records = {key: record for key, record in self._records.items() if key in stay}
 
     def forget(self, rule: Rule) -> None:
-        """Drop the failures of one rule."""
+        """Forget the failures that were recorded for one rule."""
         self._records.pop(id(rule), None)
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return a key that equal errors share. An error without a traceback is our own, and its text never varies."""
+    """Return a key that equal errors have in common.
+
+    An error without a traceback is our own, and its text is always the same.
+    """
     trace = error.__traceback__
     if trace is None:
         return type(error).__name__, "", text

@@ -1,4 +1,4 @@
-"""Tables: the saved state of rules."""
+"""Tables, which hold the state of rules and are saved on the server."""
 
 import logging
 import math
@@ -18,9 +18,11 @@ logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
-Change = int | list[Any]  # an int: what was added to a count; a list: [the new value], or [] if the entry was removed
-Layer = str | tuple[str]  # a group: its saved layer; (a group,): the layer of its batch that has no answer yet
-_BASE = ""  # the layer of the changes that belong to no attempt
+# A change of an entry; an int is added to a count; a list has the new value, or is empty if the entry was removed.
+Change = int | list[Any]
+# The saved layer of a group is named `group`; the layer of its batch that has no answer yet is named `(group,)`.
+Layer = str | tuple[str]
+_BASE = ""  # the layer of the changes that belong to no attempt at a step
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -29,14 +31,12 @@ _decode = msgspec.json.Decoder().decode
 class Table(MutableMapping[Key, V], Generic[V]):
     """A saved mapping from keys (ids, None, str, or tuples of these) to JSON values.
 
-    A table records its changes, so that only changes are written to the server. Values are stored as a successor will
-    read them: numpy's numbers become Python's, tuples and sets become lists. To set a key or value that cannot be saved
-    raises RuleError; in a rule, that is a failure of the rule.
-
-    The changes that a batch of a step makes are in a layer on top of the entries. Later the layer is merged into the
-    entries, or dropped. A reader of the table sees the changes of all layers; what several layers add to one count is
-    summed up. When a batch has its answer, its layer is saved beside the entries, so that a successor of the
-    interceptor can still drop the layer.
+    A table records its changes, so that only changes are written to the server. Values are stored as a later process
+    will read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or value that cannot be
+    saved raises RuleError; in a rule, this is a failure of the rule. The changes that a batch of a step makes are in a
+    layer on top of the entries. Later the layer is merged into the entries, or dropped. A reader of the table sees the
+    changes of all layers. If several layers add to one count, the sum is seen. When a batch has its answer, its layer
+    is saved beside the entries, so that a successor of the interceptor can still drop the layer.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
@@ -46,18 +46,18 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # the number of changes so far
-        # While a batch of a step is judged: each entry that the batch changes, with [the earlier value], or [] if there
-        # was none.
+        # While a batch of a step is judged: the entries that the batch changes, each with [the earlier value], or [] if
+        # there was none.
         self._journal: dict[Key, list[Any]] | None = None
-        # For each entry: its value without layers, then the changes of its layers.
+        # For each entry with layers: its value without layers, then the changes of its layers.
         self._layers: dict[Key, dict[Layer, Change]] = {}
-        self._laid: dict[Layer, set[Key]] = {}  # the entries of each layer
+        self._laid: dict[Layer, set[Key]] = {}  # the entries that each layer changes
         self._unsaved: set[tuple[str, Key]] = set()  # the entries that have changed in saved layers
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]
         if self._journal is not None and isinstance(value, list | dict):
-            self._begin_change(key, [])  # the caller may change the value in place
+            self._begin_change(key, [])  # the caller may change this list or dict in place
         return value
 
     def __setitem__(self, key: Key, value: V) -> None:
@@ -72,7 +72,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def __delitem__(self, key: Key) -> None:
         if key not in self._values:
             raise KeyError(key)
-        key = _checked(key)  # a numpy 7 finds the entry of 7, but cannot be encoded
+        key = _checked(key)  # a numpy 7 finds the entry of 7, but could not be encoded
         if self._journal is not None or key in self._layers:
             self._begin_change(key, [])
         else:
@@ -84,7 +84,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys. It is the dict's own view, which is faster than MutableMapping's view."""
+        """Return a view of the keys. It is the view of a dict, which is faster than that of MutableMapping."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:
@@ -94,7 +94,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return len(self._values)
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all entries of the table."""
         if self._journal is not None:
             for key in self._values:
                 self._begin_change(key, [])
@@ -108,20 +108,20 @@ class Table(MutableMapping[Key, V], Generic[V]):
     # -- layers ---------------------------------------------------------------------------------------------------
 
     def begin_layer(self) -> None:
-        """Begin to record changes, for a layer."""
+        """Begin to record changes, which `end_layer` puts into a layer."""
         self._journal = {}
 
     def end_layer(self, group: str, *, done: bool) -> bool:
-        """Put the recorded changes into a layer of a group; return whether the layer has any changes.
+        """Put the recorded changes into a layer of a group. Return whether there are any changes.
 
-        Args: `done` says that the batch has its answer, so that the layer is to be saved.
+        Args: `done` says that the batch has its answer, so that the layer must be saved.
         """
         journal, self._journal = self._journal or {}, None
         opened: Layer = (group,)
         for key, before in journal.items():
             try:
                 change = _change(before, self._copy(key))
-            except RuleError:  # the value was changed in place after it was set
+            except RuleError:  # the value was changed in place after it was set, and cannot be saved any more
                 logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
                 continue
             if change is not None:
@@ -163,7 +163,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Merge the changes that the layers in `of` make to an entry into the entry's own value, in this order."""
+        """Apply the changes of some layers to the entry itself, in the order of the layers in `of`."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -180,7 +180,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Set an entry to the value that results from all its layers."""
+        """Set an entry to the value that follows from all its layers."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])
@@ -188,7 +188,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Record a coming change of an entry: in the layer that is being recorded, else below all layers."""
+        """Record that an entry is about to change: in the layer that is being recorded, or else below all layers."""
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
@@ -199,19 +199,19 @@ class Table(MutableMapping[Key, V], Generic[V]):
         if isinstance(change, int):
             layers[_BASE] = _joined(layers[_BASE], change)
         elif change is not None:
-            # The new value replaces what the layers have added, so no layer can be undone at this entry any more.
+            # The new value replaces the changes of all layers, so that no layer can be undone for this entry any more.
             for layer in [*layers][1:]:
                 self._laid[layer].discard(key)
                 self._take_off(key, layer)
 
     def _copy(self, key: Key) -> list[Any]:
-        """Return the value of an entry, if there is one, as a copy: rules may change a list in place."""
+        """Return [a copy of the value of an entry], or [] if there is no entry. Rules may change the value in place."""
         return [_kept(self._values[key])] if key in self._values else []
 
-    # -- saving ---------------------------------------------------------------------------------------------------
+    # -- saving to the server -------------------------------------------------------------------------------------
 
     def rewrite(self) -> None:
-        """Mark all entries as changed: the next write replaces the table on the server."""
+        """Mark all entries as changed, so that the next write replaces the table on the server."""
         self._touched = {*self._values, *self._layers}
         self._unsaved = {(layer, key) for layer, keys in self._laid.items() if isinstance(layer, str) for key in keys}
         self._cleared = True
@@ -225,7 +225,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def changes(self) -> TableChanges | None:
         """Return the changes since the last call, as fields of a Redis hash, or None if there are none.
 
-        The change that a layer makes to an entry is a separate field, whose name is the JSON object {group: key}.
+        The change that a layer makes to an entry has its own field, whose name is the JSON object {group: key}.
         """
         if not self.changed:
             return None
@@ -237,7 +237,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
             if isinstance(found, list) and found:
                 try:
                     put[_encode(key)] = _encode(found[0])
-                except Exception:  # the value was changed in place after it was set; the other entries are saved
+                # The value was changed in place after it was set, so it is left out; the other entries are saved.
+                except Exception:
                     logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
@@ -254,11 +255,14 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries, with the changes of all layers applied, as fields of a Redis hash."""
+        """Return all entries, with the changes of all layers, as fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
-        """Load the fields of `changes`. They replace the current entries; with `merge` they are added."""
+        """Load fields that `changes` has returned.
+
+        They replace the current entries, or with `merge` are added to them.
+        """
         for each in (self._touched, self._unsaved, self._layers, self._laid):
             each.clear()
         self._cleared = False
@@ -279,14 +283,14 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 def _change(before: list[Any], after: list[Any]) -> Change | None:
-    """Return an entry's change in the form that a layer keeps, or None if nothing has changed."""
+    """Return how an entry was changed: the difference of two ints, or else the new value. None: it was not changed."""
     if after == before:
         return None
     return after[0] - sum(before) if after and all(type(value) is int for value in (*before, *after)) else after
 
 
 def _joined(earlier: Change, later: Change) -> Change:
-    """Return two successive changes of one entry as one change."""
+    """Join two successive changes of one entry to one change."""
     if isinstance(later, list):
         return later
     if isinstance(earlier, list):
@@ -295,12 +299,12 @@ def _joined(earlier: Change, later: Change) -> Change:
 
 
 def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
-    """Return a key in the form in which it is saved; raise RuleError if it cannot be saved."""
+    """Return a key as it is saved; raise RuleError if it cannot be saved."""
     if type(key) is int or key is None:
         return key
     if isinstance(key, tuple):
         parts = tuple(map(_checked, cast("tuple[object, ...]", key)))
-        # Most keys need no change, and a copy would cost memory for as long as it is kept.
+        # Most keys need no change, and a copy would take memory for as long as the entry exists.
         return key if all(map(is_, parts, key)) and type(key) is tuple else parts
     if isinstance(key, int | np.integer | np.bool_):
         return int(key)
@@ -312,7 +316,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
 
 
 def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a value as a successor will read it; raise RuleError if it cannot be saved as JSON."""
+    """Return a value as a later process will read it; raise RuleError if it cannot be saved as JSON."""
     if type(value) is int or value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -338,7 +342,7 @@ def _text(text: str) -> str:
         raise RuleError(
             f"a rule cannot keep the text {short_repr(text)}: it is not valid Unicode ({error})", rule=""
         ) from error
-    return str.__str__(text)  # a str of numpy becomes a plain str, too
+    return str.__str__(text)  # a str of numpy becomes a plain str
 
 
 def _key(key: Any) -> Key:  # noqa: ANN401 - JSON

@@ -1,4 +1,4 @@
-"""Versions of the rule set that judge later steps, and the gate that says up to which step batches may be judged."""
+"""Versions of the rules that judge later steps, and the gate that says up to which step batches may be judged."""
 
 import asyncio
 import math
@@ -8,12 +8,11 @@ from ray_messaging.interception.rules.rule import Rule
 
 
 class RuleVersions:
-    """The versions of the rule set that are not in force yet, each with the first step that it judges.
+    """The versions of the rules that are not used yet, each with the first step that it judges.
 
-    While versions wait, a step begins only after all groups have closed the previous step, so one version is in force
-    at a time. The first batch of a step, or whatever else needs the step's rules, puts the step's version in force.
-
-    This class has no versions; subclasses have.
+    While versions wait, a step begins only after all groups have closed the previous step, so one version is used at a
+    time. The first batch of a step, or anything else that needs the step's rules, makes the interceptor use them. This
+    class has no versions; subclasses have.
     """
 
     @property
@@ -22,19 +21,19 @@ class RuleVersions:
         return math.inf
 
     def to_come(self) -> Sequence[Rule]:
-        """Return the rules of the versions that are not in force yet."""
+        """Return the rules of the versions that will be used from a later step on."""
         return ()
 
     async def apply(self, step: int) -> None:
-        """Put the version in force that judges a step."""
+        """Make the interceptor use the version that judges a step."""
 
     async def following(self) -> int:
-        """Return the step that reads a message which comes from outside now."""
+        """Return the step in which a message from outside of the steps, sent now, will be read."""
         return -1
 
 
 class StepGate:
-    """The gate for batches of steps: it has the latest step whose batches may be judged; infinity: all steps."""
+    """The gate for batches of steps. `begun` is the latest step whose batches may be judged (infinity: all steps)."""
 
     def __init__(self) -> None:
         self.begun: float = math.inf

@@ -1,4 +1,4 @@
-"""The interceptor's answers, kept for senders that ask again, and saved together with the counts that they changed."""
+"""The interceptor's answers. They are kept for senders that ask again, and saved with the counts that they changed."""
 
 import asyncio
 import zlib
@@ -15,11 +15,11 @@ from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, e
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender asks about one batch at a time
-# The most bytes of all last answers, and of all answers that changed a count, here and on the server. The answer to
-# 16,384 messages, if a tenth is blocked, each for a different reason, takes 14 KB.
+# The most bytes of all last answers, and also of all answers that have changed a count, here and on the server. The
+# answer to 16,384 messages takes 14 KB if a tenth of them is blocked, each for another reason.
 LIMIT_BYTES = 64 * 2**20
-_ENTRY_BYTES = 400  # memory that an entry takes in addition to its data
-_SMALL = 256  # bytes below which compression does not pay
+_ENTRY_BYTES = 400  # the memory that an entry takes besides its data
+_SMALL = 256  # a record of fewer bytes is not compressed, because it would not become much smaller
 _ZLIB = zlib.compress(b"")[:1]
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -32,7 +32,7 @@ class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An answer to a batch, and for each message that the answer defers, by its number, the message's progress."""
+    """An answer to a batch, and the progress of each message that the answer defers, by the message's number."""
 
     answer: bytes
     paused: dict[int, RuleProgress] = {}
@@ -44,7 +44,10 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def unpack(cls, data: bytes) -> "AnswerRecord":
-        """Decode packed bytes, which are compressed if they begin like zlib's; raise FrameError if they are invalid."""
+        """Decode packed bytes; raise FrameError if they are invalid.
+
+        They are compressed if they begin as zlib's bytes do.
+        """
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
         except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -52,7 +55,7 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress at most the size of a frame: a few bytes can expand to more than the memory of the machine."""
+    """Decompress at most the size of a frame, because a few bytes could become more than the machine's memory."""
     reader = zlib.decompressobj()
     text = reader.decompress(data, FRAME_LIMIT)
     if not reader.eof:
@@ -64,9 +67,9 @@ _decode = msgspec.msgpack.Decoder(AnswerRecord).decode
 
 
 def key_of(batch: Batch) -> str:
-    """Return the key of a batch's answer, which stays the same if the batch is sent again.
+    """Return the key of a batch's answer. If the batch is sent again, it has the same key.
 
-    The key of a batch of a step names the attempt.
+    In steps, the key contains the step and the number of the attempt at it.
     """
     attempt = batch.attempt
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
@@ -89,26 +92,27 @@ def _number(batch: Batch, row: int) -> int:
 
 
 class SavedAnswers:
-    """The answers that senders may ask for again, kept here and, with the counts that they changed, on the server.
+    """The answers that senders may ask for again. They are kept here, and on the server if they changed counts.
 
-    If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not count
-    twice. So the last answer to each sender is kept, and every answer that changed a count for `keep_s` seconds, or
-    longer while one of its messages is deferred, or while the step of its batch is open (`in_step`). Above LIMIT_BYTES
-    the oldest answers are dropped early; if such a batch is sent again, it is judged, and counted, once more.
-
-    `unsafe` holds answers that have changed counts and are not saved yet, each with its packed record.
+    If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
+    twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`
+    seconds, or longer while one of its messages is deferred, or while the step of its batch is open (`in_step`). Above
+    LIMIT_BYTES the oldest answers are dropped early. If such a batch is sent again, it is judged and counted again.
+    `unsafe` has answers that have changed counts and are not saved yet, each with its packed record.
     """
 
     def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
-        self.is_deferred: Callable[[str], bool] = lambda _: False  # whether a message, given by its id, is deferred
+        # A function that says whether the message with an id is deferred.
+        self.is_deferred: Callable[[str], bool] = lambda _: False
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
         self._writer = writer
         self._in_step = in_step
         self._epoch: int | None = None
-        # For each sender: the key of its last batch, and the answer to this batch.
+        # For each sender: the key of its last batch, and the answer to that batch.
         self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
         self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
-        self._batches: dict[str, str] = {}  # a counted batch's key without the number of rows -> its key
+        # The keys of batches whose messages were counted, each by the same key without the number of rows.
+        self._batches: dict[str, str] = {}
         self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record that was read last
         self._saving: dict[str, asyncio.Task[bytes]] = {}
         writer.all_answers = self._all
@@ -121,10 +125,13 @@ class SavedAnswers:
     def _all(self) -> dict[str, bytes]:
         return dict(self._counted.items()) | {key: data for key, (_, data) in self.unsafe.items()}
 
-    # -- asking again ---------------------------------------------------------------------------------------------
+    # -- answers for senders that ask again -----------------------------------------------------------------------
 
     def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
-        """Return the answer to a sender's batch, an awaitable if it is not saved yet, or None if none is known."""
+        """Return the answer to a sender's batch, or None if it is not known.
+
+        If it is not saved yet, return an awaitable.
+        """
         last = self._last.get(sender)
         if last is not None and last[0] == key:
             return last[1]
@@ -134,7 +141,7 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that changed a count. It gets this interceptor's epoch, even if a predecessor gave it."""
+        """Return an answer that has changed a count, with this interceptor's epoch, even if an earlier one gave it."""
         data = self._counted.get(key)
         if data is None:
             return None
@@ -144,11 +151,11 @@ class SavedAnswers:
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
 
     def knows(self, key: str) -> bool:
-        """Return whether the answer to a batch, or to a single message, is kept because it changed a count."""
+        """Return whether the answer to a batch, or to a single message, is kept because it has changed a count."""
         return key in self._counted
 
     def verdict_on(self, key: str) -> BatchVerdict | None:
-        """Return the verdict on a message that was judged on its own, or None if it is not known."""
+        """Return the verdict on a message that was judged alone, or None if it is not known."""
         answer = self._answer(key)
         found = None if answer is None else decode_verdicts(answer).batch_verdict(1)
         return None if found is None or found.deferred else found
@@ -174,9 +181,9 @@ class SavedAnswers:
         self._last.put(sender, (key, answer), len(answer))
 
     def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
-        """Save an answer's packed record with all counts as they are now; return the answer once both are saved.
+        """Save an answer's packed record with all counts as they are now. Return the answer when both are saved.
 
-        The record is attached to the next write before this method first awaits, because the server must never have a
+        The record is added to the next write before this method awaits anything, because the server must never have a
         count without its record. If a sender is given, the record is saved even if the caller stops waiting.
         """
         self.unsafe[key] = (answer, data)
@@ -203,7 +210,7 @@ class SavedAnswers:
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records in memory. Drop expired records, here and on the server with the next write."""
+        """Keep packed records in memory. Drop expired records here, and with the next write on the server."""
         for key, data in records.items():
             self._note_batch(key)
             forgotten = self._counted.put(key, data, len(data) + _ENTRY_BYTES)
@@ -212,11 +219,11 @@ class SavedAnswers:
                 self._writer.forget(forgotten)
 
     def _note_batch(self, key: str) -> None:
-        if " " in key:  # the key of a batch, not of a message
+        if " " in key:  # only keys of batches have spaces, not keys of single messages
             self._batches[key.rpartition(" ")[0]] = key
 
     def forget(self, keys: Collection[str]) -> None:
-        """Drop answers that nobody may ask for any more, here and on the server with the next write."""
+        """Drop answers that nobody may ask for any more: here, and with the next write on the server."""
         self._drop(keys)
         for key in keys:
             self.unsafe.pop(key, None)
@@ -231,10 +238,10 @@ class SavedAnswers:
         return self._in_step(key) or (not full and self._has_deferred(key, data))
 
     def _has_deferred(self, key: str, data: bytes) -> bool:
-        """Return whether this message, or any message of this batch, still waits for a slow rule."""
+        """Return whether a message, or one of the messages of a batch, still waits for a slow rule."""
         try:
             paused = AnswerRecord.unpack(data).paused
-        except FrameError:  # the record is damaged: let it expire
+        except FrameError:  # the record is damaged, so it need not be kept for its messages
             return False
         if not paused:
             return False
@@ -244,7 +251,7 @@ class SavedAnswers:
         return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Load a predecessor's answers. They will be given with this interceptor's epoch."""
+        """Load the answers of an earlier interceptor. They will be given with this interceptor's epoch."""
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())
         for key in counted:

@@ -1,4 +1,4 @@
-"""Messages that wait for slow rules. In steps a whole batch waits; outside of steps each message waits by itself."""
+"""Messages that wait for slow rules. In steps a whole batch waits. Outside of steps each message waits alone."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GATHER_S = 0.002  # verdicts that come this close together go into one answer
+_GATHER_S = 0.002  # verdicts that arrive within this time of each other go into one answer
 _PASSED = BatchVerdict()
 _SLICE = 64  # after this many messages are started or resumed, other tasks get a turn
-_GRACE_S = 1.0  # the seconds that cancelled calls have to clean up
+_GRACE_S = 1.0  # how many seconds cancelled calls have to clean up
 
 
 Sections = Generator[Asked, Sequence[Verdict] | None, None]
@@ -38,12 +38,12 @@ Sections = Generator[Asked, Sequence[Verdict] | None, None]
 
 @dataclass(slots=True, eq=False)
 class Judging:
-    """Messages on their way through the rules: a batch of a step, or one message that was deferred.
+    """Messages that rules are judging: a batch of a step, or one message that was deferred.
 
-    `rules` are the rules that the messages may still need, `passed` the names of the rules before these. The generator
-    `sections` yields a slow rule with the messages that it is asked about, is sent the rule's verdicts, and adds to
-    `verdict`. `asked` is what `sections` has yielded last (None: `sections` has ended). `done` gets the answer to a
-    batch of a step, and is cancelled if a later attempt has begun.
+    `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
+    generator `sections` yields a slow rule with the messages that it must judge, gets the rule's verdicts sent, and
+    adds to `verdict`. `asked` is what `sections` has yielded last (None: `sections` has ended). `done` gets the answer
+    to a batch of a step. It is cancelled if a later attempt has begun.
     """
 
     key: str
@@ -61,14 +61,12 @@ class Judging:
 class SlowRuleRunner:
     """Messages that wait for slow rules, each in a separate task.
 
-    In steps a whole batch waits, so that the rules after a slow rule see the batch's messages in order; a later attempt
-    of the group ends the wait. Outside of steps each message waits by itself, and its sender holds back later messages
-    to the same receiver.
-
-    A message continues at the slow rule that it has reached, because the earlier rules have already counted the
-    message. Verdicts stay known for `keep_s` seconds, because senders ask again after a lost answer. If a predecessor
-    of this interceptor deferred a message, the message continues from the progress that the predecessor saved. For a
-    batch of a step no progress is saved.
+    In steps a whole batch waits, so that the rules after a slow rule see the batch's messages in order. A later attempt
+    of the group ends the wait. Outside of steps each message waits alone, and its sender holds back later messages to
+    the same receiver. A message continues at the slow rule that it has reached, because the earlier rules have already
+    counted the message. Verdicts are kept for `keep_s` seconds, because senders ask again if an answer is lost. If an
+    earlier interceptor has deferred a message, the message continues from the progress that was saved. For a batch of a
+    step no progress is saved.
     """
 
     def __init__(
@@ -92,13 +90,13 @@ class SlowRuleRunner:
         return sum(judging.batch.rows for judging in self.running.values())
 
     def knows(self, key: str) -> bool:
-        """Return whether a message is judged, or being judged."""
+        """Return whether a message was judged, or is being judged."""
         return key in self._known or key in self.running
 
     # -- starting -------------------------------------------------------------------------------------------------
 
     def begin(self, deferred: Deferred) -> None:
-        """Judge a message from the slow rule that it has reached, or from the progress that a predecessor saved."""
+        """Judge a message from the slow rule that it has reached, or from the progress that was saved for it."""
         message = deferred.message
         key = message.message_id(0)
         if self.knows(key):
@@ -133,7 +131,7 @@ class SlowRuleRunner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
-        """Start some tasks, then yield to others: one deferred batch can need thousands of tasks."""
+        """Start some tasks, then let other tasks run, because one deferred batch can need thousands of tasks."""
         for _ in range(min(_SLICE, len(self._due))):
             judging = self._due.popleft()
             if not judging.done.cancelled():
@@ -163,14 +161,17 @@ class SlowRuleRunner:
             if judging.attempt is not None:
                 return await self._answers.keep(judging.key, *self._interceptor.answer_of(judging))
             await self._finish(judging.batch, judging.verdict)
-        except Exception:  # the state could not be saved, so the verdict is unknown: senders ask again
+        except Exception:  # the verdict could not be saved, so senders will ask again
             logger.exception("the verdict on %s is lost", judging.key)
             return self._interceptor.deferral(judging.batch.rows)
         self._remember(judging.batch, judging.verdict)
         return b""
 
     def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> None:
-        """Continue with a slow rule's verdicts (None: at the beginning), up to the next slow rule or to the end."""
+        """Go on with a slow rule's verdicts, up to the next slow rule or to the end.
+
+        At the beginning `verdicts` is None.
+        """
 
         def judge() -> bool:
             assert judging.sections is not None
@@ -238,10 +239,10 @@ class SlowRuleRunner:
         answer = self._interceptor.deferral(1)
         self._answers.attach({deferred.message.message_id(0): record(answer, [deferred])})
 
-    # -- resuming what a predecessor deferred -----------------------------------------------------------------------
+    # -- resuming messages that an earlier interceptor deferred -----------------------------------------------------
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message or broadcast from its saved progress; messages with equal progress go on together."""
+        """Continue each message or broadcast from its saved progress. Messages with equal progress go on together."""
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
@@ -265,13 +266,14 @@ class SlowRuleRunner:
             self._apply_rest(batch.take(np.array(rows, np.intp)), passed, so_far)
 
     def _apply_rest(self, batch: Batch, passed: tuple[str, ...], so_far: BatchVerdict) -> None:
-        """Apply the rules that a batch has not passed yet; `so_far` is the verdict of the rules before."""
+        """Apply the rules that a batch has not passed yet. `so_far` is the verdict of the rules that it has passed."""
         version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
         left = [rule for rule in self._interceptor.rules.each if rule.name not in passed]
-        if pair_rows(batch) is not None:  # the batch has passed the rules on pairs, which come before slow rules
+        # The batch has already passed the rules that judge pairs, because these come before slow rules.
+        if pair_rows(batch) is not None:
             left = [rule for rule in left if rule.judges_broadcasts == "message"]
         pipeline.run(left, passed)
         deferred = [*pipeline.deferred.values()]
@@ -281,7 +283,8 @@ class SlowRuleRunner:
             if row not in pipeline.deferred
         ]
         if self._writer.stores and version != self._interceptor.state_version:
-            for message, verdict in settled:  # one write saves these verdicts and the progress with the counts
+            # The next write saves all of this together: these verdicts, the progress of other messages, and the counts.
+            for message, verdict in settled:
                 self._interceptor.count(message, verdict)
                 key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
                 self._answers.unsafe[key] = (answer, record(answer, ()))
@@ -296,12 +299,12 @@ class SlowRuleRunner:
     # -- answering ------------------------------------------------------------------------------------------------
 
     def unknown(self, batch: Batch) -> list[int]:
-        """Return the rows of messages that are neither judged nor being judged."""
+        """Return the rows of messages that neither were judged nor are being judged."""
         keys = map(batch.message_id, range(len(batch)))
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch once any row has a verdict, or after PATIENCE_S; defer the other rows."""
+        """Return the verdicts on a batch when some row has a verdict, or after PATIENCE_S. Other rows are deferred."""
         unknown = self.unknown(batch)
         for low in range(0, len(unknown), _SLICE):
             self._resume(batch.take(np.array(unknown[low : low + _SLICE], np.intp)))
@@ -329,7 +332,7 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Return once a rule is no longer needed by any of the messages that wait now."""
+        """Return when no message that waits now needs a rule any more."""
         all_of = self.running.values()
         running = [judging.done for judging in all_of if any(other is rule for other in judging.rules)]
         if running:
@@ -338,7 +341,7 @@ class SlowRuleRunner:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def begun(self, attempt: Attempt) -> None:
-        """Cancel the batches of earlier attempts of a group, because a new attempt has begun."""
+        """Cancel the batches of a group's earlier attempts, because a new attempt has begun."""
         for judging in [*self.running.values()]:
             if judging.attempt is not None and judging.attempt.group == attempt.group and judging.attempt != attempt:
                 self._cancel(judging)
@@ -350,7 +353,7 @@ class SlowRuleRunner:
             judging.task.cancel()
 
     async def close(self) -> None:
-        """Stop all tasks, and wait a moment for running calls to clean up."""
+        """Stop all tasks, and give running calls a moment to clean up."""
         self._due.clear()
         tasks = [judging.task for judging in self.running.values() if judging.task is not None]
         for judging in [*self.running.values()]:

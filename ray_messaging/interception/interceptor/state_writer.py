@@ -1,4 +1,4 @@
-"""Writes of the rules' state to the server, one after another."""
+"""Writes of the rules' state to the server, one after the other."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from ray_messaging.transports.experiment_store import StateChanges, TableChanges
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 2.0  # the time that a server gets to answer when the interceptor ends
+_CLOSE_S = 2.0  # how long to wait for the server's answer when the interceptor ends
 
 
 class ServerBehindError(Exception):
-    """Raised if the server has lost writes that it had confirmed."""
+    """The server has lost writes that it had confirmed."""
 
 
 class StateStore(Protocol):
@@ -33,7 +33,7 @@ class StateStore(Protocol):
 
 
 class StateWriter:
-    """Writer of the rules' tables and answers to a store. There is one write at a time.
+    """Writer of the rules' tables and answers to a store. Only one write at a time is made.
 
     Changes that are made during a write go into the next write. Without a store nothing is written, and every write
     counts as done.
@@ -44,8 +44,8 @@ class StateWriter:
         self.error: Fenced | None = None
         self.stores = store is not None
         self.all_answers: Callable[[], Mapping[str, bytes]] = dict[str, bytes]
-        self.behind_count = 0  # how often the server had lost confirmed writes
-        self._whole = False  # whether the next write must have all state
+        self.behind_count = 0  # how often the server has lost confirmed writes
+        self._whole = False  # whether the next write must contain all state
         self._writing = StateChanges({}, {}, ())
         self._store = store
         self._tables = tables
@@ -57,7 +57,7 @@ class StateWriter:
         self._closed = False
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers together with the tables as they are now. The future is done once both are on the server."""
+        """Write answers together with the tables as they are now. When both are on the server, the future is done."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._store is None:
             done.set_result(None)
@@ -72,7 +72,7 @@ class StateWriter:
         return done
 
     def attach(self, answers: Mapping[str, bytes]) -> None:
-        """Add answers to the next write of the tables, because answers and tables must reach the server together."""
+        """Add answers to the next write of the tables, because both must reach the server together."""
         if self._store is not None:
             self._answers.update(answers)
 
@@ -83,22 +83,22 @@ class StateWriter:
             self._dropped.add(table)
 
     def forget(self, answers: Sequence[str]) -> None:
-        """Delete answers with the next write."""
+        """Let the next write to the server delete these answers."""
         if self._store is not None:
             self._forget += answers
 
     @property
     def behind(self) -> bool:
-        """Return whether there are changes of the tables that are not on the server yet."""
+        """Return whether the server lacks some changes of the tables."""
         return self.changed or (self._task is not None and not self._task.done())
 
     @property
     def changed(self) -> bool:
-        """Return whether the tables have changes that no write includes yet."""
+        """Return whether the tables have changes that are in no write yet."""
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some state; the future is done once all is written."""
+        """Write all state again, because the server has lost some state. When all is written, the future is done."""
         if self._store is not None:
             self._note_loss()
         return self.keep({})
@@ -141,7 +141,7 @@ class StateWriter:
                     done.set_result(None)
 
     def _fail(self, error: Exception, waiting: "list[asyncio.Future[None]]") -> None:
-        # The next write includes all that was not written, so that a count is never saved without its answer.
+        # The next write contains everything that was not written, so that a count is never saved without its answer.
         for table in self._tables.values():
             table.rewrite()
         self._take_back()
@@ -164,13 +164,16 @@ class StateWriter:
         return StateChanges(tables, answers, forget, self._whole)
 
     def _take_back(self) -> None:
-        """Move the content of a failed write to the next write."""
+        """Move the content of a failed write into the next write."""
         self._dropped |= self._writing.tables.keys() - self._tables.keys()
         self._answers = {**self._writing.answers, **self._answers}
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write the changes. Retry while the server is away, because the tables' changes cannot be undone."""
+        """Write the changes.
+
+        While the server cannot be reached, retry, because the tables' changes cannot be undone.
+        """
         assert self._store is not None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The rules that judge whole steps. The supervisor of the steps asks them once all groups have closed a step."""
+"""The rules that judge whole steps. The supervisor of the steps asks them when all groups have closed a step."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
 from ray_messaging.transports.experiment_store import Fields
 
-Tables = dict[str, tuple[str, Fields]]  # the name of a rule -> its `admission`, and its state
+Tables = dict[str, tuple[str, Fields]]  # for each rule, by name, its `admission` and its state
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -32,18 +32,17 @@ class AddedMessage(NamedTuple):
     line: bytes
 
 
-# What the rules keep after a step: their tables, and how many messages of each sender they have blocked.
+# The state of the rules after a step: their tables, and how many messages of each sender they have blocked.
 _decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
 
 
 class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
-    The rules' verdicts on a step, and their state after it, are saved together with the step's close. So an attempt
-    that was not closed leaves nothing behind. Whatever acts between two steps acts after the close of a step, and
-    before any message of the next step is judged. Until then, batches of the next step wait.
-
-    The state of rules that judge whole steps is also saved with the steps. If a step is judged again, these rules begin
+    The rules' verdicts on a step, and their state after it, are saved in one write with the close of the step. So an
+    attempt that was not closed leaves nothing behind. Everything that must happen between two steps happens after the
+    close of a step and before any message of the next step is judged. Until then, batches of the next step wait. The
+    state of rules that judge whole steps is also saved with the steps. If a step is judged again, these rules begin
     with their state from before the step.
 
     Args: `horizon` is how many steps ahead a message may be sent.
@@ -52,11 +51,12 @@ class RuleReviewer:
     def __init__(self, interceptor: Interceptor, horizon: int) -> None:
         interceptor.supervised = True
         self._interceptor = interceptor
-        # The blocked messages of each sender in the step that was closed last.
+        # How many messages of each sender the rules have blocked in the step that was closed last.
         self._violations: Mapping[AgentId | None, int] = {}
         self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
-        self._first: dict[int, tuple[StepRule, Fields]] = {}  # id() of a rule -> the rule and its first state
+        # By the id() of a rule: the rule, and its state when it was inserted.
+        self._first: dict[int, tuple[StepRule, Fields]] = {}
 
     def _rules(self) -> tuple[StepRule, ...]:
         return self._interceptor.rules.whole
@@ -64,17 +64,17 @@ class RuleReviewer:
     # -- the order of steps ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make batches wait from now on until their step has begun."""
+        """From now on, make batches wait until their step has begun."""
         self._interceptor.gate.set(-1)
 
     def stop(self) -> None:
-        """Allow batches of any step to be judged from now on."""
+        """From now on, let batches of any step be judged."""
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step after the supervisor has restarted, with the `state` that rules kept of the previous step.
+        """Begin a step after the supervisor has restarted, with the `state` that rules had after the previous step.
 
-        Args: `ended` says whether the supervisor has ended the previous step.
+        Args: `ended` says whether the supervisor has closed the previous step.
         """
         tables, violations = ({}, []) if state is None else _decode(state)
         self._violations = dict(violations)
@@ -82,7 +82,7 @@ class RuleReviewer:
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """Allow a step to be judged. First end the previous step's round, if the supervisor has `ended` it."""
+        """Let a step be judged. If the supervisor has closed the previous step (`ended`), first end its round."""
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
         await self._interceptor.versions.apply(number)
@@ -95,9 +95,9 @@ class RuleReviewer:
         return bool(self._rules())
 
     async def review(self, number: int, batch: Batch) -> tuple[BatchVerdict, list[AddedMessage]]:
-        """Return the rules' verdicts on a step, and the messages that they add; then begin a new round for these rules.
+        """Return the rules' verdicts on a step, and the messages that they add. Then begin a new round for these rules.
 
-        A rule that fails blocks the whole step, unless its `on_error` is "allow".
+        If a rule fails, it blocks the whole step, unless its `on_error` is "allow".
         """
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
         added: list[AddedMessage] = []
@@ -110,7 +110,7 @@ class RuleReviewer:
         return pipeline.verdict, added
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
-        """Return a rule's verdicts by row, and the messages that it adds. A failure is a verdict on all rows."""
+        """Return a rule's verdicts by row, and the messages that it adds. If it fails, its verdict is for all rows."""
         self.asking = rule
         try:
             found = await self._interceptor.calls.run(
@@ -129,7 +129,7 @@ class RuleReviewer:
             return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
 
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
-        """Return an added message, encoded; raise TypeError, ValueError or a MessagingError if it is not valid."""
+        """Return an added message, encoded. Raises TypeError, ValueError or a MessagingError if it is not valid."""
         if not isinstance(message, Added):
             raise TypeError(f"StepVerdicts.add has {message!r}, which is no message: write Added(to_id, payload)")
         deliver = number + 1 if message.deliver_at is None else message.deliver_at
@@ -150,7 +150,7 @@ class RuleReviewer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
-        """Return what the rules keep after a step that they have judged, encoded; None if they keep nothing."""
+        """Return the state of the rules after a step that they have judged, encoded, or None if they have no state."""
         self._violations = violations
         tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
         return _encode((tables, list(violations.items()))) if tables or violations else None

@@ -1,4 +1,4 @@
-"""A watchdog for rules that hang, because a rule that hangs stops all other rules; and calls of rules' coroutines."""
+"""A watchdog for rules that hang, because such a rule stops all other rules; and the calls of rules' coroutines."""
 
 import asyncio
 import ctypes
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A rule times out after this many checks. Checks are counted, not seconds, because a process may be suspended for a
-# while although no rule hangs.
+# A rule is interrupted after this many checks. Checks are counted instead of seconds, because a process may be
+# suspended for a while although no rule hangs.
 _CHECKS = 4
 _MAX_ABANDONED = 1_000  # if this many cancelled calls of a rule still run, further calls of the rule fail at once
 
@@ -38,10 +38,10 @@ FAILURES = (*RAISED, Stuck)
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return a rule's error. A Stuck has no text, so a TimeoutError that explains it is returned instead."""
+    """Return a rule's error. In place of a Stuck, which has no text, return a TimeoutError that explains it."""
     if not isinstance(error, Stuck):
         return error
-    return TimeoutError("it was at work for too long, and was interrupted").with_traceback(error.__traceback__)
+    return TimeoutError("it ran for too long, and was interrupted").with_traceback(error.__traceback__)
 
 
 class RunningRule:
@@ -52,14 +52,14 @@ class RunningRule:
     def __init__(self) -> None:
         self.rule: Rule | None = None
         self.calls = 0
-        self.spent: defaultdict[str, float] = defaultdict(float)  # rule -> the seconds that it has run
+        self.spent: defaultdict[str, float] = defaultdict(float)  # for each rule, by name, the seconds that it has run
         self.struck = False
         self._lock = threading.Lock()
 
     def run(self, rule: Rule, call: Callable[..., T], *arguments: object) -> T:
-        """Return the result of a rule's call, during which the rule is marked as running.
+        """Return the result of a rule's call, during which `rule` is the running rule.
 
-        An interrupt comes only when Python code calls something. So the `finally` removes the mark before it calls
+        An interrupt can come only when Python code calls something. So the `finally` clears `rule` before it calls
         anything.
         """
         try:
@@ -71,11 +71,11 @@ class RunningRule:
             if self.struck:
                 try:
                     self.take_back()
-                except Stuck:  # this interrupt came during the call of take_back; another interrupt may be under way
+                except Stuck:  # this interrupt came during the call of take_back, and another one may follow
                     self.take_back()
 
     def take_back(self) -> None:
-        """Cancel an interrupt that came too late, when the rule was already done."""
+        """Cancel an interrupt that came too late, when the rule had already ended."""
         while self.struck:
             try:
                 with self._lock:
@@ -87,8 +87,8 @@ class RunningRule:
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
         with self._lock:
-            # `struck` is set before `rule` is read. A caller whose rule has ended first clears `rule`, then reads
-            # `struck`. So one of the two sees what the other has done.
+            # `struck` is set before `rule` is read. A caller whose rule has ended first clears `rule`, and then reads
+            # `struck`. So at least one of the two sees what the other has done.
             self.struck = True
             if self.rule is not None and self.calls == calls:
                 _interrupt(thread, id(Stuck))
@@ -98,7 +98,7 @@ class RunningRule:
 
 @coroutine
 def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
-    """Await what `begin` returns, and mark the rule as running during each step between two awaits."""
+    """Await what `begin` returns. Between two awaits, `rule` is recorded as the rule that runs."""
     steps = watch.run(rule, lambda: begin().__await__())
     step: Callable[[], Any] = partial(next, steps)
     while True:
@@ -116,14 +116,17 @@ def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -
 
 
 class RuleCalls:
-    """Calls of rules' coroutines. A call that ignores its cancellation is abandoned, and delays no other call."""
+    """Calls of rules' coroutines. If a call ignores its cancellation, it is abandoned, and delays no other call."""
 
     def __init__(self) -> None:
         self.abandoned: dict[asyncio.Task[object], Rule] = {}
-        self.abandoned_at = 0.0  # the loop time at which a call was abandoned last
+        self.abandoned_at = 0.0  # the loop time at which a call was last abandoned
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
-        """Return the result of a call, or its error: after `limit_s` a TimeoutError that names the missing `result`."""
+        """Return the result of a call, or its error.
+
+        After `limit_s` this is a TimeoutError that names the missing `result`.
+        """
         if self.abandoned and sum(other is rule for other in self.abandoned.values()) >= _MAX_ABANDONED:
             return TimeoutError(
                 f"the rule was not called, because {_MAX_ABANDONED} earlier calls of it still run although they were "
@@ -149,18 +152,18 @@ class RuleCalls:
 async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseException:
     try:
         found = await watched(RunningRule() if rule.context is None else rule.context.watch, rule, call)
-    except FAILURES as error:  # returned, not raised, because a SystemExit that a task raises would end the loop
+    except FAILURES as error:  # the error is returned, because a SystemExit that a task raises would end the event loop
         return explained(error)
     return found
 
 
 class Watchdog:
-    """A thread that interrupts a rule that has run for `rule_timeout_s`, and logs that.
+    """A thread that interrupts a rule that has run for `rule_timeout_s`, and logs this.
 
-    An interrupt is an exception, which reaches only Python code. With `exit_after_s`, the process ends with a traceback
-    on stderr if a rule still blocks the event loop that long after the interrupt; Ray then restarts the actor. The
-    process also ends if no Python code has run for that long, for example during a runaway regular expression. The
-    timer for this is `faulthandler`'s; each process has only one.
+    An interrupt is an exception, which reaches only Python code. If a rule still blocks the event loop `exit_after_s`
+    after the interrupt, the process ends with a traceback on stderr, and Ray restarts the actor. The process also ends
+    if no Python code has run for that long, such as during a runaway regular expression. The timer for this belongs to
+    `faulthandler`, of which each process has only one.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class Watchdog:
         rule = self._watch.rule
         frame = sys._current_frames().get(self._loop_thread)
         logger.error(
-            "rule %r is at work for more than %g s, and holds all messages up: it is interrupted, and counts as failed "
+            "rule %r has run for more than %g s, and holds up all messages: it is interrupted, and counts as failed "
             "on the messages that it was judging\n%s",
             None if rule is None else rule.name,
             self._timeout_s,

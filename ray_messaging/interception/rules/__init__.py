@@ -1,6 +1,6 @@
 """Rules for messages. To write your own, derive from `Rule`.
 
-The module of a rule is imported when the rule's name is first used: most processes use few rules.
+The module of a rule is imported when the rule's name is first used, because most processes use few rules.
 """
 
 from typing import TYPE_CHECKING
@@ -81,7 +81,7 @@ __all__ = [
     "rewrite",
 ]
 
-if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any name
+if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept any name
 
     def __getattr__(name: str) -> object:
         return resolve(__name__, _HOMES, name)

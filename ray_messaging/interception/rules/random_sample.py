@@ -17,7 +17,7 @@ _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
-    """Return a number for each id, uint64 (n,): an int id itself, the hash of a str id, 1 for the user."""
+    """Return a number for each id, uint64 (n,): an int id itself, the hash of a str id, or 1 for the user."""
     found = ids.values.astype(np.uint64)
     if ids.kinds is not None:
         names = [blake2b(name.encode(), digest_size=8).digest() for name in ids.strings]
@@ -69,7 +69,7 @@ class Sample(Rule):
         else:
             rows = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
             mixed = self._start(batch.sender) + (rows + np.uint64(batch.first + 1)) * _GAMMA
-        # These lines compute the k-th output of splitmix64, because k times splitmix64's gamma was added above.
+        # These lines compute the k-th output of splitmix64. Before, k times the constant _GAMMA was added to the start.
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
         mixed ^= mixed >> np.uint64(31)

@@ -1,4 +1,4 @@
-"""Health checks of a server, made from its own facts."""
+"""Health checks of a Redis server, made from facts that the server reports about itself."""
 
 from collections.abc import Iterator
 
@@ -127,7 +127,10 @@ def _round_trip(facts: ServerFacts) -> Finding:
 
 
 def check_clock(what: str, skew_s: float, margin_s: float) -> Finding:
-    """Check how far a clock is ahead of this process's clock, in seconds, give or take the margin."""
+    """Return a finding about how far, in seconds, a clock is ahead of this process's clock.
+
+    Args: The difference `skew_s` is exact to within `margin_s`.
+    """
     if abs(skew_s) - margin_s > SKEW_S:
         return warning(
             what,
@@ -147,7 +150,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, because CONFIG is forbidden")
-    if fsync == "no" and not embedded:  # The guard of an embedded server calls fsync itself.
+    if fsync == "no" and not embedded:  # for an embedded server, its guard calls fsync
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",

@@ -144,7 +144,8 @@ def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, 
 def _holds(slots: str, slot: int) -> bool:
     """Return whether a range of slots contains a slot.
 
-    A range in brackets is a slot that is being migrated. It does not count.
+    A range in brackets is a slot that is being migrated. It is ignored, because the slot's owner also lists the slot
+    without brackets.
     """
     if slots.startswith("["):
         return False

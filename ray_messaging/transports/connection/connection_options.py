@@ -74,7 +74,7 @@ def _check_files(config: RedisConfig) -> None:
             context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{name} cannot be used on this machine ({error}): give a readable PEM file that fits, its key without a "
+            f"{name} cannot be used on this machine ({error}): give a readable PEM file that fits; a key must have no "
             "passphrase"
         ) from error
 

@@ -521,8 +521,8 @@ class RedisLink:
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if the server's memory is full.
         """
-        # The loop times from which the patience counts: under False the beginning of this call, under True the first
-        # error of a server that stores nothing. So the time of an interruption does not count for a full server.
+        # The loop times from which the time limit is measured. Under False: the beginning of this call, for a server
+        # that cannot be reached. Under True: the first error of a server that is full. Each of them has its own limit.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
         forgotten = False  # whether the last attempt failed because the server did not have the script
@@ -558,7 +558,7 @@ class RedisLink:
     def _patience_s_for(self, *, full: bool) -> float:
         """Return for how many seconds a failed call is repeated.
 
-        In steps this time is longer, except for a server that answers but stores nothing (`full`).
+        In steps this time is longer, unless the server answers but stores nothing. `full` says that it does so.
         """
         return self.patience_s if self.outage is None or full else self.outage.timeout_s
 

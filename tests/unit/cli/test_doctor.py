@@ -160,7 +160,9 @@ def poor(monkeypatch, tmp_path):
     no_server = Mock(side_effect=ServerFailed("no Valkey binary for this machine", log=""))
     monkeypatch.setattr(doctor_machine.EmbeddedServer, "start", no_server)
     monkeypatch.setattr(
-        doctor_machine, "look_into_clusters", Mock(side_effect=ConfigError("RAY_ADDRESS='x' is no host:port"))
+        doctor_machine,
+        "look_into_clusters",
+        Mock(side_effect=ConfigError("RAY_ADDRESS='x' is not of the form host:port")),
     )
     monkeypatch.setenv("RAY_ADDRESS", "x")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))

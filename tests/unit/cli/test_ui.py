@@ -4,6 +4,7 @@ import socket
 
 import pytest
 from support.log_queries import ROWS, write_folder
+from support.studies import written_study
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
@@ -73,3 +74,12 @@ def test_another_address_than_loopback_demands_a_token(host, token, demanded):
     assert (bound.access.token is not None) == demanded
     assert ("?token=" in bound.url) == demanded
     assert "proxy.example" in bound.access.hosts
+
+
+def test_a_study_or_a_model_is_named_as_such(run, folder, tmp_path):
+    written_study(tmp_path / "study", {"chance": [1]}, 1, lambda run: {})
+    assert "is the folder of a study" in run(tmp_path / "study", "--beside", folder)
+    assert "name what to show" in run(folder, "--model", "town:town")
+    assert "cannot be imported" in run("--model", "no_such_module:town")
+    assert "has no default" in run("--model", "operator:add")
+    assert "--model runs a model" in run("--model", "town:town", "--beside", folder)

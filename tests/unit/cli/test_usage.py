@@ -125,9 +125,9 @@ def test_the_log_of_an_earlier_run_stays(run, old_log):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        pytest.param("nonsense", "is no host:port", marks=pytest.mark.long),
-        pytest.param("ray://127.0.0.1:1", "is no host:port", marks=pytest.mark.long),
-        ("127.0.0.1:1", "leads to no Ray"),
+        pytest.param("nonsense", "is not of the form host:port", marks=pytest.mark.long),
+        pytest.param("ray://127.0.0.1:1", "is not of the form host:port", marks=pytest.mark.long),
+        ("127.0.0.1:1", "is not the address of a Ray"),
     ],
 )
 def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
