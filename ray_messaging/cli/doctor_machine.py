@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ray_messaging.cluster.ray_clusters import look_into_clusters
+from ray_messaging.common.operating_system import available_memory
 from ray_messaging.embedded.machine import find_binary
 from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
@@ -23,7 +24,6 @@ from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.server_probe import ask_server
 
-MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes; Ray takes 0.5 GiB, and each of our actors 80 MB
 SAFE_RAY = 2, 56  # the lowest version in pyproject.toml; a cluster or an image may have an older one
 FEW_FILES, TOO_FEW_FILES = 4096, 1024  # limits of open files: a group needs about 40, Ray hundreds
@@ -103,10 +103,8 @@ def _embedded_server() -> Iterator[Finding]:
 
 
 def _memory() -> Finding:
-    try:
-        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
+    free = available_memory()
+    if free is None:
         return ok("memory", "this system does not tell how much is available")
     if free < LITTLE_MEMORY:
         return warning(

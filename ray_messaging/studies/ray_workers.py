@@ -9,6 +9,7 @@ import ray
 
 from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
+from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, Task
@@ -86,5 +87,4 @@ def workers_for(template: bytes, count: int | None, *, here: bool = False) -> Pr
     """
     if not here and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
         return RayWorkers(template, count)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ProcessWorkers(template, count or cores or 1)
+    return ProcessWorkers(template, count or usable_cores())
