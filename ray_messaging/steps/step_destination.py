@@ -39,7 +39,7 @@ class AttemptBoxes:
 
     def begin(self, step: int) -> None:
         """Write the frames of this open step from now on."""
-        if step != self.step:  # if the supervisor runs the same step again, the same boxes are still shut
+        if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
             self.shut.clear()
         self.step, self.rows, self.own = step, 0, []
 
