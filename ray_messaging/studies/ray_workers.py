@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import ray
 
-from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
+from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, Task
