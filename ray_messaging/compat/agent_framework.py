@@ -128,6 +128,11 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
+        if not isinstance(found, Workflow):
+            raise ConfigError(
+                f"{workflow!r} builds {found!r}, which is no Workflow of executors. A functional workflow is one "
+                "function, and runs in one process"
+            )
         values = self._values
         values.add_workflow(found)
         carrier: _Carrier
@@ -136,7 +141,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         else:
             source = Source(make, self._types, found.graph_signature_hash)
             carrier = _Groups(self._messaging, self._groups, [*found.executors], source, self._timeout)
-            found.cancel_pending_requests = _refused  # type: ignore[method-assign]
+            vars(found)["cancel_pending_requests"] = _refused
         self._before, found._runner = found._runner, SuperstepRunner(found, carrier, values)
         self._given, self.workflow, self._carrier = workflow, found, carrier
         return found

@@ -77,7 +77,7 @@ STRANGE, TWICE = "ids that are not agents of this run", "comes twice in agents"
     [
         (3, {0: [1, 2]}, "graph is a dict: pass pairs"),
         (3, {(0, 1): 0.5}, "graph is a dict: pass pairs"),
-        (3, ["01", "12"], "graph holds '01'"),
+        (3, ["01", "12"], "graph has '01'"),
         (3, "friends", "graph='friends' names an audience, and only messaging.run can look up"),
         (3, [(0, 1, 0.5)], "graph has"),
         (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph has"),
