@@ -178,7 +178,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         fork(rules=None)
     with pytest.raises(ConfigError, match=r"at_step='10' must be the number of a step"):
         fork(at_step="10")
-    with pytest.raises(ConfigError, match="has the steps up to 19, so it cannot be forked at step 21"):
+    with pytest.raises(ConfigError, match="has only the steps up to 19, so it cannot be forked at step 21"):
         fork(at_step=21)
     with pytest.raises(LogError, match="no record of a run"):
         fork(tmp_path / "nothing")

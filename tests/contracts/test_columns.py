@@ -102,7 +102,7 @@ async def test_bad_columns_are_refused_before_anything_is_sent(pair):
     west, east = pair
     with pytest.raises(InvalidColumns, match="2 from_ids, 3 payloads"):
         await west.send_columns([1, 2], 11, OFFERS)
-    with pytest.raises(InvalidColumns, match=r"'price' is an array: use columns\(price=array\)") as caught:
+    with pytest.raises(InvalidColumns, match=r"'price' is an array: write columns\(price=array\)") as caught:
         await west.send_columns(1, TO, {"n": 1, "price": PRICES})
     assert caught.value.column == "price"
     with pytest.raises(InvalidColumns, match="column 'n': row 1 has no value"):

@@ -47,7 +47,7 @@ def test_seeds_stay_as_they_are():
         ([{"n": 1}, {"m": 1}], "row 1 of parameters= has 'm', and row 0 has 'n'"),
         ({"n": [1, 1]}, "rows 0 and 1 .* are equal: for more runs use replicates="),
         ({"n": [1.0, float("nan")]}, "row 1 of parameters= has n=nan"),
-        ({"rule": [print]}, "row 0 of parameters= has rule=.*give it a name"),
+        ({"rule": [print]}, "row 0 of parameters= has rule=.*use a name"),
     ],
 )
 def test_bad_parameters_are_named(parameters, said):
