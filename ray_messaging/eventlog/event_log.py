@@ -169,7 +169,8 @@ class EventLog:
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source ("model": the
         function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has;
-        "store": it was in the store; "failed": it has used tokens, and has no result), bytes (of the result),
+        "store": it was in the store; "failed": it has used tokens, and has no result;
+        "unused": it was made ahead of its step, which did not need it), bytes (of the result),
         by_content (False: the arguments could not be encoded, so that the call is known only by its function and its
         place among the agent's calls), key, and what the call has used, including failed tries: model, input_tokens,
         cached_tokens (among the input tokens), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`).

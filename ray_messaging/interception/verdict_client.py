@@ -69,6 +69,11 @@ class VerdictClient:
         """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
         return None
 
+    @property
+    def judges_nothing(self) -> bool:
+        """Return whether it is known that there are no rules now."""
+        return False
+
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
         """Handle the server's answer that verdicts of this client do not count any more.
 
@@ -117,6 +122,7 @@ class PassAll(VerdictClient):
     """
 
     route = "none"
+    judges_nothing = True
 
     async def judge(self, batch: Batch) -> BatchVerdict:  # noqa: ARG002 - a VerdictClient's
         """Return a verdict that blocks nothing."""
@@ -146,6 +152,11 @@ class LocalVerdictClient(VerdictClient):
         """Return the verdicts on deferred rows, as soon as there are any, or after PATIENCE_S."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
+
+    @property
+    def judges_nothing(self) -> bool:
+        """Return whether there are no rules now."""
+        return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict that passes broadcasts without expanding them, or None if there are rules."""
@@ -225,6 +236,11 @@ class RemoteVerdictClient(VerdictClient):
     def delegated(self) -> int:
         """Return how many messages have passed by delegated rules."""
         return 0 if self._delegated_rules is None else self._delegated_rules.passed
+
+    @property
+    def judges_nothing(self) -> bool:
+        """Return whether it is known that there are no rules now, because the rules that this client applies are none."""
+        return self._delegated_rules is not None and self._delegated_rules.empty
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""

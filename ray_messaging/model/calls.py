@@ -14,8 +14,9 @@ from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 
 # The source of a result: the function itself, an earlier attempt at the step, an earlier run, or the store of
-# `Calls(store=)`. A FAILED call has used tokens, and has no result.
-MODEL, KEPT, PARENT, STORE, FAILED = "model", "kept", "parent", "store", "failed"
+# `Calls(store=)`. A FAILED call has used tokens, and has no result. An UNUSED call was made ahead of its step, in which
+# the agent did not ask for it.
+MODEL, KEPT, PARENT, STORE, FAILED, UNUSED = "model", "kept", "parent", "store", "failed", "unused"
 NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))  # the result of a call that has failed
 _DIGEST_BYTES = 16
 # These errors mean that a value cannot be encoded. ArithmeticError is among them because Decimal("sNaN") has no order.
@@ -48,7 +49,10 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` says where the result is from: MODEL, KEPT, PARENT or STORE; or FAILED."""
+    """A call of a committed step. `source` says where the result is from: MODEL, KEPT, PARENT or STORE.
+
+    It may also be FAILED or UNUSED.
+    """
 
     key: str
     agent: AgentId

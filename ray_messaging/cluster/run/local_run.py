@@ -22,7 +22,7 @@ from ray_messaging.cluster.run.beginning import (
 from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
+from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, that_look_ahead
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 _EXPERIMENT = "local"
 _TURN = 1  # the number of each group's only call of `RunActor.run`
+MOST_AHEAD = 64  # the highest `ahead`
 _LOOK_S = 1.0  # the time between two checks of the progress
 
 
@@ -66,6 +67,8 @@ def run(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     calls: Calls | None = None,
+    wait_for: Literal["all", "neighbours"] = "all",
+    ahead: int = 8,
     progress: bool = True,
     **given: "Unpack[AgentArguments]",
 ) -> Result: ...
@@ -79,6 +82,8 @@ def run(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     calls: Calls | None = None,
+    wait_for: Literal["all", "neighbours"] = "all",
+    ahead: int = 8,
     progress: bool = True,
     **given: "Unpack[GroupArguments]",
 ) -> Result: ...
@@ -102,6 +107,8 @@ def run(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     calls: Calls | None = None,
+    wait_for: Literal["all", "neighbours"] = "all",
+    ahead: int = 8,
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
@@ -132,13 +139,31 @@ def run(
         rules: The rules, as for `Messaging.start`.
         seed: The seed of all random numbers, as for `Steps`.
         calls: Limits of the calls that agents remember in this run, and the folder in which answers are shared.
+        wait_for: "neighbours" makes calls of a language model early, as for `Steps`.
+        ahead: As for `Steps`.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
+    if wait_for not in {"all", "neighbours"}:
+        raise ConfigError(f"wait_for={wait_for!r} is unknown: write 'all' or 'neighbours'")
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or not 1 <= ahead <= MOST_AHEAD:
+        raise ConfigError(f"ahead={ahead!r} must be a number of steps, from 1 to {MOST_AHEAD}")
     part = run_part(
-        model, agents, until, max_steps, groups, graph, shared, options, rules, seed, calls, progress=progress
+        model,
+        agents,
+        until,
+        max_steps,
+        groups,
+        graph,
+        shared,
+        options,
+        rules,
+        seed,
+        calls,
+        progress=progress,
+        ahead=ahead if wait_for == "neighbours" else 0,
     )
     return say_cost(part.result) if progress else part.result
 
@@ -167,16 +192,20 @@ def run_part(
     beginning: bytes | None = None,
     keep: bool = False,
     server: LocalServer | None = None,
+    ahead: int = 0,
 ) -> Part:
     """Run a model as `run` does, and go on from a beginning, if there is one; with `keep` return the end.
 
     Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
+    `ahead` is for how many steps agents may run ahead.
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
     ending = ending_of(until, max_steps, options)
     check_calls(calls)
     plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
+    if ahead and graph is not None:
+        plans = that_look_ahead(plans)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError
@@ -187,7 +216,19 @@ def run_part(
     try:
         return run_in_own_loop(
             lambda: _run(
-                plans, model, ending, options, copies, made, seed, calls, former, keep, server, progress=progress
+                plans,
+                model,
+                ending,
+                options,
+                copies,
+                made,
+                seed,
+                calls,
+                former,
+                keep,
+                server,
+                progress=progress,
+                ahead=ahead,
             )
         )
     except StepFailed as error:
@@ -221,6 +262,7 @@ async def _run(
     server: LocalServer | None,
     *,
     progress: bool,
+    ahead: int,
 ) -> Part:
     if limits is not None:
         store_of(limits)  # raises the error of a store that cannot be used
@@ -260,7 +302,8 @@ async def _run(
         inputs: list[RunInputs] = []
         for messager, copied, own in zip_longest(messagers, shared, later):
             actors.append(RunActor(messager, shown, limit_calls, own))
-            inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of))
+            runs_ahead = 0 if supervised else ahead
+            inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of, ahead=runs_ahead))
         _end_with(stack, actors, calls)
 
         async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:

@@ -28,7 +28,7 @@ from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
+from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of, that_look_ahead
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import BudgetSpent, Closed, ConfigError, ConnectionFailed, StepFailed, UnknownName
@@ -189,6 +189,10 @@ class Run(AbstractContextManager["Run"]):
         if isinstance(graph, str):
             graph = messaging.audience(graph)
         plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)), model)
+        steps = messaging._connection.experiment.steps
+        ahead = steps.ahead if steps is not None and steps.wait_for == "neighbours" else 0
+        if ahead and graph is not None:
+            plans = that_look_ahead(plans)
         places = Placement(*placed, [plan.name for plan in plans])
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()
@@ -211,7 +215,7 @@ class Run(AbstractContextManager["Run"]):
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
-        given = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change)
+        given = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change, ahead)
         # The groups get a reference, which Ray does not resolve in a list.
         self._given = [sent("the run", (messaging, given))]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})

@@ -35,12 +35,14 @@ class GroupPlan(NamedTuple):
     """One group of a run: its agents in canonical order, and their data and neighbours.
 
     `kinds` maps each kind of agents to those of the group that are of the kind; empty if the run has one model for all.
+    `reached` are the agents of the group to which agents of other groups have edges (None: no agent runs ahead).
     """
 
     name: str
     agents: AgentSet
     rows: Rows
     kinds: Kinds
+    reached: AgentSet | None = None
 
 
 def plan_groups(
@@ -166,6 +168,16 @@ def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
     for plan in plans:
         for owner in {owners.get(agent) for _, neighbours in plan.rows.values() for agent in neighbours} - {None}:
             found[str(owner)].add(plan.name)
+    return found
+
+
+def that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
+    """Return plans whose groups know which of their agents the agents of other groups may reach."""
+    ends = [AgentSet.of({end for _, neighbours in plan.rows.values() for end in neighbours}) for plan in plans]
+    found = []
+    for plan in plans:
+        others = [reached & plan.agents for other, reached in zip(plans, ends, strict=True) if other is not plan]
+        found.append(plan._replace(reached=reduce(or_, others, NO_AGENTS)))
     return found
 
 
