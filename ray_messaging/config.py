@@ -148,7 +148,7 @@ class Steps(_Settings):
         "(messaging.steps.declare), or each agent for its neighbours, before it calls a language model",
     )
     ahead: int = _setting(
-        8, "with wait_for='neighbours': for how many steps after the open one calls are made", ge=1, le=64
+        16, "with wait_for='neighbours': for how many steps after the open one calls are made", ge=1, le=64
     )
     groups: int | None = _setting(
         None, "step 0 waits until this many groups have joined; None: one group is enough", ge=1

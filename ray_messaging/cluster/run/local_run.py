@@ -22,7 +22,7 @@ from ray_messaging.cluster.run.beginning import (
 from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, that_look_ahead
+from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
@@ -68,7 +68,7 @@ def run(
     seed: int = 0,
     calls: Calls | None = None,
     wait_for: Literal["all", "neighbours"] = "all",
-    ahead: int = 8,
+    ahead: int = 16,
     progress: bool = True,
     **given: "Unpack[AgentArguments]",
 ) -> Result: ...
@@ -83,7 +83,7 @@ def run(
     seed: int = 0,
     calls: Calls | None = None,
     wait_for: Literal["all", "neighbours"] = "all",
-    ahead: int = 8,
+    ahead: int = 16,
     progress: bool = True,
     **given: "Unpack[GroupArguments]",
 ) -> Result: ...
@@ -108,7 +108,7 @@ def run(
     seed: int = 0,
     calls: Calls | None = None,
     wait_for: Literal["all", "neighbours"] = "all",
-    ahead: int = 8,
+    ahead: int = 16,
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
@@ -203,9 +203,7 @@ def run_part(
     check_run(model, options)
     ending = ending_of(until, max_steps, options)
     check_calls(calls)
-    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
-    if ahead and graph is not None:
-        plans = that_look_ahead(plans)
+    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model, near=ahead > 0)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError

@@ -171,7 +171,9 @@ class LookAhead:
     Args: `reached` has the agents of the group that agents of other groups may reach, by the graph.
     """
 
-    def __init__(self, society: "AgentLoop", model: "Model", holder: Holder, concurrency: int, reached: AgentSet) -> None:
+    def __init__(
+        self, society: "AgentLoop", model: "Model", holder: Holder, concurrency: int, reached: AgentSet
+    ) -> None:
         self.society = society
         self.places: AgentPlaces = NO_PLACES
         self.seed = 0
@@ -185,7 +187,8 @@ class LookAhead:
         self._misses = 0
         self._paused_until = -1
         self._in_vain = False  # calls of the last step were made in vain
-        self._wrong = False  # an agent has run ahead without a message that came to it on a way unknown before
+        self._wrong = False  # an edge is known now that was not known when agents began to run ahead
+        self._edges: set[tuple[AgentId, AgentId]] = set()
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
         self._old: list[RememberedCalls] = []  # the calls of steps that are no longer run ahead
@@ -256,7 +259,8 @@ class LookAhead:
         self._needed = [1] * count
         self._waits = [agent in self._reached for agent in step.places]
         pairs = ((agent, other) for agent, (_, others) in rows.items() for other in others)
-        for sender, hearer in {*pairs, *self._learned}:
+        self._edges = {*pairs, *self._learned}
+        for sender, hearer in self._edges:
             place, to = step.places.place(sender), step.places.place(hearer)
             if to < 0 or place == to:
                 continue
@@ -269,9 +273,7 @@ class LookAhead:
         self._next = [number] * count
         self._states, self._stopped, self._active = [{}] * count, [False] * count, [True] * count
 
-    def _seed(
-        self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice
-    ) -> None:
+    def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
         """Let all agents that are not beyond the step begin it, from their states and inboxes in the step itself."""
         counts = step.heard_counts
         seeds = [
@@ -429,9 +431,10 @@ class LookAhead:
             to = -1 if to_id is None else self.places.place(to_id)
             if to < 0:
                 continue
+            if message.asks:
+                self._learn(to, place)  # because of the answer
             if self._next[to] > deliver or self._running.get(to) == deliver:
-                self._wrong = True  # the recipient did not wait for it, because the graph has no such edge
-                self._learned.add((self.places[place], self.places[to]))
+                self._learn(place, to)  # the recipient did not wait for the message
             self._inboxes[deliver][to].append(message)
         ended = self._ended[following]
         for to in (place, *self._hearers[place]):
@@ -441,6 +444,13 @@ class LookAhead:
                     heappush(self._ready, (following, to))
                 else:
                     self._held[following].append(to)
+
+    def _learn(self, sender: int, hearer: int) -> None:
+        """Note an edge that the graph does not have. With it, all begins anew when the next step does."""
+        pair = self.places[sender], self.places[hearer]
+        if pair not in self._edges:
+            self._learned.add(pair)
+            self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
         """Return an inbox of messages that were sent ahead, in canonical order."""

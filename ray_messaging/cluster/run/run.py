@@ -28,7 +28,7 @@ from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of, that_look_ahead
+from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import BudgetSpent, Closed, ConfigError, ConnectionFailed, StepFailed, UnknownName
@@ -188,11 +188,10 @@ class Run(AbstractContextManager["Run"]):
         check_run(model, options)
         if isinstance(graph, str):
             graph = messaging.audience(graph)
-        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)), model)
         steps = messaging._connection.experiment.steps
         ahead = steps.ahead if steps is not None and steps.wait_for == "neighbours" else 0
-        if ahead and graph is not None:
-            plans = that_look_ahead(plans)
+        cpus = int(ray.cluster_resources().get("CPU", 2))
+        plans = plans_for(options, agents, groups, graph, cpus, model, near=ahead > 0)
         places = Placement(*placed, [plan.name for plan in plans])
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()
