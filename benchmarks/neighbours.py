@@ -137,8 +137,8 @@ def main() -> None:
                 same = everybody.digests == near.digests and everybody.states == near.states
                 print(
                     f"{part}: all {everybody.seconds:.1f} s ({everybody.busy:.0%} busy), neighbours "
-                    f"{near.seconds:.1f} s ({near.busy:.0%} busy), {everybody.seconds / near.seconds:.2f} times as fast; "
-                    f"{near.calls:,} calls, {near.unused} in vain; {'equal' if same else 'NOT EQUAL'}",
+                    f"{near.seconds:.1f} s ({near.busy:.0%} busy), {everybody.seconds / near.seconds:.2f} times as "
+                    f"fast; {near.calls:,} calls, {near.unused} in vain; {'equal' if same else 'NOT EQUAL'}",
                     flush=True,
                 )
                 if not same:

@@ -239,7 +239,7 @@ class RemoteVerdictClient(VerdictClient):
 
     @property
     def judges_nothing(self) -> bool:
-        """Return whether it is known that there are no rules now, because the rules that this client applies are none."""
+        """Return whether it is known that there are no rules now: this client applies the rules, and has none."""
         return self._delegated_rules is not None and self._delegated_rules.empty
 
     async def judge(self, batch: Batch) -> BatchVerdict:

@@ -347,27 +347,22 @@ class AgentLoop:
         agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
-        if look is not None and not anew:
-            self._forget_flights(step.number)
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
         concurrency = min(self._concurrency, len(agents))
         self._calls = StepCalls(
             self._model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout
         )
         if look is not None and ahead is not None:
-            early = partial(self._calls_for, shared=True, early=True)
-            self._calls.begin = partial(look.begin, step, self._agents, called, ahead, early, anew=anew)
-            self._calls.stop = look.stop
+            self._run_ahead(look, self._calls, step, called, ahead, anew=anew)
         try:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
         if (error := self._broken) is not None:  # the step must fail even if the model has caught the error
             raise error
-        if self.calls is not None:
-            records = [] if look is None else self._unused(look)
-            if self.records_calls:
-                step.keep_calls(encode_calls([*self.calls.records(), *records]))
+        records = [] if look is None else self._unused(look)
+        if self.calls is not None and self.records_calls:
+            step.keep_calls(encode_calls([*self.calls.records(), *records]))
         if self._collector is not None and self._collector.is_due(step.number):
             self.open_step, self.send, self.sends = None, self._refuse, None
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
@@ -394,11 +389,24 @@ class AgentLoop:
             early,
         )
 
-    def _forget_flights(self, step: int) -> None:
-        """Forget the shared calls of steps before this one, unless they are still under way."""
-        for earlier in [each for each in self._flights if each < step]:
+    def _run_ahead(
+        self,
+        look: LookAhead,
+        calls: StepCalls,
+        step: Step,
+        called: NDArray[np.intp] | slice,
+        ahead: Ahead,
+        *,
+        anew: bool,
+    ) -> None:
+        """Let agents run ahead from the beginning of a step on."""
+        # The step before is committed. Only the calls of that step that are still under way are not in its records.
+        for earlier in [] if anew else [each for each in self._flights if each < step.number]:
             if not self._flights[earlier].forget_ended():
                 del self._flights[earlier]
+        early = partial(self._calls_for, shared=True, early=True)
+        calls.begin = partial(look.begin, step, self._agents, called, ahead, early, anew=anew)
+        calls.stop = look.stop
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
         """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""

@@ -1,8 +1,8 @@
 """Look-ahead: agents run in later steps ahead of time, so that their remembered calls are under way early.
 
-An agent runs ahead in a step once it has ended the step before, and all agents that may send to it have, too. It runs on
-a copy of its state, with the messages that these agents have sent ahead. Nothing of what it does is committed: later the
-step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
+An agent runs ahead in a step once it has ended the step before, and all agents that may send to it have, too. It runs
+on a copy of its state, with the messages that these agents have sent ahead. Nothing of what it does is committed: later
+the step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
 change no result. If it is wrong, such as because of a message from outside, a call was made in vain.
 
 Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself. So do
@@ -109,7 +109,7 @@ class _StepAhead:
         payload: object,
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
-        place: int | None = None,
+        _place: int | None = None,
     ) -> None:
         """Note a message; raise the same errors as `Step.send`."""
         self._note(from_id, check_id(to_id), payload, check_subtopic(subtopic), deliver_at)
@@ -231,9 +231,8 @@ class LookAhead:
         number = step.number
         self._calls_of = calls_of
         self._ahead = ahead
-        if anew or step.places.agents != self.places.agents or ahead.last <= number:
-            self.stop()
-        elif self._wrong or self._differs(step):
+        changed = anew or step.places.agents != self.places.agents
+        if changed or ahead.last <= number or self._wrong or self._differs(step):
             self.stop()
         self._pause(number)
         if ahead.last <= number or number < self._paused_until:
@@ -338,7 +337,7 @@ class LookAhead:
         return {task for calls in self._old for task in calls.under_way}
 
     async def end(self, closed: int) -> None:
-        """Stop, and give calls for the steps after `closed` some time to end and to be kept, because they cost money."""
+        """Stop, and give calls for steps after `closed` some time to end and to be kept, because they cost money."""
         self.stop()
         wanted: set[asyncio.Task[Any]] = set()
         for calls in self._old:
@@ -357,7 +356,7 @@ class LookAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether some agents run, or calls are under way."""
+        """Return whether agents run, or calls are under way."""
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:

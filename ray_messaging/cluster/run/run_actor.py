@@ -91,8 +91,8 @@ class RunInputs(NamedTuple):
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
     inputs that it needs, and each only once. `parent_calls` is the log folder of an earlier run, whose results answer
-    equal calls (None: no such run). `change` sets states before a step. `ahead` is for how many steps after the open one
-    agents may run ahead.
+    equal calls (None: no such run). `change` sets states before a step. `ahead` is for how many steps after the open
+    one agents may run ahead.
     """
 
     model: Any
