@@ -367,7 +367,7 @@ class AgentLoop:
             self.open_step, self.send, self.sends = None, self._refuse, None
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
-        if look is not None:
+        if look is not None and look.is_busy:
             self._model_thread.go_on()
         if agents or not self._forms:
             step.state = self._encoded(agents)
@@ -444,7 +444,9 @@ class AgentLoop:
         """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended"))
-        elif self._look_ahead is not None and self._look_ahead.is_busy:
+            return
+        await self._model_thread.pause()
+        if self._look_ahead is not None and self._look_ahead.is_busy:
             closed = -1 if self.last_step is None else self.last_step
             await self._model_thread.call(self._model_thread.wait_for, self._look_ahead.end(closed))
 

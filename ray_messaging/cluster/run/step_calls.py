@@ -102,7 +102,7 @@ class StepCalls:
 
     def end(self, error: BaseException) -> None:
         """End the calls with an error, from any thread. Remembered calls in flight get some time to end."""
-        under_way = self.remembered is not None and self.remembered.under_way
+        under_way = self.stop is not None or (self.remembered is not None and self.remembered.under_way)
         if self._end_by is None and self.thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
         else:

@@ -8,11 +8,16 @@ from collections import Counter
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Calls, ConfigError, Count, StepFailed, Steps, rules, run
+from ray_messaging import Calls, ConfigError, Count, LocalServer, StepFailed, Steps, rules, run
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.messager import GroupMessager
 
 FEATURES = ("sends", "later", "asks", "stops", "idle", "moves", "strangers", "outcasts", "twice", "errors")
 UNKNOWN = {"asks", "moves", "strangers"}  # messages on ways that the graph does not have
 NEAR = {"wait_for": "neighbours", "progress": False}
+OPTIONS = RunOptions(None, "agent", 100, None)
 TWO_PAIRS = [(0, 1), (1, 0), (2, 3), (3, 2)]
 
 
@@ -271,3 +276,51 @@ def test_ahead_needs_to_wait_for_neighbours():
     assert Steps(wait_for="neighbours", ahead=3).ahead == 3
     with pytest.raises(ValueError, match="ahead=3 needs wait_for='neighbours'"):
         Steps(ahead=3)
+
+
+async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
+    plan = plans_for(OPTIONS, 4, 1, TWO_PAIRS, 1, near=True)[0]
+    far, first, asked = asyncio.Event(), threading.Event(), Counter()
+    loop = asyncio.get_running_loop()
+
+    def ask(agent, step):
+        asked[agent, step] += 1
+        if (agent, step) == (2, 5):
+            loop.call_soon_threadsafe(far.set)
+        if (agent, step) == (0, 0) and asked[agent, step] == 1:
+            assert first.wait(WAIT_S)
+        return step
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step)
+
+    def inputs():
+        return RunInputs(known(person), known(OPTIONS), known(None), {plan.name: known(plan)}, ahead=5)
+
+    server = LocalServer(Steps(groups=1, digest=True))
+    with server:
+        async with GroupMessager(server, "driven", None, name=plan.name) as messager:
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            killed = RunActor(messager)
+            task = asyncio.create_task(killed.run(plan.name, [known((None, inputs()))], 8, 1, with_states=True))
+            async with asyncio.timeout(WAIT_S):
+                await far.wait()
+            task.cancel()
+            await asyncio.wait({task})
+            later = RunActor(messager)
+            running = later.run(plan.name, [known((None, inputs()))], 8, 1, with_states=True)
+            found = await asyncio.wait_for(running, WAIT_S)
+            first.set()
+            for actor in (killed, later):
+                await actor.close()
+    assert found.until == 8
+    assert all(state == {"told": 7} for state in found.states.values())
+    assert {key for key, count in asked.items() if count > 1} <= {(0, 0), (1, 0), (2, 5), (3, 4), (3, 5)}  # in flight
+    assert found.calls["kept"] >= 8
+    assert found.calls["kept"] + found.calls["model"] == 32
+
+
+def known(value):
+    found = asyncio.get_running_loop().create_future()
+    found.set_result(value)
+    return found
