@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -75,6 +76,13 @@ class _Sent(NamedTuple):
     topic: str
     asks: bool
     answers: str | None
+
+
+class _Circle(NamedTuple):
+    """Agents that may be reached by the same agents: how many these are, and the places of those that they reach."""
+
+    senders: int
+    hearers: list[int]
 
 
 class _StepAhead:
@@ -188,7 +196,6 @@ class LookAhead:
         self._paused_until = -1
         self._in_vain = False  # calls of the last step were made in vain
         self._wrong = False  # an edge is known now that was not known when agents began to run ahead
-        self._edges: set[tuple[AgentId, AgentId]] = set()
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
         self._old: list[RememberedCalls] = []  # the calls of steps that are no longer run ahead
@@ -203,7 +210,10 @@ class LookAhead:
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
         self._active: list[bool] = []
-        # By step and place: how many of the agents that may reach the agent, and itself, have ended the step before.
+        self._circles: list[_Circle] = []
+        self._circles_of: list[list[int]] = []  # by place, the circles among whose senders the agent is
+        self._senders: list[frozenset[int]] = []  # by place, the places of the agents that may reach it, and its own
+        # By step and circle: how many of its senders have ended the step before.
         self._ended: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
         self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by step and place, messages that were read
@@ -254,21 +264,28 @@ class LookAhead:
     def _start(self, step: Step, number: int) -> None:
         self.places, self.seed = step.places, step.seed
         count, rows = len(step.places), self.society.rows
-        hearers: list[list[int]] = [[] for _ in range(count)]
-        self._needed = [1] * count
         self._waits = [agent in self._reached for agent in step.places]
+        senders = [{place} for place in range(count)]
         pairs = ((agent, other) for agent, (_, others) in rows.items() for other in others)
-        self._edges = {*pairs, *self._learned}
-        for sender, hearer in self._edges:
+        for sender, hearer in chain(pairs, self._learned):
             place, to = step.places.place(sender), step.places.place(hearer)
-            if to < 0 or place == to:
-                continue
-            if place < 0:
+            if to >= 0 and place < 0:
                 self._waits[to] = True
-            else:
-                hearers[place].append(to)
-                self._needed[to] += 1
-        self._hearers = hearers
+            elif to >= 0:
+                senders[to].add(place)
+        # Agents of one place most often hear the same agents, and then wait for them together.
+        together: dict[frozenset[int], list[int]] = {}
+        for place, of_place in enumerate(senders):
+            together.setdefault(frozenset(of_place), []).append(place)
+        self._circles = [_Circle(len(found), hearers) for found, hearers in together.items()]
+        self._circles_of = [[] for _ in range(count)]
+        for circle, found in enumerate(together):
+            for place in found:
+                self._circles_of[place].append(circle)
+        self._senders = [frozenset[int]()] * count
+        for found, hearers in together.items():
+            for place in hearers:
+                self._senders[place] = found
         self._next = [number] * count
         self._states, self._stopped, self._active = [{}] * count, [False] * count, [True] * count
 
@@ -436,9 +453,14 @@ class LookAhead:
                 self._learn(place, to)  # the recipient did not wait for the message
             self._inboxes[deliver][to].append(message)
         ended = self._ended[following]
-        for to in (place, *self._hearers[place]):
-            ended[to] += 1
-            if ended[to] == self._needed[to] and not self._waits[to]:
+        for number_of in self._circles_of[place]:
+            ended[number_of] += 1
+            circle = self._circles[number_of]
+            if ended[number_of] < circle.senders:
+                continue
+            for to in circle.hearers:
+                if self._waits[to]:
+                    continue
                 if following <= self._ahead.last:
                     heappush(self._ready, (following, to))
                 else:
@@ -446,9 +468,8 @@ class LookAhead:
 
     def _learn(self, sender: int, hearer: int) -> None:
         """Note an edge that the graph does not have. With it, all begins anew when the next step does."""
-        pair = self.places[sender], self.places[hearer]
-        if pair not in self._edges:
-            self._learned.add(pair)
+        if sender not in self._senders[hearer]:
+            self._learned.add((self.places[sender], self.places[hearer]))
             self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
