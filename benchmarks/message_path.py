@@ -36,10 +36,10 @@ from typing import Any
 import ray_messaging
 from benchmarks import ray_paths
 from ray_messaging import LocalServer, Messager
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, MaxLength
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
 
 PACKAGE = str(Path(ray_messaging.__file__).parent) + "/"
 NO_FUNCTIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}

@@ -23,9 +23,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ray_messaging.config import MessagingConfig, RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.messager import GroupMessager, Messager
 from ray_messaging.transports.experiment_store import RedisExperimentStore
 from ray_messaging.transports.step_values import StepSettings
@@ -168,6 +168,32 @@ async def bulk(hosts: Hosts) -> list[float]:
     return taken[2:]
 
 
+async def awaited(hosts: Hosts) -> list[float]:
+    """Return the times of messages that 1,000 agents send, each awaiting the receipt of its last one, in seconds."""
+    await hosts.begin(steps=False)
+    sender, receiver = await hosts.messager("b", range(AGENTS)), await hosts.messager("c", range(AGENTS, AGENTS + 1))
+    taken: list[float] = []
+
+    async def receive() -> None:
+        left = AGENTS * (ROUNDS + 2)
+        while left:
+            left -= len(await receiver.fetch_messages(timeout=10.0))
+
+    async def talk(agent: int) -> None:
+        for number in range(ROUNDS + 2):
+            begun = time.perf_counter()
+            await sender.send(agent, AGENTS, {"n": number})
+            if number > 1:
+                taken.append(time.perf_counter() - begun)
+            elif number == 1 and agent == 0:
+                await asyncio.sleep(CALM_S)
+
+    receiving = asyncio.create_task(receive())
+    await asyncio.gather(*map(talk, range(AGENTS)))
+    await receiving
+    return taken
+
+
 async def steps_by_hand(hosts: Hosts) -> list[float]:
     """Return the times of steps of two groups, in which each agent writes to one of the other group, in seconds."""
     await hosts.begin(steps=True)
@@ -253,6 +279,7 @@ def main() -> None:
         for name, case in {
             "a lone message after a pause": lone_message,
             "a batch of many": bulk,
+            "an awaited message": awaited,
             "a step by hand": steps_by_hand,
         }.items()
     ]

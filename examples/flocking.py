@@ -13,7 +13,8 @@ import argparse
 import numpy as np
 import ray
 
-from ray_messaging import Messaging, StepAborted, Steps, columns
+from ray_messaging import Messaging, Steps, columns
+from ray_messaging.errors import StepAborted
 
 SPEED, TURN, SIGHT, ROOM = 0.05, 5.0, 1.0, 5.0  # ROOM is the side of their square
 

@@ -10,7 +10,8 @@ import argparse
 import ray
 from pydantic import BaseModel, Field
 
-from ray_messaging import Closed, Messaging
+from ray_messaging import Messaging
+from ray_messaging.errors import Closed
 
 
 class Mood(BaseModel):

@@ -37,7 +37,7 @@ from ray_messaging.default_limits_and_leases import (
 )
 from ray_messaging.errors import ConfigError
 
-_LONGEST_S = 1e9  # No time may be longer than 30 years, because a server accepts no infinite time.
+_LONGEST_S = 1e9  # No duration may be longer than 30 years, because a server does not accept an infinite one.
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -55,12 +55,15 @@ class Setting(NamedTuple):
 
 
 class _OurSettings(ModelMetaclass):
-    """Metaclass that hides pydantic's own members, which are ten times as many as ours, in `dir` and `help`."""
+    """Metaclass that hides the many members of pydantic's own in `dir` and `help`."""
 
     if not TYPE_CHECKING:  # Type checkers know the fields without this.
 
         def __call__(self, *given: object, **fields: object) -> Any:  # noqa: ANN401 - an object of the class
-            """Make an object; raise ConfigError for values without names, without showing them: one may be secret."""
+            """Make an object; raise ConfigError for positional arguments.
+
+            The error does not show the arguments, because one of them may be a password.
+            """
             if given:
                 names = list(self.model_fields)
                 raise ConfigError(
@@ -157,6 +160,9 @@ class Steps(_Settings):
         30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
     )
     digest: bool = _setting(False, "keep a digest of what is sent in each step")
+    seat_timeout_s: PositiveFloat | None = _setting(
+        60.0, "seconds for which a step waits for people at seats (messaging.seat); None: no limit"
+    )
     checkpoint: int | None = _setting(
         None, "with log_dir: keep a checkpoint after every n-th step and the last one, for Messaging.fork", ge=1
     )
@@ -169,7 +175,7 @@ class Steps(_Settings):
 
 
 class Price(_Settings):
-    """What a model's tokens cost, per million: `Price(input="0.15", output="0.60")`, for `Calls(cost=)`."""
+    """The price of a million tokens of a model: `Price(input="0.15", output="0.60")`, for `Calls(cost=)`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -185,7 +191,11 @@ class Price(_Settings):
     currency: str = _setting("USD", "the currency, in three capital letters", pattern="^[A-Z]{3}$")
 
     def of(self, given: int, cached: int, output: int) -> int:
-        """Return what tokens cost, in parts of 10^-12: `cached` tokens are among the `given` ones."""
+        """Return the cost of tokens, in units of 10^-12 of the currency.
+
+        Args: `given` is the number of input tokens, and `cached` the number of those that came from a cache. `output`
+        is the number of output tokens.
+        """
         from_cache = self.input if self.cached is None else self.cached
         # Prices have up to six decimal places, so this is a whole number.
         return int(((given - cached) * self.input + cached * from_cache + output * self.output).scaleb(6))
@@ -195,8 +205,9 @@ class Calls(_Settings):
     """Limits of the calls that agents make by `me.remember`, for all groups together: `Messaging.start(calls=Calls())`.
 
     Each try counts as a call. A call is tried again if it raises a TimeoutError, an error with "Timeout" in the name of
-    its class, or an error whose `status_code` or `status`, or that of its `response`, is 429 or 5xx. The pause before
-    the second try is about half a second. Each later pause is twice as long as the one before, up to about 30 s.
+    its class, or an error with the HTTP status 429 or 5xx. The status is looked for in the error's `status_code` and
+    `status`, and in the same attributes of its `response`. The pause before the second try is about half a second. Each
+    later pause is twice as long as the one before, up to about 30 s.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -226,7 +237,7 @@ class Calls(_Settings):
 
     @property
     def limited(self) -> bool:
-        """Return whether there is a limit on the rate, the number at once, the tokens, or the budget."""
+        """Return whether there is any limit: on calls per minute, calls at once, tokens per minute, or the budget."""
         limits = self.rate_per_minute, self.concurrency, self.tokens_per_minute, self.budget
         return any(each is not None for each in limits)
 
@@ -242,7 +253,7 @@ class Calls(_Settings):
         return prices[0].currency if prices else ""
 
     def price(self, model: str | None, given: int, cached: int, output: int) -> int:
-        """Return what tokens of a model cost, in parts of 10^-12; raise ConfigError if the model has no price."""
+        """Return the cost of tokens of a model, as `Price.of` does; raise ConfigError if the model has no price."""
         found = self.cost if isinstance(self.cost, Price) else self._price_of(model)
         return found.of(given, cached, output)
 
@@ -251,7 +262,7 @@ class Calls(_Settings):
         names = [name for name in prices if model is not None and model.startswith(name)]
         if not names:
             known = ", ".join(prices) or "none"
-            raise ConfigError(f"Calls(cost=) has no price for model {model!r}: it has those of {known}")
+            raise ConfigError(f"Calls(cost=) has no price for model {model!r}: it has prices of {known}")
         return prices[max(names, key=len)]
 
     @field_validator("budget")
@@ -264,27 +275,27 @@ class Calls(_Settings):
             if not re.fullmatch(r"[0-9]+(\.[0-9]{1,12})?", amount) or not re.fullmatch("[A-Z]{3}", currency):
                 raise ValueError("write a number of calls, or money with its currency, such as budget='5 USD'")
             if not Decimal(amount):
-                raise ValueError("a budget must be more than nothing")
+                raise ValueError("a budget must be above 0")
         return budget
 
     @model_validator(mode="after")
     def _one_currency(self) -> Self:
         prices = [self.cost] if isinstance(self.cost, Price) else [*(self.cost or {}).values()]
         if isinstance(self.cost, dict) and not prices:
-            raise ValueError("cost={} has no price")
+            raise ValueError("cost={} has no price: write cost={'MODEL': Price(input=..., output=...)}")
         found = {each.currency for each in prices}
         if isinstance(self.budget, str):
             if not found:
                 raise ValueError(f"budget={self.budget!r} needs cost=Price(input=..., output=...)")
             found.add(self.budget[-3:])
         if len(found) > 1:
-            raise ValueError(f"budget= and cost= must have one currency, and not {' and '.join(sorted(found))}")
+            raise ValueError(f"budget= and cost= have different currencies, {' and '.join(sorted(found))}: use one")
         return self
 
     @field_validator("store")
     @classmethod
     def _absolute_store(cls, store: str | Path | None) -> str | None:
-        """Return the whole path, because the groups' processes have another working folder."""
+        """Return the absolute path, because the processes of the groups have another working folder."""
         if store is None:
             return None
         if "://" in str(store) or not str(store):
@@ -343,7 +354,8 @@ class RedisConfig(ServerConfig):
     @model_validator(mode="before")
     @classmethod
     def _name_the_unknown(cls, fields: object) -> object:
-        # AgentSociety's settings files have more keys. A typo in `password` must be noticed all the same.
+        # Unknown keys are no error, because AgentSociety's settings files have more keys. They are a warning, so that a
+        # typo such as `pasword` is noticed.
         unknown = sorted(map(str, fields.keys() - cls.model_fields.keys())) if isinstance(fields, dict) else []
         if unknown:
             known = ", ".join(cls.model_fields)
@@ -354,7 +366,7 @@ class RedisConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "RedisConfig":
-        # A CA or a key without TLS would protect nothing.
+        # Without TLS these files would protect nothing.
         if not self.ssl and (self.ssl_ca_certs or self.ssl_certfile or self.ssl_keyfile):
             raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
         if self.ssl_keyfile and not self.ssl_certfile:
@@ -415,7 +427,7 @@ class RedisConfig(ServerConfig):
         if "shards" in query:
             raise ConfigError("invalid server address: shards= needs a cluster, redis+cluster://host:port,host:port")
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
-        # An unescaped # or ? in a password ends the password.
+        # If a # or ? in the password is not escaped, the rest of the URL is parsed as a fragment or as options.
         more = parts.fragment or query.keys() - {"db", "allow_eviction"}
         try:
             return cls(
@@ -473,7 +485,7 @@ class RedisConfig(ServerConfig):
 
 
 class ShardsConfig(ServerConfig):
-    """Addresses of the servers of one experiment with steps: the primary, and servers that only keep frames' bodies.
+    """Addresses of the servers of one experiment with steps: the primary, and servers that only store bodies of frames.
 
     In a Redis Cluster all servers have the same address, and each has hash slots of its own (see `key_tags`).
     """
@@ -514,7 +526,10 @@ class ShardsConfig(ServerConfig):
         return self.servers[0].password
 
     def on_node(self, node: str) -> "ShardsConfig":
-        """Return this config for a process on a Ray node: the node's own server, if any, stores the process' bodies."""
+        """Return a copy of this config for a process on a Ray node.
+
+        If one of the servers is on that node, it stores the bodies of all frames that the process sends.
+        """
         return self.model_copy(update={"home": self.nodes.index(node) if node in self.nodes else None})
 
     def without_passwords(self) -> "ShardsConfig":

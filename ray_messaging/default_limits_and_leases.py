@@ -6,16 +6,16 @@ MIB = 2**20
 MAILBOX_MESSAGES = 1_000_000
 MAILBOX_BYTES = 256 * MIB
 
-# The limits of a box, which has what a mailbox reads in one step. A box is emptied only at the end of the step, so no
-# sender waits for a full box.
+# The limits of a box, which holds the messages that a mailbox reads in one step. A box is emptied only at the end of
+# the step, so a sender never waits until a full box has space.
 BOX_ROWS = 10_000_000
 BOX_BYTES = 2_048 * MIB
 
-# If the boxes that wait for the event log have more bytes than this, the run waits until the log is only a few steps
-# behind.
+# The most bytes in boxes that the event log has not written yet. Above this the run waits until the log is only a few
+# steps behind.
 LAG_BYTES = 64 * MIB
 
-# The most servers of an experiment. Each process needs a connection to each server.
+# The largest number of servers that an experiment may have. Each process needs a connection to each server.
 SHARDS = 128
 
 # The default limits of one entry of a mailbox, which is a frame. A reader refuses any frame above FRAME_LIMIT.
@@ -23,18 +23,18 @@ FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
 
-# The limits of a sender's batch. A batch has only a few frames, so that verdicts and writes alternate often enough.
-# BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
+# The limits of a sender's batch. A batch makes only a few frames, so the sender often changes between asking for
+# verdicts and writing. BATCH_BYTES limits a batch of large payloads, BATCH_ROWS a batch of small payloads.
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
-# The most bytes of a frame that is written, unless one payload is larger. A script call holds up all clients of the
-# server, for a time that grows faster than its size: 2 MiB take some ms, 32 MiB half a second.
+# Senders make no frame larger than this, unless one payload is. The server executes one script call at a time, and all
+# other clients wait. A call with 2 MiB takes some milliseconds, a call with 32 MiB half a second.
 CALL_BYTES = 2 * MIB
 
-# Rows of typed columns are small and are not Python objects, so a batch may have more of them, and so may a frame for a
-# mailbox that accepts FRAME_ROWS. With two columns of numbers such a frame has 1.5 MiB, and takes a fifth less work per
-# row than a frame of FRAME_ROWS.
+# Rows of typed columns are small and are not Python objects, so a batch may have this many of them, and so may a frame
+# for a mailbox that accepts FRAME_ROWS. With two columns of numbers a frame of COLUMN_ROWS has 1.5 MiB, and takes a
+# fifth less time per row than a frame of FRAME_ROWS.
 COLUMN_ROWS = 65_536
 
 # The most pairs of sender and hearer in one batch of broadcasts, unless one sender has more: some ten MiB of memory.
@@ -47,9 +47,9 @@ PAYLOAD_LIMIT = 64 * MIB
 # Redis disconnects a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A step's frame of at least BODY_BYTES is large: its body may be on another server than its box. For 16 KiB this saves
-# the box's server more than it costs the other server. A sender deletes the bodies of dropped steps from a server each
-# time that it has sent BODY_ARREARS bytes to that server.
+# If a frame of a step has at least BODY_BYTES, its body may be stored on another server than the box to which the frame
+# belongs. From 16 KiB on, this saves the box's server more time than it costs the other server. A sender deletes the
+# bodies of dropped steps from a server each time that it has sent BODY_ARREARS bytes to that server.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 
@@ -59,38 +59,42 @@ DEAD_BYTES = 256 * MIB
 # The number of keys in one SCAN of the server.
 SCAN_COUNT = 1_000
 
-# Seconds until an embedded server counts as unreachable. It is long because dozens of processes that start may use all
-# cores.
+# Seconds until an embedded server counts as unreachable. The time is long, because the server may wait for a core while
+# dozens of processes start.
 EMBEDDED_CONNECT_S = 30.0
 
-# Timeouts in seconds: to connect to a server; for a rule to judge one batch; for one call that waits for news of the
-# event log.
+# Timeouts in seconds. CONNECT_TIMEOUT_S is for connecting to a server, RULE_TIMEOUT_S for a rule that judges one batch.
+# LOG_NEWS_TIMEOUT_S is for one call that waits until the event log has new rows.
 CONNECT_TIMEOUT_S = 5.0
 RULE_TIMEOUT_S = 10.0
 LOG_NEWS_TIMEOUT_S = 10.0
 
-# Default timeouts in seconds: for the answer to a question; for agents to leave their group; for a slow rule, or a
-# StepRule, to judge one message or step; for a model to moderate one message.
+# Default timeouts in seconds. ANSWER_TIMEOUT_S is for the answer to a question, MOVE_TIMEOUT_S for agents that leave
+# their group. SLOW_RULE_TIMEOUT_S is for a slow rule that judges one message, and for a StepRule that judges one step.
+# MODERATOR_TIMEOUT_S is for a model that moderates one message.
 ANSWER_TIMEOUT_S = 60.0
 MOVE_TIMEOUT_S = 30.0
 SLOW_RULE_TIMEOUT_S = 120.0
 MODERATOR_TIMEOUT_S = 30.0
 
-# The default leases in seconds: a mailbox whose messager gave no sign of life for LEASE_S may be taken over; messages
-# that a handle fetched and did not acknowledge within LOAN_S are delivered to other handles.
+# The default leases in seconds. If a messager gives no sign of life for LEASE_S, its mailbox may be taken over. If a
+# handle does not acknowledge fetched messages within LOAN_S, they are delivered to another handle.
 LEASE_S = 30.0
 LOAN_S = 60.0
 
-# Seconds for which a step waits for a server that it cannot reach. It is longer than Ray takes to find a dead machine,
-# 30 to 66 s: until then the group may run on, and after that Ray starts it elsewhere.
+# Seconds for which a step waits for a server that it cannot reach, such as during a cut of the network. After a short
+# cut the group goes on. Ray takes 30 to 66 s to notice that a machine is dead, and then starts the machine's groups
+# elsewhere. The wait is longer than that, so that no group fails before Ray has acted.
 CUT_TIMEOUT_S = 100.0
 
-# Seconds after which an end of a connection finds that the other end is gone, however long the kernel would retransmit:
-# an idle connection is asked for a sign of life after KEEPALIVE_IDLE_S, and then KEEPALIVE_PROBES times.
+# TCP settings in seconds, so that either end of a connection soon notices that the other end is gone. A connection is
+# broken if sent bytes are not acknowledged for UNACKNOWLEDGED_S. An idle connection is probed after KEEPALIVE_IDLE_S,
+# and is broken if KEEPALIVE_PROBES probes, KEEPALIVE_PROBE_S apart, get no answer.
 UNACKNOWLEDGED_S = 15.0
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
-# Seconds: the longest wait for news of steps in one call, so that a server that does not answer is noticed; and the
-# time without a sign of life after which a step's driver, or its supervisor, counts as gone.
+# STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits for news of steps, so that a server that does
+# not answer is noticed. STEP_LEASE_S is the time without a sign of life after which the driver of a step, or the steps'
+# supervisor, counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0
 STEP_LEASE_S = 10.0

@@ -7,7 +7,7 @@ MessagingError
 │   └── UnknownSender           a from_id that is not an agent of the sending group
 ├── InvalidPayload              a payload that is not a JSON object
 │   └── PayloadMismatch         a payload that does not fit a type or a schema
-├── InvalidMsg                  an invalid Msg, or dict of one: its role, its keys, its class
+├── InvalidMsg                  an invalid Msg, or an invalid dict of a Msg
 ├── InvalidColumns              columns of a bulk send that do not fit together
 ├── PayloadTooLarge             a payload above the limit
 ├── UnknownName                 an experiment, group or agent that does not exist
@@ -58,8 +58,8 @@ from typing import Any
 class MessagingError(Exception):
     """Root of every error that this package raises on purpose.
 
-    An error of a send carries `receipts`, one for each message (None if unknown), and the `message_ids` that it
-    concerns.
+    An error of a send has `receipts`, one for each message (None if a message's fate is unknown), and `message_ids`,
+    the ids of the messages that the error is about.
     """
 
     receipts: Sequence[Any] | None = None
@@ -117,14 +117,17 @@ class InvalidMsg(MessagingError, ValueError, AssertionError):
 
 
 class PayloadTooLarge(MessagingError, ValueError):
-    """A payload is above the limit; `size` and `limit` in bytes."""
+    """A payload is above the limit; `size` and `limit` are in bytes."""
 
     size: int
     limit: int
 
 
 class UnknownName(MessagingError, LookupError):
-    """No experiment, group, agent or other thing of this name exists; `kind` is what it would be, `value` its name."""
+    """No experiment, group, agent or other thing has this name.
+
+    `kind` says what was looked for, and `value` is the name.
+    """
 
     kind: str
     value: object
@@ -144,7 +147,7 @@ class AlreadyExists(MessagingError, ValueError):
 class MoveFailed(MessagingError, RuntimeError):
     """Agents could not leave their `group`, and nothing has changed.
 
-    `messages` is the number of their messages that are in the way, such as fetched ones that were not committed.
+    `messages` is the number of messages that prevent it, such as fetched messages that were not committed.
     """
 
     group: str
@@ -165,9 +168,9 @@ class TransactionError(MessagingError, RuntimeError):
 class NotRepeatable(MessagingError, AssertionError):
     """A model gave another result when it ran again (`ray_messaging.testing.check_repeatable`).
 
-    `step` and `agent` say where the results first differ. `what` is "message" or "state": `mine` and `theirs` are the
-    two messages or states, and a message is None if one run did not send it. If only the later run failed, `what` is
-    "failure", `mine` is None, and `theirs` is the text of the later run's error.
+    `step` and `agent` say where the results first differ. If `what` is "message" or "state", `mine` is the message or
+    state of the first run, and `theirs` that of the later run. A message that a run did not send is None. If only the
+    later run failed, `what` is "failure", `mine` is None, and `theirs` is the text of the later run's error.
     """
 
     step: int
@@ -178,21 +181,23 @@ class NotRepeatable(MessagingError, AssertionError):
 
 
 class StepAborted(MessagingError, RuntimeError):
-    """A step was not committed, and nothing in it counts: the group's next driver runs the step again.
+    """A step was not committed, so nothing in it counts. The group's next driver runs the step again.
 
-    If the server did not answer the commit, the step may be committed all the same. The next driver finds out whether
-    it is.
+    If the server did not answer the commit, the step may be committed after all. The next driver finds out.
 
     `step` is the step's number, and `group` the group that did not commit it.
     """
 
 
 class BudgetSpent(MessagingError):
-    """The budget of `Calls(budget=)`, of calls or money, is spent: the open step can run only after another start."""
+    """The budget of `Calls(budget=)`, which limits calls or money, is spent.
+
+    The run ends, and its open step is not committed. The next run can begin with that step.
+    """
 
 
 class ModelFailed(MessagingError, RuntimeError):
-    """A language model gives no answer: its server refuses the call, or is not reached.
+    """A language model gives no answer: its server refuses the call, or cannot be reached.
 
     `model` is the model's name, and `tries` how often it was asked. `status` is the HTTP status of the last answer, or
     None if there was no answer.
@@ -204,11 +209,14 @@ class ModelFailed(MessagingError, RuntimeError):
 
 
 class ModelTimeout(ModelFailed, TimeoutError):
-    """A language model did not answer in time, in any try."""
+    """A language model did not answer in time, in any of several tries."""
 
 
 class AnswerUnfit(ModelFailed, ValueError):
-    """The answers of a language model do not fit the form that was asked for; `answer` is the last one, cut."""
+    """The answers of a language model do not fit the form that was asked for.
+
+    `answer` is the beginning of the last answer.
+    """
 
     answer: str
 
@@ -229,7 +237,8 @@ class StepFailed(MessagingError, RuntimeError):
 class AudienceTooLarge(MessagingError, ValueError):
     """Positions make more pairs than their audience may have: `limit` is the most that it may have.
 
-    `pairs` is the number of pairs. In large crowds it is an estimate, and the message says "about".
+    `pairs` is the number of pairs. If there are many positions, the number is an estimate, and the error's text says
+    "about".
     """
 
     pairs: int
@@ -244,9 +253,10 @@ class StepTooLarge(MessagingError, ValueError):
 
 
 class UndeclaredSend(MessagingError, ValueError):
-    """In a step, a group sends to groups that were declared not to hear it; the step was not committed.
+    """In a step, a group sent to groups that were declared not to hear it; the step was not committed.
 
-    `group` is the group that sends in `step`, and `hearers` are the groups that would not wait for its messages.
+    `group` is the group that sent in `step`. `hearers` are the groups to which it sent, and which do not wait for its
+    messages.
     """
 
     group: str
@@ -257,7 +267,7 @@ class UndeclaredSend(MessagingError, ValueError):
 class NoAnswer(MessagingError, TimeoutError):
     """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
 
-    `question` is the question's message id, and `fate` the fate of the question.
+    `question` is the message id of the question, and `fate` its fate.
     """
 
     agent: object
@@ -267,7 +277,7 @@ class NoAnswer(MessagingError, TimeoutError):
 
 
 class AnswerFailed(NoAnswer):
-    """A question has no answer, because the handler of `agent` failed on it.
+    """A question has no answer, because the handler of `agent` failed.
 
     `error` is the type of the handler's exception, `text` its text. Code that can go on without an answer needs to
     catch only NoAnswer, of which this class is a subclass.
@@ -294,10 +304,10 @@ class NoQuestion(MessagingError, ValueError):
 
 
 class CommitFailed(MessagingError, RuntimeError):
-    """Processed messages could not be committed, mostly because they were held too long and were redelivered.
+    """Processed messages could not be committed. Mostly they were held too long, and were delivered to another handle.
 
-    `group` is the mailbox, and `messages` the number of these messages. They were held for `held_s` seconds, and
-    `loan_s` is the most seconds for which they may be held; both are None if time is not the reason.
+    `group` is the mailbox, and `messages` the number of these messages. If they were held too long, they were held for
+    `held_s` seconds, and may be held for `loan_s` seconds. Otherwise `held_s` and `loan_s` are None.
     """
 
     group: str
@@ -328,7 +338,7 @@ class Closed(MessagingError, RuntimeError):
 
 
 def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
-    """Build the error for a call in an experiment that has ended, or whose Ray cluster has ended."""
+    """Build the error for a call in an experiment that has ended. It may have ended because its Ray cluster has."""
     return Closed(
         f"experiment {exp_id!r} has ended: {why or 'it was shut down or started anew, or its driver has died'}. Close "
         f"your handles, then call Messaging.connect({exp_id!r}) if it runs again, or Messaging.start({exp_id!r})",
@@ -382,21 +392,27 @@ class TraceError(MessagingError, ValueError):
 
 
 class LogError(MessagingError, RuntimeError):
-    """The event log's folder, `path`, cannot be used, or lacks rows. `lost` is true if the server has lost the rows."""
+    """The event log's folder, `path`, cannot be used, or rows are missing in it.
+
+    `lost` is true if the server has lost the missing rows.
+    """
 
     path: str
     lost: bool = False
 
 
 class InvalidQuery(MessagingError, ValueError):
-    """A query of the event log is invalid: `field` is the argument, `value` what it was given."""
+    """A query of the event log is invalid: its argument `field` cannot be `value`."""
 
     field: str
     value: object
 
 
 class Unbalanced(MessagingError, AssertionError):
-    """Some sends did not end in exactly one fate; `offenders` are their message ids, at most 100."""
+    """Some sends in the event log have no fate, or several fates.
+
+    `offenders` are the message ids of these sends, at most 100.
+    """
 
     offenders: Sequence[str]
 
@@ -423,7 +439,7 @@ class ConnectionFailed(TransitError, ConnectionError):
 
 
 class InterceptorUnavailable(TransitError):
-    """There was no verdict in time, so nothing was sent."""
+    """The interceptor gave no verdict in time, so nothing was sent."""
 
 
 class MailboxFull(TransitError):

@@ -14,25 +14,25 @@ from ray_messaging.errors import FrameError, InvalidPayload, PayloadMismatch
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.typed.typed_table import TypedColumns
 
-# One decoder for all messages, without a type, because payloads may be any JSON.
+# All messages share one decoder. It has no type, because payloads may be any JSON.
 _decode = msgspec.json.Decoder().decode
 T = TypeVar("T")
 UNSET: Any = object()
 
 
-# This is a Struct, because msgspec's C code makes one in a third of the time that an ordinary class takes.
+# This is a Struct, because msgspec's C code builds one in a third of the time that an ordinary class takes.
 class Message(msgspec.Struct, eq=False, gc=False):
     """One received message: a view of its frame, decoded on access.
 
-    It also has the items of redis-py's message dicts: `message["channel"]` and `message["data"]` as bytes, `["type"]`,
-    and `["pattern"]`.
+    It can also be read like redis-py's message dicts. `message["channel"]` and `message["data"]` are bytes, and there
+    are `message["type"]` and `message["pattern"]`.
     """
 
     _exp_id: str
     _batch: Batch
     _row: int
     _pattern: bytes | None = None
-    _payload: Any = UNSET  # bytes: the payload is not decoded yet; a decoded payload is never bytes
+    _payload: Any = UNSET  # UNSET or bytes until the payload is decoded; a decoded payload is never bytes
     _msg: Msg | None = UNSET
 
     @property
@@ -88,7 +88,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def msg(self) -> Msg | None:
         """Return the payload as a Msg, built on first use, or None if the payload is not a Msg.
 
-        Raises: InvalidMsg for a payload that is marked as a Msg but is not a valid one.
+        Raises: InvalidMsg if the payload claims to be a Msg, but is not a valid one.
         """
         if self._msg is UNSET:
             try:
@@ -99,7 +99,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         return self._msg
 
     def to(self, kind: type[T]) -> T:
-        """Return the payload as an object of a type: a pydantic model, a msgspec.Struct, a dataclass, a TypedDict.
+        """Return the payload as an object of a type: a pydantic model, a msgspec.Struct, a dataclass or a TypedDict.
 
         Raises: PayloadMismatch if the payload does not fit the type, FrameError if a foreign client sent invalid
         JSON.
@@ -111,7 +111,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         except Misfit as misfit:
             where = misfit.field or "it"
             raise PayloadMismatch(
-                f"message {self.id} of agent {self.from_id!r} on {self.channel} is no {_name(kind)}: "
+                f"message {self.id} of agent {self.from_id!r} on {self.channel} does not fit {_name(kind)}: "
                 f"{where}: {misfit.reason}",
                 field=misfit.field,
                 agent=self.from_id,
@@ -146,8 +146,9 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def caused_by(self) -> str | None:
         """Return the id of the message that the sender was handling when it sent this message (None: no message).
 
-        A handler of `serve` is handling its message until the handler ends, the body of `async for` until the loop
-        requests the next message. An answer has `in_reply_to` instead. For a message of a step use `EventLog.why`.
+        A handler of `serve` is handling its message until the handler ends. The body of an `async for` loop is handling
+        its message until the loop requests the next one. An answer has `in_reply_to` instead. For messages that were
+        sent in a step, use `EventLog.why`.
         """
         extension = self._batch.extension
         return None if extension is None or extension.caused_by is None else extension.caused_by[self._row]
@@ -225,10 +226,10 @@ _KEYS = ("type", "pattern", "channel", "data")
 
 
 class Handled:
-    """A message that is being handled by the code of one context, and by the tasks that this code starts.
+    """A message that code is handling, in one context (see `contextvars`) and in the tasks that it starts.
 
-    The handling begins when the object is made, and ends when `over` is set. `outer` is the Handled in whose code this
-    handling began, or None.
+    The handling begins when the object is made, and ends when `over` is set. If it began while other code was handling
+    a message, `outer` is the Handled of that message.
     """
 
     __slots__ = ("message", "outer", "over")

@@ -15,9 +15,9 @@ from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.serving import Handler, MessageServer, OnError, Serving
 from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
-from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.message import Message
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.observability.observer import Observer
@@ -40,16 +40,15 @@ if TYPE_CHECKING:
 class Messager(names.ChannelNames):
     """A sender and receiver of messages, with AgentSociety's methods and more.
 
-    Args: `config` is a RedisConfig, its URL or a LocalServer. `message_interceptor` is
-    `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
-    mailbox outlives this process, and the next messager of that name goes on where this one stopped; without a name
-    the mailbox is removed when this messager closes. An `observer` is called for each batch, frame, fetch, retry and
-    new connection. With `tracing`, sampled batches have spans (see docs/operations.md). `audiences` is the source from
-    which the pairs of audiences are read.
-    Use it as an async context manager, or call `init` and `close`.
+    Args: `config` is a RedisConfig, its URL or a LocalServer. `message_interceptor` is `messaging.interceptor`, or any
+    Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox outlives this process, and
+    the next messager of that name goes on where this one stopped. Without a name the mailbox is removed when this
+    messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`,
+    OpenTelemetry spans are recorded for a sample of the batches (see docs/operations.md). `audiences` is the source
+    from which the pairs of audiences are read. Use it as an async context manager, or call `init` and `close`.
     """
 
-    _user_is_explicit = False  # False: as in AgentSociety's code, a from_id of None may mean that it was left out
+    _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class Messager(names.ChannelNames):
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        # After an exception, fetched messages may not have been handled, so they are delivered again.
+        # After an exception the fetched messages are not committed, because they may not have been handled.
         await self._close(commit=error is None)
 
     async def _close(self, *, commit: bool) -> None:
@@ -117,9 +116,9 @@ class Messager(names.ChannelNames):
 
     @property
     def message_interceptor(self) -> object:
-        """Return the interceptor's handle, or None if messages are sent without verdicts.
+        """Return the handle of the interceptor, which judges the messages that this messager sends.
 
-        None is for an experiment that has no interceptor.
+        None: the experiment has no interceptor, and messages are sent without verdicts.
         """
         return self.engine.interceptor
 
@@ -227,8 +226,8 @@ class Messager(names.ChannelNames):
 
         An answer that arrives later is an ordinary message of the next fetch.
 
-        Raises: NoAnswer after that time, or at once if no mailbox gets the question; QuestionBlocked if a rule blocks
-        the question; otherwise the same errors as `send_message`.
+        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; QuestionBlocked if
+        a rule blocks the question; otherwise the same errors as `send_message`.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
@@ -253,7 +252,7 @@ class Messager(names.ChannelNames):
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
 
-        Raises: NoQuestion if the message expects no answer, or this process has answered it; otherwise the
+        Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
         same errors as `send_message`.
         """
         return await self.conversation.reply(message, payload)
@@ -276,14 +275,14 @@ class Messager(names.ChannelNames):
     ) -> None:
         """Await `handler(message)` for each message, at most `concurrency` at once, until this messager closes.
 
-        A message is committed when its handler has succeeded, in any order. If this process dies before that, the
-        message is delivered again. If the message is a question, the value that the handler returns is the answer.
-        Nothing else may fetch from this messager meanwhile.
+        A message is committed as soon as its handler has succeeded, whatever the order. If this process dies before
+        that, the message is delivered again. If the message is a question, the value that the handler returns is the
+        answer. Nothing else may fetch from this messager meanwhile.
 
         A handler that fails is called again, up to `retries` times. Then the asker gets AnswerFailed, and the message
-        becomes a dead letter with the reason. With on_error="end" the service ends instead: the handlers that run are
-        completed, the error is raised, and the message is left for the next service of this mailbox. Agents that
-        ask a question before that get NoAnswer.
+        becomes a dead letter with the reason. With on_error="end" this call ends instead: it waits for the handlers
+        that are running, and raises the error. The message stays in the mailbox for the next call of `serve`. Until
+        that call begins, agents that ask a question get NoAnswer.
 
         Args: `timeout` is the number of seconds after which a handler is cancelled and counts as failed (None: no
         limit).
@@ -304,7 +303,7 @@ class Messager(names.ChannelNames):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
-        """Listen on channels, and on patterns (Redis's * ? [ ]); more can be added later."""
+        """Listen on channels, and on patterns (Redis's * ? [ ]). A later call adds more of them."""
         await self.engine.subscribe(channels)
         await self.conversation.resume()
 
@@ -313,8 +312,9 @@ class Messager(names.ChannelNames):
     ) -> None:
         """Claim agents for this messager, and listen on their channels.
 
-        Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take it over.
-        `gone` returns whether another owner is known to be dead, so that its lease need not be waited for.
+        Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take the mailbox over.
+        `gone` is a function that returns whether the present owner is known to be dead. Then this call does not wait
+        until that owner's lease has expired.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
@@ -337,7 +337,7 @@ class Messager(names.ChannelNames):
 
         This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed.
 
-        In an experiment with steps the removal takes effect from the next step that opens, without a wait (see
+        In an experiment with steps this call does not wait. The agents leave when the next step opens (see
         docs/moving-agents.md).
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
@@ -350,7 +350,7 @@ class Messager(names.ChannelNames):
 
         This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed.
         Meanwhile fetches return only messages that came before the agents' first waiting message. In an experiment with
-        steps the move takes effect from the next step that opens, without a wait.
+        steps this call does not wait. The agents move when the next step opens.
 
         Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
         here or a group that does not exist; AlreadyExists if the agents are in that group already.
@@ -409,10 +409,11 @@ class Messager(names.ChannelNames):
     def inbox(self, agent_id: AgentId | None) -> InboxMessages:
         """Iterate over one agent's messages as they arrive (None: messages on channels that are not an agent's).
 
-        Many inboxes can be open at once. Requesting the next message commits the previous one, whatever the other
-        agents do. A message whose handling ends by `break` or an exception is not committed: the agent's next inbox
-        gets it, or the next messager of this name. After the first call of `inbox` nothing else may fetch from this
-        messager. An agent whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
+        Many inboxes can be open at once. Requesting the next message commits the previous one, even if other agents
+        have not handled earlier messages. A message whose handling ends by `break` or an exception is not committed:
+        the agent's next inbox gets it, or the next messager of this name. After the first call of `inbox` nothing else
+        may fetch from this messager. An agent whose inbox nobody reads holds up the others once 5,000 fetched messages
+        are uncommitted.
 
         Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
         agent has left; Closed after `close`; Fenced if a newer process has taken over the mailbox.
@@ -458,7 +459,7 @@ class Messager(names.ChannelNames):
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription, for the delivery leases of `cluster.actors.group_host`."""
+        """Return the subscription. `cluster.actors.group_host` needs it for its delivery leases."""
         return self.engine.receiving
 
     @property

@@ -1,4 +1,4 @@
-"""Fetched messages: a sequence of messages, which also gives their fields as columns."""
+"""The class `Messages`: fetched messages as a sequence, and their fields as columns."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Slice(NamedTuple):
-    """The rows of one frame from `low` to before `high`.
+    """The messages of one frame in the rows from `low` to before `high`.
 
     `pattern` is the subscribed pattern that the messages' channels matched, or None.
     """
@@ -38,7 +38,7 @@ _IDS = ("step", "from_id", "to_id")
 
 
 def slice_of(message: Message) -> Slice:
-    """Return a message as a slice of one row."""
+    """Return a message as a `Slice` of one row."""
     return Slice(message._batch, message._row, message._row + 1, message._pattern)
 
 
@@ -60,7 +60,7 @@ class Messages(Sequence[Message]):
         self.exp_id = exp_id
         self.slices = slices if type(slices) is list else list(slices)
         self.more = more
-        # For each slice, how many messages there are up to its end; made on first use.
+        # For each slice, the number of messages in it and in all slices before it. The list is made on first use.
         self._ends: list[int] | None = None
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class Messages(Sequence[Message]):
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Table
         """Return a pyarrow.Table with the columns of `to_pandas`.
 
-        JSON payloads are texts. Ids are all ints, or all texts.
+        JSON payloads are strings. A column of ids is int64, or strings if one of its ids is a str.
 
         Raises: InvalidColumns if the values of a typed column have two types.
         """
@@ -233,7 +233,7 @@ def _arrow_column(values: Any) -> Any:  # noqa: ANN401 - values of any kind, as 
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
     listed = values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
-    if isinstance(listed, list) and str in set(map(type, listed)):  # ids of both kinds
+    if isinstance(listed, list) and str in set(map(type, listed)):  # ids are ints and strs
         listed = [None if value is None else str(value) for value in listed]
     return pa.array(listed)
 
@@ -250,8 +250,8 @@ def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Mes
     if isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             payloads = _decoder.decode_lines(b"\n".join(batch.lines.by_row[low:high]))
-            if len(payloads) == high - low:  # With an empty line, which has no value, there would be fewer payloads.
+            if len(payloads) == high - low:  # an empty line has no value, so there would be fewer payloads than rows
                 same = repeat(exp_id), repeat(batch), range(low, high), repeat(None)
                 return list(map(DecodedMessage, *same, payloads))
-    # Each message decodes its own payload, or raises its error.
+    # If some payload is not valid JSON, each message decodes its own payload when it is read.
     return list(Messages(exp_id, [Slice(batch, low, high)]))

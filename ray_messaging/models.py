@@ -23,32 +23,37 @@ from ray_messaging.model.call_usage import report_usage
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-_TEXT: Final = 500  # so many characters of a server's error, or of an answer, are in our errors
+_TEXT: Final = 500  # our errors quote this many characters of a server's error or a model's answer
 _TOO_MANY: Final = 429
-_FIRST: Final = 8.0  # requests under way at the beginning
+_FIRST: Final = 8.0  # the number of requests that may be under way at the beginning
 _UNFIT = "This answer does not fit the schema: {}. Answer again, with JSON that fits it, and nothing else."
 
 
 class Chat:
     """A language model behind an endpoint like OpenAI's: `await me.remember(Chat(model="gpt-4o-mini"), prompt)`.
 
-    A call returns the text of the answer, or with `form` a dict that fits the form: `Plan(**answer)`. It reports its
-    tokens. A request that the server refuses by 429 or an error of its own, or that it does not answer in time, is sent
-    again, with the same Idempotency-Key. How many requests are under way follows the server: one more after each
-    answer until the first refusal or timeout, then half as many, and one more after each round of answers.
+    A call returns the text of the answer. With `form=Plan` it returns a dict with the fields of that class, so that
+    `Plan(**answer)` works. The call reports the tokens that it used. If the server answers 429 or 5xx, or does not
+    answer in time, the request is sent again, with the same Idempotency-Key.
+
+    The number of requests that may be under way adapts to the server. It begins at 8, and grows by one with each answer
+    until the first 429 or timeout. Each 429 or timeout halves it. From then on it grows by one only when as many
+    answers have come as requests may be under way.
 
     Args:
         model: The model's name.
-        base_url: The address of the endpoint; None: OPENAI_BASE_URL, or OpenAI's.
-        api_key: The key, which no text shows; None: OPENAI_API_KEY where the call is made. Some servers need none.
-        form: A pydantic class for structured answers.
-        system: The first turn of each chat.
-        seed: The seed of each request, where the server has seeds.
+        base_url: The address of the endpoint. None: the variable OPENAI_BASE_URL, or if it is not set, OpenAI's
+            address.
+        api_key: The key, which no error and no repr shows. None: the variable OPENAI_API_KEY of the process that makes
+            the call. Some servers need no key.
+        form: A pydantic class. The model must answer with its fields.
+        system: The system prompt, which comes first in each request.
+        seed: The seed of each request, for servers that accept one.
         timeout: Seconds for one request.
-        patience: Seconds, from its first failure, for which a request is sent again. Then the call is an error.
+        patience: Seconds after the first failure of a request during which it is sent again. After that the call fails.
         corrections: How often an answer that does not fit the form is asked for again.
         concurrency: The most requests under way in one process.
-        options: Further parts of each request, such as {"temperature": 0.7}.
+        options: Further fields of each request, such as {"temperature": 0.7}.
 
     Raises: ConfigError if an argument is not valid.
     """
@@ -73,10 +78,13 @@ class Chat:
         if form is not None and not (isinstance(form, type) and issubclass(form, pydantic.BaseModel)):
             raise ConfigError(f"form={form!r} must be a class that derives from pydantic.BaseModel")
         if form is not None and form.__pydantic_complete__:
-            # Before version 2.10 pydantic keeps all names beside the class here, and not all of them can be pickled.
+            # Before version 2.10 pydantic keeps here the local variables from beside the class, and some cannot be
+            # pickled.
             form.__pydantic_parent_namespace__ = None
         if not timeout > 0 <= patience:
-            raise ConfigError(f"timeout={timeout!r} must be above 0, and patience={patience!r} at least 0, in seconds")
+            raise ConfigError(
+                f"timeout={timeout!r} must be above 0 seconds, and patience={patience!r} at least 0 seconds"
+            )
         if corrections < 0 or concurrency < 1:
             raise ConfigError(
                 f"corrections={corrections!r} must be at least 0, and concurrency={concurrency!r} at least 1"
@@ -102,7 +110,7 @@ class Chat:
         self._lines = WeakKeyDictionary()
 
     def call_content(self) -> object:
-        """Return all on which an answer depends besides the prompt: the server and the request, but not the key."""
+        """Return what an answer depends on besides the prompt: the server and the request, without the key."""
         return ["Chat", self._address, self.system, self._request]
 
     async def __call__(self, prompt: str | Sequence[Mapping[str, Any]], /) -> Any:  # noqa: ANN401 - text, or a dict
@@ -110,8 +118,8 @@ class Chat:
 
         Args: `prompt` is the user's turn, or several turns as OpenAI has them: [{"role": "user", "content": "..."}].
         Raises: ModelTimeout if no request was answered in time; AnswerUnfit if no answer fits the form; ModelFailed if
-        the server refuses the request, or is not reached, as long as `patience` lasts; ConfigError if it refuses the
-        key, or the openai package is not installed.
+        the server refuses the request, or cannot be reached during `patience` seconds; ConfigError if the server
+        refuses the key, or if the openai package is not installed.
         """
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
         if self.system is not None:
@@ -136,8 +144,8 @@ class Chat:
                     {"role": "user", "content": _UNFIT.format(why)},
                 ]
         raise AnswerUnfit(
-            f"{self.model} at {self._address} gave no answer that can be used in {self._corrections + 1} tries: {why}; "
-            f"the last one was {short_repr(text)}",
+            f"{self.model} at {self._address} gave no usable answer in {self._corrections + 1} tries: {why}; "
+            f"the last answer was {short_repr(text)}",
             model=self.model, tries=tries, status=200, answer=(text or "")[:_TEXT],
         )  # fmt: skip
 
@@ -151,7 +159,7 @@ class Chat:
         return request | self._options
 
     async def _reply(self, turns: list[dict[str, Any]], identity: str) -> tuple[Any, int]:
-        """Send a request until it is answered; return the answer, and how often it was sent."""
+        """Send a request until the server answers it; return the answer, and the number of times that it was sent."""
         line = await self._line()
         tries, backoff = 0, Backoff(CALL_RETRY)
         while True:
@@ -220,12 +228,13 @@ class Chat:
         return os.environ.get(_KEY) if self._key is None else self._key.get_secret_value()
 
     async def _line(self) -> "_Line":
-        """Return the client of the running event loop, to which its connections are bound."""
+        """Return the running event loop's own client. A connection can be used only in the loop that opened it."""
         loop = asyncio.get_running_loop()
         if (found := self._lines.get(loop)) is None:
-            # In a thread: the import takes a second, and must not block other agents.
+            # The client is made in a thread, because it imports openai. That takes a second, and must not block other
+            # agents.
             client = await asyncio.to_thread(self._client)
-            if (found := self._lines.get(loop)) is None:  # another call may have made it meanwhile
+            if (found := self._lines.get(loop)) is None:  # another call may have made one meanwhile
                 life = await at_loop_end(partial(self._end_line, loop, client))
                 found = self._lines[loop] = _Line(client, _Window(self._concurrency), life)
         return found
@@ -244,13 +253,13 @@ class Chat:
         if key is None and self.base_url == _OPENAI:
             raise ConfigError(f"there is no API key: pass api_key, or set {_KEY} where the calls are made")
         client: Any = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, max_retries=0, timeout=None)
-        _ = client.chat.completions  # imports the other half of openai now, in this thread
-        asyncio.run(anyio.lowlevel.checkpoint())  # and that of anyio, which the first request would import
+        _ = client.chat.completions  # makes openai import its other half now, in this thread
+        asyncio.run(anyio.lowlevel.checkpoint())  # the same for anyio, which otherwise imports it in the first request
         return client
 
 
 class _Line(NamedTuple):
-    """The client of one event loop, and how much it may send at once. `life` closes the client with the loop."""
+    """The client of one event loop, and the window of its requests. `life` closes the client when the loop ends."""
 
     client: Any
     window: "_Window"
@@ -258,7 +267,11 @@ class _Line(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """Why a request was not answered. `is_limit`: there were too many at once; `pause_s`: as the server has told."""
+    """Why a request failed.
+
+    With `may_pass` the request may succeed later. With `is_limit` too many requests were under way. `pause_s` is the
+    server's Retry-After, or None.
+    """
 
     text: str
     status: int | None
@@ -268,9 +281,11 @@ class _Failure(NamedTuple):
 
 
 class _Window:
-    """How many requests may be under way: it doubles until the first cut, is halved by a cut, and then grows by one.
+    """Limit of the number of requests under way, which grows while the server answers and is halved when it refuses.
 
-    A round of requests cuts the window once. Only a full window grows.
+    Until it is first halved, the limit grows by one with each answer. After that it grows by one for as many answers as
+    the limit is. It grows only while as many requests are under way as it allows. If several requests that began before
+    the same refusal are refused, the limit is halved once.
     """
 
     def __init__(self, most: int) -> None:
@@ -283,7 +298,7 @@ class _Window:
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self) -> int:
-        """Wait until a request may be sent; return a value for `leave`."""
+        """Wait until a request may be sent; return the number of cuts so far, which `leave` needs."""
         if self._waiting or self.under_way >= int(self.size) or monotonic() < self._paused_until:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -300,7 +315,11 @@ class _Window:
         return self._cuts
 
     def leave(self, cuts: int, *, answered: bool | None) -> None:
-        """Record that a request has ended: it was answered, or there were too many (False), or neither (None)."""
+        """Record that a request has ended.
+
+        Args: `cuts` is what `enter` returned. `answered` is True if the request was answered, False if it failed
+        because too many were under way, and None if it failed for another reason.
+        """
         if answered and self.under_way >= int(self.size):
             self.size = min(float(self._most), self.size + (1 / self.size if self._cuts else 1))
         elif answered is False and cuts == self._cuts:
@@ -329,13 +348,13 @@ class _Window:
 
 
 def _strict(schema: Any) -> Any:  # noqa: ANN401 - a JSON schema, or a part of one
-    """Return a schema as OpenAI's strict mode wants it: objects have all their properties, and no others."""
+    """Return a JSON Schema for OpenAI's strict mode, in which objects have all of their properties and no others."""
     if isinstance(schema, list):
         return [_strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     found = {
-        # The names in these two are the user's, such as a field `default`.
+        # The keys below these two are names of the user's fields, and one of them may be `default`.
         name: {each: _strict(of) for each, of in part.items()} if name in {"properties", "$defs"} else _strict(part)
         for name, part in schema.items()
         if name != "default"
@@ -346,7 +365,7 @@ def _strict(schema: Any) -> Any:  # noqa: ANN401 - a JSON schema, or a part of o
 
 
 def _text_of(reply: Any) -> tuple[str | None, str]:  # noqa: ANN401 - any answer of an endpoint
-    """Return the text of an answer, or None and why there is none."""
+    """Return the text of an answer and "", or None and the reason why the answer has no text."""
     try:
         choice = reply.choices[0]
         content = choice.message.content
@@ -365,7 +384,7 @@ def _first_problem(error: pydantic.ValidationError) -> str:
 
 
 def _retry_after(error: Any) -> float | None:  # noqa: ANN401 - an error of the openai package
-    """Return the seconds of an answer's Retry-After, or None if it has none; a date is left to our own pauses."""
+    """Return the seconds in an answer's Retry-After header; None if there is no such header, or it has a date."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     text = headers.get("retry-after", "")
     return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else None
@@ -373,7 +392,7 @@ def _retry_after(error: Any) -> float | None:  # noqa: ANN401 - an error of the 
 
 def _checked_url(url: object) -> str:
     if not is_http_address(url):  # the error does not quote the URL, which may hold a password
-        raise ConfigError("base_url is no address of an endpoint: write http(s)://host:port/v1")
+        raise ConfigError("base_url is not an address of an endpoint: write http(s)://host:port/v1")
     return str(url)
 
 
@@ -382,5 +401,5 @@ def _checked_key(key: str | pydantic.SecretStr | None) -> pydantic.SecretStr | N
         return None
     secret = key if isinstance(key, pydantic.SecretStr) else pydantic.SecretStr(key if isinstance(key, str) else "")
     if not re.fullmatch(r"[\x21-\x7e]+", secret.get_secret_value()):
-        raise ConfigError(f"api_key must be a text without blanks; leave it out to use {_KEY}")
+        raise ConfigError(f"api_key must be a str without blanks; leave it out to use {_KEY}")
     return secret

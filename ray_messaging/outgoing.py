@@ -18,7 +18,8 @@ class Outgoing:
     """One message to send, or one payload for many recipients.
 
     Build it with a channel, or with `to_agent` or `to_agents` for recipients. Ids are checked here; a channel is
-    checked when the message is sent. A from_id of None, or no from_id, means the user; but a group requires a from_id.
+    checked when the message is sent. If from_id is None or left out, the user is the sender. A group requires a
+    from_id.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
@@ -44,7 +45,7 @@ class Outgoing:
         made = cls("", payload, from_id, to_id)
         made.channel = None
         if to_id is None:
-            check_id(to_id)  # This call raises the error for the id None.
+            check_id(to_id)  # for the id None, this call raises the error
         made.subtopic = check_subtopic(subtopic)
         return made
 

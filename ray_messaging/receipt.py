@@ -23,7 +23,7 @@ _SENT = bytes(np.flatnonzero(IS_SENT).tolist())
 
 
 class PairFates(NamedTuple):
-    """For n broadcasts the numbers of pairs that were delivered, and of pairs without a mailbox, each int64 (n,)."""
+    """For each of n broadcasts, the number of pairs that were delivered, and of pairs without a mailbox: int64 (n,)."""
 
     delivered: NDArray[np.int64]
     undeliverable: NDArray[np.int64]
@@ -61,7 +61,7 @@ class Outcome:
         self.sender = batch.sender
         self.epoch = batch.epoch
         self.first = batch.first
-        # Copies: a view would keep the whole frame, with its payloads, as long as a receipt lives.
+        # These are copies, because a view would keep the whole frame, with its payloads, as long as a receipt lives.
         self.numbers = None if batch.numbers is None else batch.numbers.copy()
         # The receipts of a step live until it is committed, so these may be views.
         ordinal = None if batch.extension is None else batch.ordinal
@@ -79,7 +79,8 @@ class Outcome:
     def cut(self, low: int, high: int) -> "Outcome":
         """Return an outcome with only the rows from `low` to before `high`.
 
-        The rows must be direct messages that were not sent in a step, and their numbers must be consecutive.
+        The rows must be direct messages that were sent outside of steps, and the message numbers of the rows must be
+        consecutive.
         """
         if low == 0 and high == len(self.codes):
             return self
@@ -138,7 +139,8 @@ class Outcome:
         return (Receipt if self.codes[row] in _SENT else _Unsent)(self, row)
 
 
-# C code builds a struct in a third of the time of a class. A receipt is in no reference cycle, so gc=False is safe.
+# This is a Struct, because C code builds one in a third of the time of an ordinary class. A receipt is never part of a
+# reference cycle, so gc=False is safe.
 class Receipt(msgspec.Struct, eq=False, gc=False):
     """The fate of one send.
 
@@ -195,7 +197,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
 
 class _Unsent(Receipt, eq=False, gc=False):
-    """A receipt that is false. It is a subclass so that testing the truth of other receipts needs no Python call."""
+    """A receipt that is false. This is a class of its own so that `bool` of other receipts runs no Python code."""
 
     def __bool__(self) -> bool:
         return False
@@ -208,8 +210,8 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome)
     setting = map(type(futures[0]).set_result, futures, receipts)
     while True:
         try:
-            deque(setting, maxlen=0)  # This runs the map to its end, in C.
-        except InvalidStateError:  # The caller that waits for this future was cancelled.
+            deque(setting, maxlen=0)  # this consumes the map in C
+        except InvalidStateError:  # the caller that waited for this future was cancelled
             continue
         return
 

@@ -10,9 +10,9 @@ from typing import Self
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.compat.msg import Payload
-from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
 from ray_messaging.message import cause_here
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts
@@ -33,7 +33,7 @@ class Transaction:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._batch: TransactionBatch | None = None  # while the block runs
+        self._batch: TransactionBatch | None = None  # None before and after the block
         self._gate: FetchGate | None = None
         self._state: bytes | None = None
         self._receipts: Receipts | None = None
@@ -73,11 +73,11 @@ class Transaction:
         try:
             accumulator = self._engine.sending
             await accumulator.transact(batch)
-        except BaseException:  # The transaction was not accepted.
+        except BaseException:  # the transaction was not accepted
             gate.roll_back()
             raise
         try:
-            # The commit goes on even if this is cancelled; the next transaction finds out its outcome.
+            # The commit goes on even if this task is cancelled. The next transaction finds out whether it succeeded.
             self._receipts = await asyncio.shield(batch.future)
         except (OutcomeUnknown, asyncio.CancelledError):
             gate.resolve_later(conclusion, partial(_committed, accumulator, batch))
@@ -85,7 +85,7 @@ class Transaction:
         except BaseException as error:
             gate.roll_back()
             if isinstance(error, Fenced) and self._engine.subscription is not None:
-                await self._engine.subscription.stop(error)  # The successor gets the messages.
+                await self._engine.subscription.stop(error)  # the successor gets the messages
             raise
         gate.commit(conclusion)
 
@@ -125,7 +125,7 @@ class Transaction:
         """Queue one message, which is sent at the end of the block.
 
         Raises: InvalidAddress for an invalid channel or id; InvalidPayload or PayloadTooLarge for an invalid payload;
-        TransactionError after the block, or above 16,384 messages.
+        TransactionError after the block, or if the transaction has more than 16,384 messages.
         """
         batch = self._running()
         sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)
@@ -133,7 +133,7 @@ class Transaction:
         batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
-        """Queue many messages, all of them or none; raises the same errors as `send_message`."""
+        """Queue many messages; raises the same errors as `send_message`, and then none of the messages is queued."""
         batch = self._running()
         batch.add(self._engine.checks.batches(messages, None))
 
@@ -161,7 +161,7 @@ class Transaction:
 
     def _running(self) -> TransactionBatch:
         if self._batch is None:
-            raise TransactionError("this transaction is not under way: use it within `async with ... as tx:`")
+            raise TransactionError("this transaction is not open: use it within `async with ... as tx:`")
         return self._batch
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from support.slots import ClusterService
 
 from ray_messaging.compat.mqtt.mqtt_config import MqttConfig
 from ray_messaging.config import MessagingConfig, RedisConfig, ShardsConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.backend import open_transport
 

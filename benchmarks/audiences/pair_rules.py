@@ -7,8 +7,8 @@ import numpy as np
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import spread
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, nobody
 from ray_messaging.model.extension import AudiencePairs, Extension

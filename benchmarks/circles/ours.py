@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from benchmarks.audiences.followers import Memory
 from benchmarks.circles.model import RADIUS, moved, places_of, pulls, side_of
 from benchmarks.circles.plain import Round
-from ray_messaging import Messager, Messaging, StepAborted, Steps, columns
+from ray_messaging import Messager, Messaging, Steps, columns
 from ray_messaging.audiences.heard import Heard
 from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.errors import StepAborted
 
 
 @ray.remote(num_cpus=0)

@@ -21,7 +21,7 @@ from agentscope.app.message_bus import RedisMessageBus
 from benchmarks.reports.lines import Line, ratios, show
 from benchmarks.work import payload
 from ray_messaging.compat.agentscope import RayMessageBus
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 
 ITEMS, THEIR_MOST = 5_000, 50
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 AGENTSOCIETY = "agentsociety==1.3.7"

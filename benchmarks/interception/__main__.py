@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ray_messaging import Messaging, rules
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.wire.frames import encode

@@ -11,7 +11,7 @@ from benchmarks.axes.cost.processor import seconds_of
 from benchmarks.reports.lines import Line
 from benchmarks.work import payload
 from ray_messaging import Messager, MessagingConfig, RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.transports.backend import RedisBackend
 
 HOST, EXPERIMENT = "127.0.0.1", "frames"

@@ -8,7 +8,7 @@ from benchmarks.axes.cost.processes import client
 from benchmarks.axes.society.society import BLACK_LIST, Society
 from benchmarks.reports.lines import Line, ratios
 from ray_messaging import Messaging, MessagingConfig, RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 
 HOST = "127.0.0.1"
 AGENTS, PINGS = 2_000, 500

@@ -30,7 +30,7 @@ def serving(kind: str, envs: Path = FOLDER) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _redis() -> Iterator[dict[str, Any]]:
     """Run the server that we run on, with the same settings."""
-    from ray_messaging.embedded.server import EmbeddedServer
+    from ray_messaging.embedded.redis_server import EmbeddedServer
 
     with EmbeddedServer(HOST) as server:
         config = server.start()

@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.soak.faults import pid_of
 from benchmarks.soak.memory import MIB, resident_mib
 from ray_messaging import Messaging
-from ray_messaging.interception.server.interceptor import ANSWERS
+from ray_messaging.interception.interceptor.interceptor import ANSWERS
 
 LOOKS = 60  # of a run
 SHOWN = 8  # columns of the table

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import ray
 
-from ray_messaging import Messaging, Steps, StepTooLarge
+from ray_messaging import Messaging, Steps
+from ray_messaging.errors import StepTooLarge
 
 SENDERS, HEARERS = 4, 1_000
 CHUNK = 50_000  # messages of one call of send_columns

@@ -35,7 +35,7 @@ AgentId = int | str
 
 
 class Omitted(Enum):
-    """The from_id of a message for which none was given. It differs from None, which is the user."""
+    """The from_id of a message for which the caller gave none. It differs from None, which stands for the user."""
 
     OMITTED = "omitted"
 
@@ -60,12 +60,12 @@ _OURS = "rm:{"
 _SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
 _INTERNAL = re.compile(rf"{_SURVEY.pattern}|.*\.answers|anon-[0-9a-f]{{16}}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
-_TUPLES = 100_000  # so many tuples are remembered, as a model asks for the same ones in each step
+_TUPLES = 100_000  # this many tuples are remembered, because a model uses the same tuples in each step
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class Address(NamedTuple):
-    """Destination of a message: an agent and a subtopic, or a plain channel."""
+    """The address of a message: an agent and a subtopic, or a plain channel."""
 
     agent_id: AgentId | None
     topic: str
@@ -82,13 +82,13 @@ def check_name(kind: str, name: object) -> str:
 
 
 def _shown(name: object) -> str:
-    """Return a name for an error's text. Of a name that is too long, return the beginning."""
+    """Return a name for an error text, but only the beginning of a very long one."""
     text = repr(name)
     return text if len(text) <= 2 * NAME_LENGTH else f"{text[:NAME_LENGTH]}... of {len(text):,} characters"
 
 
 def utf8_size(text: str) -> int:
-    """Return the size of a text in UTF-8, or 0 if UTF-8 cannot encode it."""
+    """Return the size of a text in UTF-8, or 0 if the text cannot be encoded."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -106,7 +106,7 @@ def _check_text(kind: str, text: str, unfit: re.Pattern[str] = _CONTROL, remedy:
 
 
 def escaped(agent_id: str) -> str:
-    """Return the form of a str id in channels: the id itself unless it has a character or code to escape."""
+    """Return the form that a str id has in channels. It differs from the id only if something must be escaped."""
     return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), agent_id)
 
 
@@ -114,7 +114,7 @@ def check_id(agent_id: object) -> AgentId:
     """Return an id in canonical form: an int64, or a str that is not an integer; raise InvalidAddress otherwise.
 
     numpy integers become int. A str that spells an integer becomes that integer, because both have the same channel. A
-    tuple becomes a text, which `id_tuple` makes a tuple again.
+    tuple becomes a str, which `id_tuple` turns into the tuple again.
     """
     if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
         return agent_id
@@ -122,12 +122,12 @@ def check_id(agent_id: object) -> AgentId:
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
         _check_text("agent id", agent_id, remedy=". Or number such agents, and keep a table of their ids")
-        return str(agent_id)  # numpy's str cannot be encoded
+        return str(agent_id)  # a numpy str becomes a plain str, because it could not be encoded later
     if isinstance(agent_id, UUID):
         return str(agent_id)
-    if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is no id
+    if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is not accepted as an id
         return check_id(_tuple_text(agent_id, agent_id))
-    # operator.index accepts numpy 1's bool; a check by its dtype needs no import of numpy.
+    # operator.index would accept a bool of numpy 1. Its dtype is checked here without importing numpy.
     is_bool = isinstance(agent_id, bool) or getattr(getattr(agent_id, "dtype", None), "kind", "") == "b"
     try:
         number = None if is_bool else index(agent_id)  # type: ignore[arg-type]  # others raise
@@ -145,7 +145,7 @@ def check_id(agent_id: object) -> AgentId:
 
 
 def _tuple_text(part: object, whole: object) -> str:
-    """Return a part of a tuple as Python writes it, but texts as JSON writes them, as their form never changes."""
+    """Return an item of a tuple id as text: as Python writes it, but a str as JSON, whose form never changes."""
     if type(part) is tuple and part:
         inner = [_tuple_text(each, whole) for each in part]
         return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
@@ -156,8 +156,8 @@ def _tuple_text(part: object, whole: object) -> str:
         if not is_bool:
             return str(index(part))  # type: ignore[arg-type]  # others raise
     raise InvalidAddress(
-        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple that is an id consists of ints, texts and "
-        "such tuples",
+        f"agent id {short_repr(whole)} has {short_repr(part)} in it: a tuple can be an id only if it consists of ints, "
+        "strs and such tuples",
         value=whole,
     )
 
@@ -169,7 +169,7 @@ def id_tuple(agent_id: str) -> tuple[Any, ...]:
     An agent `(3, 4)` has the id `"(3, 4)"` wherever ids are read: as `me.id`, in `me.neighbours`, messages, results and
     the log. Where an id is passed, both forms are accepted.
 
-    Raises: InvalidAddress if the id is not the text of such a tuple.
+    Raises: InvalidAddress if the id does not spell such a tuple.
     """
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError, InvalidAddress):
         found = literal_eval(agent_id)
@@ -179,7 +179,7 @@ def id_tuple(agent_id: str) -> tuple[Any, ...]:
 
 
 def check_subtopic(subtopic: object) -> str:
-    """Return `subtopic` if it is valid in a channel; raise InvalidAddress otherwise."""
+    """Return `subtopic` if a channel may contain it; raise InvalidAddress otherwise."""
     if not isinstance(subtopic, str):
         raise InvalidAddress(f"a subtopic must be a str, not {subtopic!r}", value=subtopic)
     _check_text("subtopic", subtopic, _UNFIT_SUBTOPIC)
@@ -210,7 +210,7 @@ def no_channel(channel: object) -> InvalidAddress:
 
 
 def parse_channel(exp_id: str, channel: object) -> Address:
-    """Parse a channel; raise InvalidAddress if it is malformed, a pattern, or of another experiment."""
+    """Parse a channel. Raises InvalidAddress if it is malformed, is a pattern, or belongs to another experiment."""
     if not isinstance(channel, str):
         raise no_channel(channel)
     if len(channel) > 6 * NAME_LENGTH or not channel or _CONTROL.search(channel):
@@ -224,7 +224,7 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        # By such a channel a foreign client could fake the marks of our own Pub/Sub messages.
+        # With such a channel, a foreign client could fake the brackets around our own Pub/Sub messages.
         if channel.startswith(_OURS):
             raise InvalidAddress(
                 f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
@@ -268,7 +268,7 @@ def answer_mailbox(name: str) -> str:
 
 
 def is_internal(mailbox: str) -> bool:
-    """Return whether a mailbox is internal: it gets answers, or its messager has no name."""
+    """Return whether a mailbox is internal: it only gets answers, or its messager has no name."""
     return _INTERNAL.fullmatch(mailbox) is not None
 
 
@@ -288,7 +288,7 @@ def all_agents(exp_id: str) -> str:
 
 
 class ChannelNames:
-    """The channels of one experiment, with AgentSociety's method names."""
+    """The channels of one experiment. The methods have the names that AgentSociety uses."""
 
     def __init__(self, exp_id: str) -> None:
         self.exp_id = check_name("exp_id", exp_id)
@@ -315,7 +315,7 @@ class ChannelNames:
 
 
 def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
-    """Return to_id in canonical form; raise InvalidAddress if it contradicts an agent's channel."""
+    """Return to_id in canonical form; raise InvalidAddress if the channel belongs to another agent."""
     checked = check_id(to_id)
     if recipient is not None and checked != recipient:
         raise InvalidAddress(
@@ -327,5 +327,5 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 def mark_of_db(db: int) -> str:
-    """Return the text that follows an experiment's name in Pub/Sub channels of a db. No name has an @."""
+    """Return the text that follows an experiment's name in Pub/Sub channels of a db. No experiment's name has an @."""
     return f"@{db}" if db else ""

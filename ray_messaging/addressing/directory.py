@@ -1,4 +1,4 @@
-"""Directory: the records of all mailboxes, and each message's route to them."""
+"""Directory: the records of all mailboxes, from which each message's route to mailboxes follows."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,14 +19,14 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.schema import Schemas
 
-ALWAYS = -1  # for a change that applies to all coming steps; without steps all changes are of this kind
+ALWAYS = -1  # stands for the step of a change that is valid in all steps; without steps all changes are of this kind
 
 
 class HostDates:
-    """The first step to which each move of agents applies. A move is identified by the directory version that it made.
+    """From which step on each move of agents is valid. A move is identified by the directory version that it made.
 
-    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. A pair says that moves with
-    this version or a later one, up to the next pair's version, apply from this step on.
+    Args: `text` is stored on the server: ascending pairs `step:version`, separated by commas. A pair says that moves
+    with this version or a later one, up to the next pair's version, are valid from this step on.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -36,7 +36,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which a version's changes apply, or ALWAYS if the version is before all pairs."""
+        """Return the step from which a version's changes are valid, or ALWAYS if the version is before all pairs."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -48,13 +48,13 @@ NO_SCHEMAS: Mapping[str, bytes] = {}
 _CACHED_ROUTES = 100_000  # the most cached routes of messages that are sent one by one
 NOBODY = 0  # the route of a channel without a mailbox
 T = TypeVar("T", bound=np.generic)
-_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # the most changes that a record keeps, and the most agents in these
+_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # the most changes that a record has, and the most agents in these changes
 _LEAST = -(2**63)  # the least int64
 _NO_STEP = 2**62  # a number above the numbers of all steps
 
 
 class Claim(msgspec.Struct, array_like=True):
-    """Agents, and the subtopics on which a mailbox listens for them. `ints` has int64 ids, little endian."""
+    """Agents, and the subtopics on which a mailbox listens for them. `ints` has int64 ids as bytes, little endian."""
 
     subtopics: tuple[str, ...]
     ints: bytes
@@ -69,10 +69,10 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Change(msgspec.Struct, array_like=True):
-    """Agents that came to a mailbox, and agents that left it, at one time, in claims with their subtopics.
+    """Agents that came to a mailbox, and agents that left it, at one time, as claims with their subtopics.
 
-    With steps, `version` is the directory's version with the change, by which `HostDates` finds the first step to which
-    the change applies. `origin` is the mailbox from which the agents came ("": from no mailbox).
+    With steps, `version` is the directory's version with the change. `HostDates` has the first step in which it is
+    valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
     """
 
     came: list[Claim]
@@ -85,9 +85,10 @@ class Change(msgspec.Struct, array_like=True):
 
 
 class FormerMailbox(msgspec.Struct, array_like=True):
-    """With steps, a mailbox from which agents came: its boxes have the agents' messages from before the move.
+    """With steps, a mailbox from which agents came.
 
-    `version` is the directory's version with the move, by which `HostDates` finds the move's step.
+    Its boxes have messages that were sent to the agents before the move. `version` is the directory's version with the
+    move, by which `HostDates` finds the move's step.
     """
 
     mailbox: str
@@ -95,7 +96,7 @@ class FormerMailbox(msgspec.Struct, array_like=True):
 
 
 class MailboxRecord(msgspec.Struct, array_like=True):
-    """The subscriptions of one mailbox. Redis stores the record as msgpack."""
+    """The subscriptions of one mailbox. The server stores the record as msgpack."""
 
     mailbox: str
     claims: list[Claim]
@@ -104,8 +105,10 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     exclusive: bool = False
     frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts: a quarter of its limits
     frame_bytes: int = FRAME_BYTES
-    moved: bool = False  # agents have moved, so a successor of its reader must host the agents of this record
-    changes: list[Change] = []  # the last changes of its agents, because waiting broadcasts name earlier agents
+    # Whether agents have moved, so that a later reader of the mailbox must host the agents of this record.
+    moved: bool = False
+    # The last changes of its agents, because broadcasts that wait may name the agents before a change.
+    changes: list[Change] = []
     origins: list[FormerMailbox] = []
 
     def agents(self, subtopic: str | None = None) -> AgentSet:
@@ -113,18 +116,18 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         return agents_of(claim for claim in self.claims if subtopic is None or subtopic in claim.subtopics)
 
     def by_subtopic(self) -> dict[str, AgentSet]:
-        """Return the agents of each subtopic."""
+        """Return, for each subtopic, the agents for which the mailbox listens."""
         return _by_subtopic(self.claims)
 
     def former(self) -> Iterator[AgentSet]:
-        """Yield the agents of each subtopic before each of the last changes, beginning with the newest change."""
+        """Yield the agents of each subtopic as they were before each of the last changes, the newest change first."""
         now = self.by_subtopic()
         for change in reversed(self.changes):
             now = _before(change, now)
             yield from now.values()
 
     def at(self, step: int, dates: HostDates) -> "MailboxRecord":
-        """Return this record as it is in a step, without the changes that apply from a later step on."""
+        """Return this record as it is in a step, without the changes that are valid only from a later step on."""
         now = None
         for change in reversed(self.changes):
             if dates.since(change.version) > step:
@@ -138,10 +141,10 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record as the successor of `before`, its mailbox's earlier record, with the changes since then.
+        """Return this record with the changes since `before`, its mailbox's earlier record.
 
-        Args: with steps, `version` is the directory's version with the change (0: it has no step), and `came_from` is
-        the record of the mailbox that had the new agents.
+        Args: With steps, `version` is the directory's version with the change (0: the change has no step), and
+        `came_from` is the record of the mailbox that had the new agents.
         """
         here, there, changes = self.by_subtopic(), before.by_subtopic(), before.changes
         came, went = _beyond(here, there), _beyond(there, here)
@@ -150,18 +153,18 @@ class MailboxRecord(msgspec.Struct, array_like=True):
             changes = [*changes, Change(came, went, version, origin)]
             while len(changes) > _MOST_CHANGES or sum(map(len, changes)) > _KEPT_CHANGES:
                 if version and (dates.since(changes[0].version) != ALWAYS or changes[0].version == version):
-                    break  # Coming steps still need this entry and all later ones.
+                    break  # Later steps still need this change and all newer ones.
                 changes = changes[1:]
         return msgspec.structs.replace(self, changes=changes, origins=_origins(before, version, dates, came_from))
 
     @property
     def agent_channels(self) -> int:
-        """Return the number of agents' channels."""
+        """Return how many channels of agents the mailbox listens on."""
         return sum(len(claim.subtopics) * len(claim) for claim in self.claims)
 
 
 def claims_of(by_subtopic: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return the claims of agents by subtopic."""
+    """Return claims of agents, given by subtopic. Subtopics with the same agents share a claim."""
     found: dict[AgentSet, list[str]] = {}
     for subtopic, agents in by_subtopic.items():
         found.setdefault(agents, []).append(subtopic)
@@ -181,7 +184,7 @@ def agents_of(claims: Iterable[Claim]) -> AgentSet:
 
 
 def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
-    """Return the agents of each subtopic of claims."""
+    """Return, for each subtopic of the claims, its agents."""
     found: dict[str, AgentSet] = {}
     for claim in claims:
         agents = claim.agents()
@@ -197,12 +200,12 @@ def _beyond(more: Mapping[str, AgentSet], less: Mapping[str, AgentSet]) -> list[
 
 
 def encode_agents(agents: AgentSet) -> bytes:
-    """Encode a set of agents for the server."""
+    """Encode a set of agents as the server stores it."""
     return msgspec.msgpack.encode(_claim((), agents))
 
 
 def decode_agents(data: bytes) -> AgentSet:
-    """Decode a set of agents from the server; raise FrameError if it is invalid."""
+    """Decode a set of agents that the server has stored; raise FrameError if it is invalid."""
     try:
         return msgspec.msgpack.decode(data, type=Claim).agents()
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -210,7 +213,7 @@ def decode_agents(data: bytes) -> AgentSet:
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
-    """Return the agents of each subtopic before a change."""
+    """Return, for each subtopic, the agents before a change."""
     came, went = _by_subtopic(change.came), _by_subtopic(change.went)
     return {
         subtopic: (now.get(subtopic, NO_AGENTS) - came.get(subtopic, NO_AGENTS)) | went.get(subtopic, NO_AGENTS)
@@ -221,7 +224,7 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the former mailboxes of a record's agents, including those of agents that now come from `came_from`."""
+    """Return the mailboxes from which a record's agents came, also of agents that come from `came_from` now."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}
@@ -237,7 +240,7 @@ _decode = msgspec.msgpack.Decoder(MailboxRecord).decode
 
 
 def decode_record(data: bytes) -> MailboxRecord:
-    """Decode a record from the store; raise FrameError if it is invalid."""
+    """Decode a record that the server has stored; raise FrameError if it is invalid."""
     try:
         record = _decode(data)
         for claims in (record.claims, *(part for change in record.changes for part in (change.came, change.went))):
@@ -246,7 +249,7 @@ def decode_record(data: bytes) -> MailboxRecord:
         check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
-    if record.frame_rows < 1 or record.frame_bytes < 1:  # The limits are so low that no frame would be small enough.
+    if record.frame_rows < 1 or record.frame_bytes < 1:  # with such limits, no frame would be small enough
         raise FrameError(
             f"the record of mailbox {record.mailbox} in the directory is invalid: it says that no frame is small "
             "enough for the mailbox"
@@ -255,7 +258,10 @@ def decode_record(data: bytes) -> MailboxRecord:
 
 
 class IdTable(Generic[T]):
-    """Map of int64 ids to values, such as routes: a dense array for ids that are close together, or a binary search."""
+    """Map of int64 ids to values, such as routes.
+
+    It is a dense array if the ids are close together, else it is searched.
+    """
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[T]) -> None:
         self.ids = ids  # ascending
@@ -264,13 +270,14 @@ class IdTable(Generic[T]):
         span = int(self.ids[-1]) - self.before
         self.dense: NDArray[T] | None = None
         if span <= 8 * len(ids) + 1024 and self.before >= _LEAST:
-            self.dense = np.full(span + 2, NOBODY, routes.dtype)  # its two ends are for all ids outside of the range
+            # The first and the last item are for all ids outside of the range.
+            self.dense = np.full(span + 2, NOBODY, routes.dtype)
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
-        """Return the value of each id; for an unknown id NOBODY, or False in a table of bools."""
+        """Return the value of each id. An unknown id gets NOBODY, or False in a table of bools."""
         if self.dense is not None:
-            # A difference that overflows 64 bits also wraps to an index outside of the range.
+            # If the difference overflows 64 bits, the result is also an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
         places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
         found: NDArray[T] = np.where(self.ids[places] == values, self.routes[places], self.routes.dtype.type(NOBODY))
@@ -283,7 +290,7 @@ class Routes:
     A route is an index into `routes`, a list of tuples of mailboxes. Route 0 has no mailbox. `logged` says whether an
     event log is registered in this version.
 
-    Args: `before` are earlier routes, from which compiled patterns are taken.
+    Args: `before` are earlier routes, whose compiled patterns are used again.
     """
 
     def __init__(
@@ -302,12 +309,14 @@ class Routes:
         self.routes: list[tuple[str, ...]] = [()]
         self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
         self._tables: dict[str, IdTable[np.int32] | None] = {}
-        self._claims: dict[str, list[tuple[Claim, str]]] = {}  # subtopic -> claims, each with its mailbox
+        self._claims: dict[str, list[tuple[Claim, str]]] = {}  # for each subtopic, the claims with their mailboxes
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
-        self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes (single messages)
-        self._matched: dict[tuple[AgentId | None, str], int] = {}  # id, topic -> route; used if there are patterns
-        # Patterns by their literal prefixes, because there may be a pattern for each agent.
+        # The mailboxes by id and topic, for messages that are sent one by one.
+        self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}
+        # The route by id and topic, if mailboxes listen to patterns.
+        self._matched: dict[tuple[AgentId | None, str], int] = {}
+        # Patterns by the text that they begin with, because there may be a pattern for each agent.
         self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
         self._compiled: dict[str, Callable[[str], bool]] = {}
         compiled = {} if before is None else before._compiled
@@ -325,7 +334,7 @@ class Routes:
     def in_version(self, version: int, *, logged: bool) -> "Routes":
         """Return the same routes for a later version, in which the records have not changed.
 
-        Both share their tables, because for a million agents building the tables takes a tenth of a second.
+        Both objects share their tables, because for a million agents building the tables takes a tenth of a second.
         """
         found = copy(self)
         found.version, found.logged = version, logged
@@ -336,7 +345,7 @@ class Routes:
         return self.routes[route]
 
     def mailboxes_of(self, agent_id: AgentId | None, topic: str) -> tuple[str, ...]:
-        """Return the mailboxes that get a message for an agent on a topic. They are cached."""
+        """Return the mailboxes that get a message to an agent on a topic. The result is cached."""
         key = (agent_id, topic)
         found = self.cached.get(key)
         if found is None:
@@ -408,7 +417,7 @@ class Routes:
         return self._route_ids[wider]
 
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the routes of a batch if some mailbox listens by a pattern. Each channel is matched once."""
+        """Return the routes of a batch if mailboxes listen to patterns. Each channel is matched only once."""
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):
             key = (to_id, batch.topic_of(row))
@@ -421,7 +430,7 @@ class Routes:
         return routes
 
     def _match(self, to_id: AgentId | None, topic: str) -> int:
-        """Return the route of a channel, including mailboxes that listen by a pattern."""
+        """Return the route of a channel, also to mailboxes that listen to patterns."""
         route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
         channel = build_channel(self.exp_id, to_id, topic)
         for length in self._glob_lengths:
@@ -436,23 +445,23 @@ class Routes:
 class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
-    `routing` routes messages to mailboxes, `read_in` to the boxes of a step. A sender keeps the routes that it took
-    from here until it takes new ones. So the routes of a send do not change when another send needs the routes of a
-    step.
+    `routing` has the routes to mailboxes, and `read_in` returns the routes to the boxes of a step. A sender keeps the
+    routes that it took from here until it takes new ones. So the routes of a send do not change when another send needs
+    the routes of a step.
     """
 
     def __init__(self, exp_id: str) -> None:
         self.exp_id = exp_id
         self.schemas = Schemas()
         self.audiences = Audiences()
-        self.dates = NO_DATES  # with steps, the steps from which moves of agents apply
+        self.dates = NO_DATES  # with steps, the steps from which on moves of agents are valid
         self.routing = Routes(exp_id, {})
-        self._in_step = Routes(exp_id, {})  # the routes that `read_in` returned last
-        self._steps = range(0)  # the steps for which `_in_step` is right
+        self._in_step = Routes(exp_id, {})  # the result of the last call of `read_in`
+        self._steps = range(0)  # the steps in which `_in_step` is valid
 
     @property
     def version(self) -> int:
-        """Return the version of this copy, -1 before the first update."""
+        """Return the version of this copy, or -1 before the first update."""
         return self.routing.version
 
     @property
@@ -470,7 +479,7 @@ class Directory:
         audiences: AudienceTexts = NO_AUDIENCES,
         dates: HostDates = NO_DATES,
     ) -> None:
-        """Apply the changed records; `mailboxes` names all mailboxes that exist."""
+        """Replace the changed records, and remove mailboxes that are not in `mailboxes`, the names of all mailboxes."""
         self.schemas.update(schemas)
         self.audiences.update(audiences)
         found, there, before = list(changed), set(mailboxes), self.routing
@@ -487,9 +496,9 @@ class Directory:
         self.routing = Routes(self.exp_id, kept, version, logged=logged, before=before)
 
     def read_in(self, step: int) -> Routes:
-        """Return the routes of messages that are read in a step, with the agents that each mailbox hosts in it.
+        """Return the routes of messages that are read in a step, with the agents that each mailbox hosts in the step.
 
-        Mailboxes that host no agents are left out: they have no steps, so nobody would read their boxes.
+        Mailboxes that host no agents are left out. They have no steps, so nobody would read their boxes.
         """
         if step not in self._steps:
             hosting = [record for record in self.records.values() if record.exclusive]
@@ -507,7 +516,7 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox other than `besides` claims, and the mailbox."""
+        """Return the first of these agents that another exclusive mailbox than `besides` claims, and that mailbox."""
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:

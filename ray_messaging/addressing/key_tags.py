@@ -1,4 +1,4 @@
-"""Hash tags of keys if the bodies of steps are spread over a cluster: each shard has a hash slot of its own."""
+"""Hash tags of keys if the bodies of steps are spread over a cluster. Each shard has its own hash slot."""
 
 from functools import cache
 from itertools import count
@@ -9,7 +9,10 @@ from ray_messaging.addressing.server_keys import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
-    """Return the keys of a shard; `in_cluster` is the number of shards in one cluster (1: each has its own server)."""
+    """Return the keys of a shard.
+
+    `in_cluster` is the number of shards in one cluster (1: each shard has its own server).
+    """
     return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
 
 
@@ -18,9 +21,9 @@ def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
     """Return the texts that follow the experiment's name in the hash tags of the shards.
 
     The text of the first shard, which has everything except bodies, is empty. All slots are divided into as many equal
-    parts as there are shards, and each shard has a slot in a part of its own. So the primaries of a cluster, which
-    mostly have one range of slots each, have about equally many shards. No other experiment has such a tag, because no
-    name has a slash.
+    ranges as there are shards, and each shard has a slot in another range. In most clusters, each primary has one range
+    of slots, so the primaries get about equally many shards. No other experiment has such a tag, because no name has a
+    slash.
     """
     part_of_first = _part_of(exp_id, shards)
     parts = [part for part in range(shards) if part != part_of_first]

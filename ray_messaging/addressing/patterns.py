@@ -1,4 +1,4 @@
-"""Redis' glob patterns: subscriptions that match many channels."""
+"""Glob patterns of Redis, by which a subscription matches many channels."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _GLOB = re.compile(r"[*?\[\]\\]")
 
 
 def is_glob(channel: str) -> bool:
-    """Return whether a subscription is a Redis pattern rather than one channel."""
+    """Return whether a subscription is a Redis pattern. Otherwise it is one channel."""
     return _GLOB.search(channel) is not None
 
 
@@ -18,10 +18,10 @@ def is_glob(channel: str) -> bool:
 def glob_pattern(glob: str) -> re.Pattern[bytes]:
     """Translate a Redis pattern to a regular expression.
 
-    Redis matches bytes, knows [^a] but not [!a], and has the backslash as its escape character.
+    Redis matches bytes, has [^a] but not [!a], and uses the backslash as its escape character.
     """
     text, at = glob.encode(), 0
-    parts = [b""]  # the parts between stars
+    parts = [b""]  # the regular expressions of the texts between the stars of the pattern
     while at < len(text):
         character = text[at : at + 1]
         at += 1
@@ -37,13 +37,16 @@ def glob_pattern(glob: str) -> re.Pattern[bytes]:
         parts[-1] += part
     if len(parts) == 1:
         return re.compile(parts[0], re.DOTALL)
-    # Each part matches at its first position, without backtracking, so that *a*a*a*b cannot block all senders.
+    # The text after each star matches at its first position, without backtracking. So *a*a*a*b cannot take very long.
     middle = b"".join(b"(?>.*?%s)" % part for part in parts[1:-1] if part)
     return re.compile(b"%s%s.*%s" % (parts[0], middle, parts[-1]), re.DOTALL)
 
 
 def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
-    """Translate the set between [ and ] (or the end); return it and the index of its end."""
+    """Translate the set that begins after [ and ends at ] or at the end of the text.
+
+    Return it, and the index of its end.
+    """
     inverted = text[at : at + 1] == b"^"
     at += inverted
     found: set[int] = set()
@@ -63,9 +66,9 @@ def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
 
 
 def compile_glob(glob: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a channel matches a pattern.
+    """Return a function that says whether a channel matches a pattern.
 
-    Raises: InvalidAddress if UTF-8 cannot encode the pattern.
+    Raises: InvalidAddress if the pattern cannot be encoded as UTF-8.
     """
     try:
         matched = glob_pattern(glob).fullmatch

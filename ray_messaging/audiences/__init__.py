@@ -1,1 +1,1 @@
-"""Audiences: named, versioned sets of pairs of a sender and a hearer."""
+"""Audiences: named sets of pairs of a sender and a hearer, which have versions."""

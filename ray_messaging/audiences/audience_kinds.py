@@ -13,7 +13,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 
 
 class AudienceKind(StrEnum):
-    """How the pairs of an audience are given."""
+    """The kind of an audience: whether its pairs come from a graph, from lists of members, or from positions."""
 
     GRAPH = "graph"
     MEMBERS = "members"
@@ -21,9 +21,9 @@ class AudienceKind(StrEnum):
 
 
 class AudienceFacts(msgspec.Struct, frozen=True):
-    """The facts of a version in the directory, in addition to its number. `digest` is the hash of its pairs, as hex.
+    """The facts about a version in the directory, besides its number. `digest` is the hash of its pairs, as hex.
 
-    `moved` is the step in which groups moved agents and so made this version (-1: a call made it).
+    `moved` is the step in which groups moved agents, so that this version was made (-1: a call made it).
     """
 
     kind: AudienceKind
@@ -33,7 +33,7 @@ class AudienceFacts(msgspec.Struct, frozen=True):
 
 
 class AudienceVersion(msgspec.Struct, frozen=True):
-    """One version of an audience. In steps, it applies to messages that are sent in step `since` or later."""
+    """One version of an audience. In steps, it is used for messages that are sent in step `since` or later."""
 
     name: str
     version: int
@@ -51,28 +51,28 @@ class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
 
 AudienceTexts = Mapping[str, tuple[StoredVersion, ...]]
 NO_AUDIENCES: AudienceTexts = {}
-# The server keeps audiences in this form.
+# The server stores audiences in this form.
 decode_audiences = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode
 _read_facts = msgspec.json.Decoder(AudienceFacts).decode
 
 
 def encode_facts(facts: AudienceFacts) -> str:
-    """Encode the facts of a version for the server."""
+    """Encode the facts about a version as the server stores them."""
     return msgspec.json.encode(facts).decode()
 
 
 class Audiences:
-    """The audiences of an experiment, as they are in a directory."""
+    """The audiences of an experiment, as a directory has them."""
 
     def __init__(self) -> None:
         self._texts: AudienceTexts = NO_AUDIENCES
 
     def update(self, texts: AudienceTexts) -> None:
-        """Replace the versions of all audiences."""
+        """Replace the versions of all audiences by those that were read from the server."""
         self._texts = texts
 
     def names(self) -> list[str]:
-        """Return the sorted names of the audiences that exist now."""
+        """Return the names of the audiences that exist now, sorted."""
         return sorted(name for name, versions in self._texts.items() if versions[-1].facts)
 
     def __bool__(self) -> bool:
@@ -80,7 +80,7 @@ class Audiences:
         return bool(self._texts)
 
     def last_version(self, name: str) -> int:
-        """Return the number of the last version of an audience; 0 if it never had one."""
+        """Return the number of the last version of an audience, or 0 if it never had one."""
         versions = self._texts.get(name)
         return versions[-1].version if versions else 0
 
@@ -89,14 +89,15 @@ class Audiences:
         return any(f'"kind":"{AudienceKind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
-        """Return whether the version exists already that the moves of agents in step `step - 1` make."""
+        """Return whether the version that the moves of agents in step `step - 1` make already exists."""
         found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 
     def of(self, name: str, step: int | None = None) -> AudienceVersion:
-        """Return the version that applies to messages of a step (None: the newest one).
+        """Return the version that is used for messages of a step (None: the newest version).
 
-        Raises: UnknownName if no version applies, ConfigError if a later release of this library made the version.
+        Raises: UnknownName if there is no such version, ConfigError if a later release of this library made the
+        version.
         """
         versions = self._texts.get(name, ())
         found = [each for each in versions if step is None or each.since <= step]

@@ -1,4 +1,4 @@
-"""Building of edges: from pairs of ids, chunk by chunk, or from positions: agents near each other are pairs."""
+"""Building of edges: from pairs of ids, chunk by chunk, or from positions, where agents near each other are pairs."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -18,23 +18,24 @@ from ray_messaging.model.columns import IdColumn
 
 _HALF = np.int64(32)
 _LOW = np.int64(2**32 - 1)
-_SMALL = 2**31  # ids below this fit into half a key
-_DENSE = 2**26  # smaller ids are looked up in a table with a place for each id
-_SPARE = 16  # a table of cells may have this many places for each agent
-_PARTS = 4  # the number of cells along the first axis for one radius; more cells would save only a few comparisons
-_LEAST_RADIUS = 1e-150  # squares of much smaller radii are 0; squares of radii far above its inverse are infinite
-_BLOCK = 4096  # points that a thread handles in one piece of work
-_COUNTED = 2**26  # the most distances that are compared to count the pairs, if there are more pairs than the limit
-_THREADS = 4  # more threads would wait for each other: parts of numpy run in one thread at a time
+_SMALL = 2**31  # an id below this fits into half of a key
+_DENSE = 2**26  # ids below this are looked up in a table that has an item for each possible id
+_SPARE = 16  # a table of cells may have this many items for each agent
+# How many cells along the first axis are as long as one radius; more cells would save only a few comparisons.
+_PARTS = 4
+# The squares of much smaller radii would be 0, and the squares of radii far above its inverse would be infinite.
+_LEAST_RADIUS = 1e-150
+_BLOCK = 4096  # how many points a thread handles in one piece of work
+_COUNTED = 2**26  # if there are more pairs than the limit, at most this many distances are compared to count the pairs
+_THREADS = 4  # more threads would wait for each other, because some code of numpy runs in only one thread at a time
 
 
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
     """Build the edges from pairs (sender, hearer), which may be repeated and come in any order.
 
-    This needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
+    The memory that this needs is one chunk, 8 bytes for each given pair, and 8 bytes for each pair of the result.
 
-    Args: chunks are int arrays (m, 2); each chunk is released before the next one is taken.
-
+    Args: `chunks` are int arrays (m, 2). Each chunk is released before the next one is taken.
     Raises: InvalidColumns for a chunk of another shape or type, with the row of an id that is not an int;
     InvalidAddress for an invalid id.
     """
@@ -42,7 +43,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
     keys.sort()
     keys = _distinct(keys)
     out = _sorted_side(keys)
-    # Swap the halves, so that the same sort gives the side of the hearers.
+    # The halves of each key are swapped. Then the same sort gives the arrays by hearer.
     for low in range(0, len(keys), CHUNK):
         part = keys[low : low + CHUNK]
         part[:] = part << _HALF | part >> _HALF
@@ -61,7 +62,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, with the sender in the upper half, and the ids into which the halves are indexes.
+    """Return the pairs as keys, with the sender in the upper half; and the ids, if the halves are indexes of ids.
 
     If the ids are None, the halves are the ids themselves. The array of keys can grow without a copy, because the
     kernel moves its memory.
@@ -120,7 +121,7 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Drop repeated keys from sorted keys, in place."""
+    """Remove repeated keys from sorted keys, in place."""
     used = 0
     for low in range(0, len(keys), CHUNK):
         part = keys[low : low + CHUNK]
@@ -135,7 +136,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
-    """Return the distinct upper halves of sorted keys as ids; `others` are the lower halves of each id's keys."""
+    """Return the distinct upper halves of sorted keys as ids. Their neighbours, `others`, are the lower halves."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -150,9 +151,9 @@ def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
 
 
 def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-    """Replace ids by their indexes in the sorted `ids`, in place."""
+    """Replace ids in an array by their indexes in the sorted `ids`, in place."""
     if not len(ids) or int(ids[-1]) == len(ids) - 1:
-        return  # The ids have no gaps, so each id is its own index.
+        return  # the ids have no gaps, so each id is its own index
     table = None
     if int(ids[-1]) < max(_DENSE, 8 * len(ids)):
         table = np.zeros(int(ids[-1]) + 1, np.int32)
@@ -165,7 +166,7 @@ def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None
 class Positions(NamedTuple):
     """The positions of agents: `ids` (ascending int64) are at `points`, float64 (n, d).
 
-    Agents within `radius` of each other are pairs, of which there may be at most `limit`.
+    Agents that are at most `radius` apart are pairs. There may be at most `limit` pairs.
     """
 
     ids: NDArray[np.int64]
@@ -208,7 +209,7 @@ class Positions(NamedTuple):
         return self._replace(points=after)
 
     def edges(self) -> GraphEdges:
-        """Return the pairs, in both directions, without pairs of an agent with itself.
+        """Return the pairs, each in both directions. An agent is not paired with itself.
 
         Raises: AudienceTooLarge if there are more pairs than the limit.
         """
@@ -228,7 +229,7 @@ class Positions(NamedTuple):
         return digest.digest()
 
     def _near(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return the number of neighbours of each agent, and all neighbours by index, ascending for each agent."""
+        """Return the number of neighbours of each agent, and all neighbours' indexes, ascending for each agent."""
         lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_Neighbours]()
         if not len(lengths):
             return lengths, np.zeros(0, np.int32)
@@ -262,7 +263,10 @@ class Positions(NamedTuple):
 
 
 class _Neighbours(NamedTuple):
-    """Some agents, the number of neighbours of each, and the neighbours, ascending for each agent. All by index."""
+    """Some agents, how many neighbours each has, and the neighbours, in ascending order for each agent.
+
+    All are indexes.
+    """
 
     agents: NDArray[np.intp]
     lengths: NDArray[np.int64]
@@ -270,27 +274,30 @@ class _Neighbours(NamedTuple):
 
 
 class _Grid:
-    """Points sorted by cells. So all points that could be near a given point are in a few ranges of the sorted points.
+    """Points sorted by cells.
 
-    The place of a point is its index in this order. Cells form rows along the first axis, and only rows with points
-    have a number. The search ends once more pairs than the limit have been found.
+    Then all points that could be near a given point are in a few ranges of the sorted points. The place of a point is
+    its index in this order. Cells form rows along the first axis, and only rows with points have a number. The search
+    ends when more pairs than the limit were found.
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
-        side = max(radius * (1 + 2.0**-16), 2.0**-1000)  # longer than the radius, by more than the rounding of cells
+        # Longer than the radius by more than the rounding errors in the numbers of cells.
+        side = max(radius * (1 + 2.0**-16), 2.0**-1000)
         first, *others = (_cells(column, side, 1 if axis else _PARTS) for axis, column in enumerate(points.T[:3]))
         rows, around = np.zeros(len(points), np.int64), np.zeros(1, np.int64)
         for cells in others:
-            width = int(cells.max()) + 2  # an empty cell separates the last cell from the next row's first
+            # An empty cell separates the last cell of a row from the first cell of the next row.
+            width = int(cells.max()) + 2
             rows = rows * width + cells
             around = np.add.outer(around * width, np.arange(-1, 2)).ravel()
         distinct, rows = np.unique(rows, return_inverse=True)
         wanted = distinct[:, None] + around
-        self._around = np.searchsorted(distinct, wanted)  # for each row, the rows near it, and itself
-        # The number of an empty row after all others.
+        self._around = np.searchsorted(distinct, wanted)  # for each row of cells, the row itself and the rows near it
+        # A row that does not exist gets the number of an empty row after all others.
         self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)
         self._own = len(around) // 2
-        # Each row of cells ends with as many empty cells as are searched to each side of a point.
+        # Each row of cells ends with as many empty cells as are searched on each side of a point.
         self._width = int(first.max()) + 1 + _PARTS
         keys = rows * self._width + first + _PARTS
         self._order = np.argsort(keys)
@@ -303,16 +310,16 @@ class _Grid:
             self._begins = offsets_of(np.bincount(self._keys, minlength=last))
 
     def _before(self, keys: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return how many points have smaller keys."""
+        """Return, for each key, how many points have smaller keys."""
         return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
 
     def blocks(self, step: int = 1) -> Iterator[range]:
-        """Return the places of every `step`-th point, in the order of cells, block by block."""
+        """Return the places of every `step`-th point, in the order of cells, in blocks."""
         places = range(0, len(self._keys), step)
         return (places[low : low + _BLOCK] for low in range(0, len(places), _BLOCK))
 
     def near(self, block: range) -> list[_Neighbours]:
-        """Return the neighbours of the points at consecutive places; nothing once the limit was passed."""
+        """Return the neighbours of the points at consecutive places. After the limit was exceeded, return nothing."""
         found, size = list[_Neighbours](), len(self._keys)
         for piece, places, ends, near in self._compared(block):
             if self._found > self._limit:
@@ -324,7 +331,8 @@ class _Grid:
             others += firsts
             others.sort()
             others -= firsts
-            # Another thread may change the count at the same time, so that some are missed: then the search ends later.
+            # Another thread may change this count at the same time, so that some pairs are not counted. Then the search
+            # only ends later.
             self._found += len(others)
             found.append(_Neighbours(self._order[piece.start : piece.stop], lengths, others))
         return found
@@ -347,14 +355,15 @@ class _Grid:
         return begins, self._before(keys + (_PARTS + 1)) - begins
 
     def _compared(self, block: range) -> Iterator[tuple[range, NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]]:
-        """Compare the points of a block with the points around them, piece by piece.
+        """Compare the points of a block with the points around them, in pieces.
 
-        Yields, for each piece: the piece; the places with which its points are compared, point by point; for each point
+        Yields for each piece: the piece; the places with which its points are compared, point by point; for each point
         the index at which its places end; and for each place whether it is near its point.
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
-        # Arrays are to stay in the cache, and the numbers by which `near` sorts are to be below 2**32.
+        # In a piece, the arrays must stay in the processor's cache, and the numbers by which `near` sorts must be below
+        # 2**32.
         pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-len(block) * len(self._keys) >> 32)), len(block))
         if pieces > 1:
             bounds = np.linspace(0, len(block), pieces + 1).astype(int).tolist()
@@ -367,14 +376,14 @@ class _Grid:
         ranges = len(counts) // len(block)
         ends = ends[ranges - 1 :: ranges]
         near = self._squares(places, block, np.diff(ends, prepend=0)) <= self._square
-        # A point is no neighbour of itself.
+        # A point is not a neighbour of itself.
         near[np.arange(block.start, block.stop, block.step) - begins[self._own :: ranges]] = False
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the squared distances of a block's points from points at `places`, `counts[i]` for point i."""
+        """Return the squared distances of the points of a block from points at `places`, `counts[i]` for point i."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
-        with np.errstate(over="ignore"):  # the square is infinite for a far point
+        with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite
             for column in self._columns:
                 ways = column.take(places)
                 ways -= np.repeat(column[of], counts)
@@ -384,14 +393,18 @@ class _Grid:
 
 
 def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
-    """Return the cell of each value, from 0. Cells of values within `side` of each other differ by at most `parts`."""
-    halves, scale = values / 2, parts / (side / 2)  # halves are used, because the difference of two halves is finite
+    """Return the cell of each value, from 0.
+
+    If two values differ by less than `side`, their cells differ by at most `parts`.
+    """
+    # Values are halved, because the difference of two halves is always finite.
+    halves, scale = values / 2, parts / (side / 2)
     low = halves.min()
     cells: NDArray[np.int64]
     if halves.max() - low < side / 2 * len(values):
         cells = ((halves - low) * scale).astype(np.int64)
         return cells
-    # Far values get near cells, so that there are not many more cells than values.
+    # Large gaps between values are closed, so that there are not many more cells than values.
     order = np.argsort(halves)
     halves = halves[order]
     begins = np.flatnonzero(np.diff(halves, prepend=-np.inf) > side / 2)
@@ -406,8 +419,7 @@ def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.i
 def checked_points(points: object, rows: int, dimensions: int | None = None) -> NDArray[np.float64]:
     """Return positions that a user passed as float64 (rows, d).
 
-    Args: dimensions is the number d that the positions must have; None: any number.
-
+    Args: `dimensions` is the d that the positions must have; None: any d.
     Raises: InvalidColumns if the positions have another shape, or are not finite numbers.
     """
     try:

@@ -1,4 +1,4 @@
-"""The versions of audiences that one process uses."""
+"""The versions of audiences that this process has loaded."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,24 +17,26 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-UNRESOLVED = 0  # in place of a version that is looked up later
-EVERYBODY = AudiencePairs("*", 0)  # all agents of the experiment that are in the directory
-_KEPT = 32  # the most versions, and parts of versions for some agents, that are kept in memory or mapped
+UNRESOLVED = 0  # stands in place of a version that will be looked up later
+EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents of the experiment that are in the directory
+_KEPT = 32  # the most versions, and restrictions of versions to some hearers, that are kept in memory or mapped
 
 
 class AudienceCache:
-    """A cache of the edges of audiences. Each version is loaded once from a source (None: there is no source)."""
+    """A cache of the edges of audiences. Each version is loaded once, from a source (None: there is no source)."""
 
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source
-        # All pairs of a version are under b"", the pairs toward some agents under the digest of the agents.
+        # All pairs of a version are under the key b"". The pairs with some hearers are under the digest of these
+        # hearers.
         self._edges: OrderedDict[tuple[AudiencePairs, bytes], Edges] = OrderedDict()
         self._loading = asyncio.Lock()
 
     async def edges(self, audience: AudiencePairs) -> Edges:
         """Return the pairs of a version.
 
-        Raises: UnknownName if there is no source or it does not have the version, FrameError if the version is damaged.
+        Raises: UnknownName if there is no source, or if the source does not have the version; FrameError if the version
+        is damaged.
         """
         async with self._loading:
             found = self._edges.get((audience, b""))
@@ -47,14 +49,14 @@ class AudienceCache:
                         value=audience.name,
                     )
                 found = await self._source.load(*audience)
-                # Messages may still come to the previous version, but to no earlier version.
+                # Messages may still arrive that were sent to the previous version, but not to earlier versions.
                 for each, digest in [*self._edges]:
                     if each.name == audience.name and each.version < audience.version - 1:
                         del self._edges[each, digest]
             return self._keep(audience, b"", found)
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version of an audience that applies from a step on, after agents have moved to new positions.
+        """Make the version of an audience that is used from a step on, after agents have moved to new positions.
 
         Raises: AudienceTooLarge if there are too many pairs, ConfigError if this messager cannot move agents.
         """
@@ -99,16 +101,16 @@ def name_of(audience: object) -> str:
 
 
 def current_audience(audiences: Audiences, given: object, step: int | None = None) -> AudiencePairs:
-    """Return an audience that a user passed, in the version that applies in a step (None: the newest).
+    """Return an audience that a user passed, in the version that is used in a step (None: the newest version).
 
-    Raises: UnknownName if there is no such audience, or it does not exist in that step.
+    Raises: UnknownName if there is no such audience, or if it does not exist in that step.
     """
     name = name_of(given)
     return EVERYBODY if name == EVERYBODY.name else AudiencePairs(name, audiences.of(name, step).version)
 
 
 def audience_of(batch: Batch) -> AudiencePairs:
-    """Return the audience of a batch of broadcasts."""
+    """Return the audience to which a batch of broadcasts was sent."""
     assert batch.extension is not None
     assert batch.extension.audience is not None
     return batch.extension.audience

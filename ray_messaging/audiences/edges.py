@@ -1,8 +1,8 @@
-"""The pairs of sender and hearer of an audience's version.
+"""The pairs of sender and hearer in a version of an audience.
 
-Each pair is contained once, and the pairs do not change. Restrictions (by `toward` or `of`) have the digest of all
-pairs. `expand` needs 16 bytes a pair; `counts` tells how many pairs senders have, so that callers can pass few senders
-at a time.
+The pairs never change, and each occurs once. `toward` and `of` restrict them to some hearers or senders; the digest
+stays that of all pairs. `expand` needs 16 bytes for each pair. `counts` returns how many pairs senders have, so that
+callers can expand only a few senders at a time.
 """
 
 from typing import TypeAlias

@@ -1,4 +1,4 @@
-"""The files of audiences: a folder for each version, with arrays that are memory-mapped, and their checksums."""
+"""The files of audiences: each version has a folder of arrays, which are memory-mapped, and of their checksums."""
 
 import json
 import os
@@ -20,21 +20,26 @@ from ray_messaging.model.agent_sets import AgentSet
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # isal does not exist for all machines: the standard library does the same.
+except ImportError:  # isal does not exist for all machines; the standard library computes the same checksum
     from zlib import crc32
 
-FACTS = "audience.json"  # the file that is written last
-_HEADERS = Lock()  # numpy parses a file's header by `ast`, which some Pythons cannot do in two threads at once
+FACTS = "audience.json"  # this file is written last
+# Numpy parses the header of a file with `ast`, which some releases of Python cannot do in two threads at once.
+_HEADERS = Lock()
 _GRAPH = ("senders", "out_lengths", "heard", "hearers", "into_lengths", "said")
 
 
 def version_folder(folder: Path, name: str, version: int) -> Path:
     """Return the folder of a version of an audience."""
-    return folder / f"{name}@{version}"  # The version makes the folder's name safe even if the audience is named "..".
+    # With the version in it, the folder's name is safe even if the audience is named "..".
+    return folder / f"{name}@{version}"
 
 
 def write_edges(folder: Path, edges: Edges) -> None:
-    """Write the files of a version. They appear all at once, and replace files left by an experiment that was reset."""
+    """Write the files of a version, which appear all at once.
+
+    They replace files that an experiment has left before it was reset.
+    """
     made = folder.with_name(f".{folder.name}.{uuid4().hex}")
     made.mkdir(parents=True)
     try:
@@ -76,7 +81,7 @@ def _write(path: Path, array: NDArray[np.generic]) -> None:
 
 
 def read_edges(folder: Path, name: str, version: int) -> Edges:
-    """Memory-map the files of a version; raise UnknownName if there are none, FrameError if they are damaged."""
+    """Memory-map the files of a version. Raises UnknownName if there are no files, FrameError if they are damaged."""
     try:
         facts = json.loads((folder / FACTS).read_text())
         arrays = {each: _read(folder / f"{each}.npy", checksum) for each, checksum in facts["checksums"].items()}

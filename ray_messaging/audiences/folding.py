@@ -1,4 +1,4 @@
-"""Folding: the messages of a broadcast, one for each hearer, become one row of a frame, and later messages again."""
+"""Folding: the messages of a broadcast, one for each hearer, become one row of a frame. Unfolding restores them."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -22,10 +22,10 @@ _PLACE = np.dtype("<u4")
 
 
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
-    """Return some of `pairs` pairs, given by their ascending places, as bytes; b"" for all pairs.
+    """Encode which of `pairs` pairs are chosen. `places` are their numbers, ascending. The result for all pairs is b"".
 
-    The bytes are runs of places, or one bit for each pair, whichever is shorter. So the result is short if few pairs
-    are chosen, or all but a few.
+    The bytes are ranges of numbers, or one bit for each pair, whichever is shorter. So the result is short if only a
+    few pairs are chosen, or all but a few.
     """
     if len(places) == pairs:
         return b""
@@ -39,7 +39,7 @@ def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
 
 
 def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
-    """Return the places that were passed to `encode_kept`; raise FrameError if the bytes do not fit `pairs`."""
+    """Return the numbers that were passed to `encode_kept`; raise FrameError if the bytes do not fit `pairs`."""
     kind, data = kept[:1], kept[1:]
     if kind == _BITS and len(data) == (pairs + 7) // 8:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=pairs)
@@ -55,7 +55,7 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
 
 
 def agents_digest(agents: AgentSet) -> bytes:
-    """Return the digest by which frames refer to a set of agents."""
+    """Return the digest by which frames name a set of agents."""
     digest = blake2b(agents.ints.astype("<i8", copy=False).data, digest_size=12)
     for name in sorted(agents.strings):
         digest.update(len(name).to_bytes(4, "little") + name.encode())
@@ -63,7 +63,10 @@ def agents_digest(agents: AgentSet) -> bytes:
 
 
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
-    """Return a batch of broadcasts with one row for each hearer. Rows of one broadcast share number and payload."""
+    """Return a batch of broadcasts with one row for each hearer.
+
+    The rows of one broadcast have one number and payload.
+    """
     return _of_pairs(broadcasts, edges.expand(broadcasts.from_ids))
 
 
@@ -82,9 +85,9 @@ def fold(
 ) -> tuple[Batch, NDArray[np.intp]]:
     """Return some rows of a batch that `spread` made, for one mailbox, as a batch with a row for each broadcast.
 
-    Args: `rows` must ascend. `there` are all rows for agents of the mailbox; `agents` is the digest of these agents.
-    `kinds` has a number for each row (None: all are equal): a broadcast gets a row for each kind of its pairs.
-
+    Args: `rows` are ascending. `there` are all rows whose hearers are agents of the mailbox; `agents` is the digest of
+    these agents. `kinds` has a number for each row (None: all are equal). A broadcast gets a row for each kind of its
+    pairs.
     Returns: the batch, and for each of `rows` its row in that batch.
     """
     assert pairs.numbers is not None
@@ -98,7 +101,7 @@ def fold(
     first = np.flatnonzero(begins)
     made = pairs.take(rows[first])
     made.to_ids = nobody(made.rows)
-    # The places of a broadcast's pairs follow the places of all pairs of the rows before it.
+    # The places of a broadcast's pairs come after the places of all pairs of the rows before it.
     low = np.searchsorted(numbers[there], numbers[rows[first]])
     high = np.searchsorted(numbers[there], numbers[rows[first]], side="right")
     starts = np.cumsum(high - low) - (high - low)
@@ -111,9 +114,9 @@ def fold(
 
 
 def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:
-    """Return the `kinds` of rows for `fold`: a number for each row, equal for rows with equal payload and labels.
+    """Return the `kinds` of rows for `fold`: a number for each row, the same for rows of equal payload and labels.
 
-    Args: `lines` has the payloads of rows that rules rewrote, `labels` the rows with each label.
+    Args: `lines` has the payloads of rows that rules rewrote, and `labels` the rows with each label.
     """
     marks: dict[int, tuple[object, ...]] = {row: (line,) for row, line in lines.items()}
     for name, marked in sorted(labels.items()):
@@ -128,15 +131,14 @@ def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32
 def unfold(broadcasts: Batch, edges: Edges) -> Batch:
     """Return the messages of a folded frame, one for each hearer.
 
-    Args: edges are the pairs of the audience's version whose hearers are the agents to which the frame refers.
-
-    Raises: FrameError if the edges do not give the number of pairs that the frame has.
+    Args: `edges` are the pairs of the audience's version whose hearers are the agents that the frame names.
+    Raises: FrameError if the edges do not have the number of pairs that the frame has.
     """
     return _of_pairs(broadcasts, kept_pairs(broadcasts, edges))
 
 
 def kept_pairs(broadcasts: Batch, edges: Edges) -> Pairs:
-    """Return the pairs of the rows of a folded frame; arguments and errors are as for `unfold`."""
+    """Return the pairs of the rows of a folded frame. Arguments and errors are as for `unfold`."""
     folded = broadcasts.fold
     assert folded is not None
     found = int(edges.counts(broadcasts.from_ids).sum())

@@ -1,4 +1,4 @@
-"""Pairs of an audience that are stored one by one, from a graph or positions, and the lookup of what hearers hear."""
+"""Pairs of an audience that are stored one by one, made from a graph or from positions; and what each hearer hears."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,13 +14,13 @@ from ray_messaging.model.columns import IdColumn
 if TYPE_CHECKING:
     from ray_messaging.audiences.building import Positions
 
-CHUNK = 2**17  # neighbours that are handled together, so that their arrays stay in the processor's cache
+CHUNK = 2**17  # how many neighbours are handled together, so that their arrays stay in the processor's cache
 
 
 class Adjacency(NamedTuple):
     """Agents, `ids` (ascending int64), and their neighbours: agent i has `others[starts[i]:starts[i] + lengths[i]]`.
 
-    `others` are indexes (int32) into the ids of the other side, ascending for each agent.
+    `others` are indexes (int32) into the ids of the neighbours, ascending for each agent.
     """
 
     ids: NDArray[np.int64]
@@ -30,7 +30,7 @@ class Adjacency(NamedTuple):
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], lengths: NDArray[np.int64], others: NDArray[np.int32]) -> "Adjacency":
-        """Build the adjacency of agents whose neighbours follow one another in `others`."""
+        """Build the adjacency of agents whose neighbours are in `others`, agent after agent."""
         return cls(ids, offsets_of(lengths)[:-1], lengths, others)
 
     def take(self, places: NDArray[np.intp] | slice) -> "Adjacency":
@@ -43,7 +43,7 @@ class Adjacency(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Return whether the neighbours of all agents follow one another in `others`, in the order of the agents."""
+        """Return whether `others` has the neighbours of all agents one after the other, in the order of the agents."""
         return bool((self.starts[1:] == self.starts[:-1] + self.lengths[:-1]).all())
 
     @property
@@ -54,7 +54,7 @@ class Adjacency(NamedTuple):
         return self.others[gathered(self.starts, self.lengths)]
 
     def compact(self) -> "Adjacency":
-        """Return an adjacency that is `contiguous`: this one, or a copy."""
+        """Return an adjacency that is `contiguous`: this one if it is, otherwise a copy."""
         if self.contiguous:
             return self
         others = np.empty(int(self.lengths.sum()), np.int32)
@@ -63,7 +63,7 @@ class Adjacency(NamedTuple):
         return Adjacency.of(self.ids, self.lengths, others)
 
     def pieces(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Yield ranges of agents with about CHUNK neighbours (a single agent may have more), and their offsets."""
+        """Yield ranges of agents with about CHUNK neighbours, and their offsets. A single agent may have more."""
         offsets, low = offsets_of(self.lengths), 0
         while low < len(self.ids):
             high = int(np.searchsorted(offsets, offsets[low] + CHUNK, side="right")) - 1
@@ -80,18 +80,17 @@ def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of several ranges, one range after another."""
+    """Return the indices in several ranges, one range after the other."""
     offsets = offsets_of(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 class GraphHearing:
-    """The rows of some senders as hearers hear them.
+    """The rows of some senders, as hearers hear them.
 
-    There are `agents` hearers; hearer `at[i]` hears the senders of agent i in `into`, and the others hear nobody.
-    `places` has the place of each row's sender, -1 if the row has no sender that counts.
-
-    The values of each sender's rows are first combined, so that each pair costs only one lookup of its sender.
+    There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
+    hearers hear nobody. `places` has the place of each row's sender, or -1 if the row is not from one of these senders.
+    The values of each sender's rows are combined first, so that each pair costs only one lookup of its sender.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class GraphHearing:
         return counts
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of its rows; 0 if it hears no row."""
+        """Return, for each hearer, the sum of the values of the rows that it hears, or 0 if it hears no row."""
         by_sender = np.zeros(self._senders, values.dtype)
         if self._said is None:
             by_sender[self._places] = self._heard(values)
@@ -134,7 +133,10 @@ class GraphHearing:
         return self._reduced(np.add, by_sender)
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of its rows; without rows it is undefined."""
+        """Return, for each hearer, the largest or smallest value of the rows that it hears.
+
+        For a hearer that hears no row the result is undefined.
+        """
         ufunc = np.maximum if largest else np.minimum
         by_sender = np.full(self._senders, _bound(values.dtype, largest=largest), values.dtype)
         ufunc.at(by_sender, self._places, self._heard(values))
@@ -144,7 +146,7 @@ class GraphHearing:
         return values if self._rows is None else values[self._rows]
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of all hearers, or of the hearers `some`, in order, a few hearers at a time."""
+        """Yield the rows that hearers hear, for a few hearers at a time, in order: all hearers, or only `some`."""
         into, at, agents = self._into, self._at, self._agents
         if some is not None:
             found = np.flatnonzero(np.isin(at, some))
@@ -164,9 +166,9 @@ class GraphHearing:
     def _rows_of(
         self, senders: NDArray[np.int32], lengths: NDArray[np.int64], begins: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return the number of rows that each hearer hears, and the rows.
+        """Return how many rows each hearer hears, and the rows.
 
-        Args: `senders` are the senders that the hearers hear; hearer i has `lengths[i]` of them, from `begins[i]` on.
+        Args: `senders` are the senders that the hearers hear. Hearer i hears `lengths[i]` of them, from `begins[i]` on.
         """
         if self._said is None:
             ordered = self._ordered
@@ -183,7 +185,7 @@ class GraphHearing:
 
     @cached_property
     def _row_of(self) -> NDArray[np.intp] | None:
-        """Return the row of each sender (-1: the sender has no row), or None if a sender has several rows."""
+        """Return the row of each sender, or -1 for a sender without a row; or None if a sender has several rows."""
         assert self._said is not None
         if int(self._said.max(initial=0)) > 1:
             return None
@@ -193,13 +195,13 @@ class GraphHearing:
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
-        """Return, for each sender, the number of rows of the senders before it."""
+        """Return, for each sender, how many rows the senders before it have."""
         assert self._said is not None
         return offsets_of(self._said)
 
     @cached_property
     def _ordered(self) -> NDArray[np.intp] | None:
-        """Return the rows in the order of their senders, or None if they are in this order already."""
+        """Return the rows in the order of their senders, or None if they already have this order."""
         if self._rows is None and bool((self._places[1:] >= self._places[:-1]).all()):
             return None
         order = np.argsort(self._places, kind="stable")
@@ -207,7 +209,7 @@ class GraphHearing:
 
 
 def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a value of the type
-    """Return the value of a type with which to begin a maximum (no value is smaller) or a minimum (none is larger)."""
+    """Return the value with which a maximum or minimum begins: no value of the type is smaller, or larger."""
     if dtype.kind == "f":
         return -np.inf if largest else np.inf
     if dtype.kind == "b":
@@ -217,11 +219,11 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 
 
 class GraphEdges:
-    """Pairs of int ids, from both sides: `out` has the hearers of each sender, `into` the senders of each hearer.
+    """Pairs of int ids, stored by sender and by hearer: `out` has each sender's hearers, `into` each hearer's senders.
 
-    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders that count,
-    and `wanted` (bool, by place) says which hearers count; None: all count. `positions` are the positions from which
-    the pairs were made (None: they were made from a graph).
+    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders to which a
+    copy is restricted. `wanted` (bool, by place) says which hearers belong to it (None: all). `positions` are the
+    positions from which the pairs were made (None: they were made from a graph).
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class GraphEdges:
 
     @cached_property
     def _degrees(self) -> NDArray[np.int64]:
-        """Return, for each sender, the number of its hearers that count."""
+        """Return, for each sender, how many of its hearers belong to these pairs."""
         if self._wanted is None:
             return self.out.lengths
         degrees = np.zeros(len(self.out.ids), np.int64)
@@ -257,28 +259,28 @@ class GraphEdges:
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs."""
+        """Return how many pairs of a sender and a hearer there are."""
         return int(self._degrees.sum())
 
     @property
     def senders(self) -> AgentSet:
-        """Return the senders that count and have a hearer in the whole audience."""
+        """Return the senders of these pairs. A sender is included even if a restriction leaves none of its hearers."""
         return AgentSet(self.out.ids)
 
     @property
     def hearers(self) -> AgentSet:
-        """Return the hearers that count and hear somebody."""
+        """Return the hearers of these pairs."""
         return AgentSet(self.into.ids if self._wanted is None else self.into.ids[self._wanted])
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:
-        """Return the number of hearers of each sender; 0 for an id that is not a sender."""
+        """Return the number of hearers of each sender, or 0 for an id that is not a sender."""
         places = self.out.places(from_ids)
         if not len(self.out.ids):
             return np.zeros(len(from_ids), np.int64)
         return np.where(places < 0, 0, self._degrees[places])
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ascending by row, then by hearer."""
+        """Return the pairs of each sender, ordered by row, then by hearer."""
         places = self.out.places(from_ids)
         senders = np.flatnonzero(places >= 0)
         some = self.out.take(places[senders])
@@ -308,7 +310,7 @@ class GraphEdges:
         return GraphEdges(self.all, self.into, self.digest, senders=senders, wanted=wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> GraphHearing:
-        """Return the broadcasts of `from_ids` as some agents hear them."""
+        """Return an object with which to compute what some agents hear of broadcasts, whose senders are `from_ids`."""
         if self._heard is None or self._heard[0] != hearers:
             found = self.into.places(IdColumn(hearers.ints))
             heard = found >= 0

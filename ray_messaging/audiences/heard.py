@@ -16,13 +16,13 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.model.typed.typed_values import column_of, part_of
 
-_VECTORS = 2  # dimensions of a column of vectors
+_VECTORS = 2  # the number of dimensions that a column of vectors has
 
 
 class HeardColumn(NamedTuple):
     """One value of each broadcast that some hearers hear: `agents[i]` hears `values[offsets[i]:offsets[i + 1]]`.
 
-    `from_ids` has the sender of each value. The values of one hearer ascend by sender.
+    `from_ids` has the sender of each value. The values of one hearer are ordered by sender.
     """
 
     agents: Sequence[AgentId]
@@ -34,7 +34,7 @@ class HeardColumn(NamedTuple):
 class Heard:
     """The broadcasts to one audience, as `agents` hear them. A result has one value for each agent, in their order.
 
-    If a sender has several broadcasts, each one counts. No method makes an array with one place per pair.
+    If a sender has several broadcasts, each one counts. No method makes an array with an item for each pair.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Heard:
     ) -> None:
         """Prepare the values.
 
-        Args: rows of `from_ids` and `payloads` are broadcasts; rules have taken out the pairs `removed`.
+        Args: the rows of `from_ids` and `payloads` are broadcasts. Rules have blocked the pairs `removed`.
         """
         self.agents = agents
         self._order = _by_sender(from_ids)
@@ -148,9 +148,9 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum of each hearer of a chunk.
+        """Return the sum for each hearer of a chunk.
 
-        As in a hearing's `sums`, the values of each sender are summed first.
+        The values of each sender are added first, as `sums` of GraphHearing does.
         """
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
@@ -172,10 +172,10 @@ class Heard:
             found[self._affected[chunk.low : chunk.high]] = np.where(counts, some, np.nan)
         return found
 
-    # -- pairs that rules took out --------------------------------------------------------------------------------
+    # -- pairs that rules have blocked ----------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield the remaining rows of the agents that have lost a pair to a rule."""
+        """Yield the rows that are left for agents of which rules have blocked a pair."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])
@@ -192,9 +192,9 @@ class Heard:
 
 
 def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
-    """Return the order of rows by sender; None if the rows have this order already, or not all senders are ints.
+    """Return the order of rows by sender; or None if the rows have this order, or if not all senders are ints.
 
-    Neighbours in this order are near each other in memory, so that each pair is looked up faster.
+    In this order, the rows of similar senders are near each other in memory, so that pairs are looked up faster.
     """
     if ids.kinds is not None or bool((ids.values[1:] >= ids.values[:-1]).all()):
         return None
@@ -209,7 +209,7 @@ def _first_of_range(ids: IdColumn) -> int | None:
 
 
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return sorted keys, by hearer and row, of the removed pairs, and the places of their hearers."""
+    """Return the removed pairs as sorted keys, made from hearer and row; and the places of their hearers."""
     if removed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.intp)
     hearers = places_in(agents, removed.hearers)
@@ -218,7 +218,7 @@ def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[n
 
 
 def _reduced_at(ufunc: np.ufunc, values: NDArray[Any], hearers: NDArray[np.intp], count: int) -> NDArray[Any]:
-    """Return the values of each hearer reduced to one; 0 for a hearer without values. `hearers` must ascend."""
+    """Combine the values of each hearer to one value, 0 for a hearer without values. `hearers` are ascending."""
     found = np.zeros(count, values.dtype)
     begins = np.flatnonzero(np.diff(hearers, prepend=-1))
     if len(begins):

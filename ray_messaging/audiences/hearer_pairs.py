@@ -19,8 +19,8 @@ class Pairs(NamedTuple):
 class HeardRows(NamedTuple):
     """The broadcasts that the hearers from `low` to before `high` hear, by row number.
 
-    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. The rows ascend by sender (None, ints, strs).
-    Rows of one sender keep their order.
+    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. The rows are ordered by sender (None, ints,
+    strs). The rows of one sender keep their order.
     """
 
     low: int
@@ -30,7 +30,7 @@ class HeardRows(NamedTuple):
 
 
 def places_in(agents: AgentSet, ids: IdColumn) -> NDArray[np.intp]:
-    """Return the index of each id in the order of a set of agents, or -1 if it is not in the set."""
+    """Return the index of each id in the order of a set of agents, or -1 for an id that is not in the set."""
     found = int_places(agents.ints, ids)
     if ids.kinds is not None and agents.strings:
         order = {name: len(agents.ints) + place for place, name in enumerate(sorted(agents.strings))}

@@ -14,13 +14,16 @@ from ray_messaging.model.columns import NONE, IdColumn
 
 
 class MemberHearing:
-    """The broadcasts of `from_ids` as agents hear them: an agent marked in `hears` hears all of `rows` but its own."""
+    """Broadcasts as agents hear them. An agent marked in `hears` hears all of `rows` except its own.
+
+    `from_ids` has the senders.
+    """
 
     def __init__(self, agents: AgentSet, hears: NDArray[np.bool_], from_ids: IdColumn, rows: NDArray[np.intp]) -> None:
         said = from_ids.take(rows)
         senders = AgentSet.of(said if said.kinds is None else said.take(said.kinds != NONE))
-        # The rows are sorted by sender. So the rows that a hearer has sent, and does not hear, are one range. And each
-        # group adds floats in the same order, so that its sums are the same to the bit.
+        # The rows are sorted by sender. So the rows that a hearer has sent, and does not hear, are in one range. Also,
+        # each group adds floats in the same order, so that its sums are exactly the same.
         places = places_in(senders, said)
         order = np.argsort(places, kind="stable")
         self._rows, places = rows[order], places[order]
@@ -34,27 +37,30 @@ class MemberHearing:
         return np.where(self._hears, len(self._rows) - (self._high - self._low), 0)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of its rows; 0 if it hears no row."""
+        """Return, for each hearer, the sum of the values of the rows that it hears, or 0 if it hears no row."""
         return self._reduced(np.add, values[self._rows], values.dtype.type(0))
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of its rows; without rows it is undefined."""
+        """Return, for each hearer, the largest or smallest value of the rows that it hears.
+
+        For a hearer that hears no row the result is undefined.
+        """
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine, for each hearer, the values before and after the rows that it has sent.
+        """Combine, for each hearer, the values before and after the rows that it has sent itself.
 
-        To combine all values and then subtract the hearer's own would not be exact with floats.
+        Combining all values, and then subtracting the hearer's own, would not be exact with floats.
         """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
-        # A hearer without rows of its own hears all rows.
+        # A hearer that has sent no rows hears all rows.
         whole = self._low == self._high
         found: NDArray[Any] = np.where(whole, before[-1], ufunc(before[self._low], after[self._high]))
         return np.where(self._hears, found, heard.dtype.type(0))
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows of all hearers, or of the hearers `some`, in order, a few hearers at a time."""
+        """Yield the rows that hearers hear, for a few hearers at a time, in order: all hearers, or only `some`."""
         lows, highs, hears = self._low, self._high, self._hears
         if some is not None:
             lows, highs, hears = lows[some], highs[some], hears[some]
@@ -69,9 +75,10 @@ class MemberHearing:
 
 
 class MemberEdges:
-    """Pairs of each sender (in `senders`, if given) with each of `members` except itself.
+    """Pairs of each sender with each of `members` except itself.
 
-    `wanted` are the members that count as hearers (None: all).
+    `senders` are the agents that may send, if not all members may. `wanted` are the members to which the hearers are
+    restricted (None: all).
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class MemberEdges:
     def everybody(cls, agents: AgentSet) -> "MemberEdges":
         """Return the pairs of all agents with each other.
 
-        The pairs have no digest: who all agents are depends on the mailbox, the subtopic and the time.
+        The pairs have no digest, because it depends on the mailbox, the subtopic and the time which agents these are.
         """
         return cls(agents, b"")
 
@@ -106,7 +113,7 @@ class MemberEdges:
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return each agent's index among the members that count as hearers, or -1 if it is not among them."""
+        """Return each agent's index among the hearers, or -1 for another agent."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:
@@ -115,12 +122,12 @@ class MemberEdges:
         return places_in(self._senders, from_ids) >= 0
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:
-        """Return the number of hearers of each sender; 0 for an id that may not send."""
+        """Return the number of hearers of each sender, or 0 for an id that may not send."""
         counts = len(self._wanted) - (self.places(from_ids) >= 0).astype(np.int64)
         return np.where(self._may_send(from_ids), counts, 0)
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ascending by row, then by hearer (ints before strs)."""
+        """Return the pairs of each sender, ordered by row, then by hearer (ints before strs)."""
         senders, count = np.flatnonzero(self._may_send(from_ids)), len(self._wanted)
         own = self.places(from_ids)[senders]
         rows, places = np.repeat(senders, count), np.tile(np.arange(count), len(senders))
@@ -138,6 +145,6 @@ class MemberEdges:
         return MemberEdges(self.members, self.digest, senders=both, wanted=self._wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> MemberHearing:
-        """Return the broadcasts of `from_ids` as some agents hear them."""
+        """Return an object with which to compute what some agents hear of broadcasts, whose senders are `from_ids`."""
         hears = places_in(self._wanted, hearers.column) >= 0
         return MemberHearing(hearers, hears, from_ids, np.flatnonzero(self._may_send(from_ids)))

@@ -14,7 +14,7 @@ class AudienceSource(Protocol):
     async def load(self, name: str, version: int) -> Edges:
         """Return the pairs of exactly this version.
 
-        Raises: UnknownName if it does not exist, FrameError if it is damaged.
+        Raises: UnknownName if the version does not exist, FrameError if it is damaged.
         """
 
 
@@ -25,9 +25,9 @@ class LocalFolder:
         self.folder = folder
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version; raise UnknownName if it does not exist, FrameError if it is damaged."""
+        """Return the pairs of a version. Raises UnknownName if it does not exist, FrameError if it is damaged."""
         return await asyncio.to_thread(self.read, name, version)
 
     def read(self, name: str, version: int) -> Edges:
-        """Return what `load` returns."""
+        """Return the same as `load`, without a thread."""
         return read_edges(version_folder(self.folder, name, version), name, version)

@@ -20,6 +20,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.observability.health.findings import Finding, Health
+from ray_messaging.observability.health.known_holes import check_known_holes
 from ray_messaging.transports.backend import backend_of
 
 CRITICAL = 1
@@ -52,7 +53,8 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
     """Return the health of a server: whether it suits experiment `exp_id` (None: an experiment of any name)."""
     facts = backend_of(config).probe(exp_id or f"doctor-{secrets.token_hex(8)}")
-    return Health(f"the server at {facts.where}", check_servers(facts, allow_eviction=config.allow_eviction))
+    holes = [check_known_holes(facts.info)] if facts.info else []
+    return Health(f"the server at {facts.where}", [*check_servers(facts, allow_eviction=config.allow_eviction), *holes])
 
 
 def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> None:

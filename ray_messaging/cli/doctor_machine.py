@@ -13,11 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ray_messaging.cluster.ray_clusters import look_into_clusters
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.machine import find_binary
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.observability.health.actor_checks import check_disk
 from ray_messaging.observability.health.findings import Disk, Finding, Health, critical, in_bytes, ok, warning
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.known_holes import check_known_holes
+from ray_messaging.observability.health.redis_checks import check_server
+from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.server_probe import ask_server
 
 MEMINFO = Path("/proc/meminfo")
@@ -94,8 +97,9 @@ def _embedded_server() -> Iterator[Finding]:
     problems = [finding for finding in check_server(facts, embedded=True) if finding.level != "ok"]
     yield from problems
     if not problems:
-        kind = facts.info.get("valkey_version", "of an unknown version")
-        yield ok("embedded server", f"Valkey {kind} started in {took:.1f} s, and stopped")
+        kind = kind_and_version(facts.info)
+        yield ok("embedded server", f"{kind} ({find_binary()}) started in {took:.1f} s, and stopped")
+    yield check_known_holes(facts.info)
 
 
 def _memory() -> Finding:

@@ -35,7 +35,9 @@ def fork(
     """
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
-    function = _model(model)
+    function = imported_function(model)
+    # The groups' processes need not find the file.
+    cloudpickle.register_pickle_by_value(sys.modules[model.partition(":")[0]])
     given = None if rules is None else parse_rules(rules)
     console = output()
     name = folder.rstrip("/").rpartition("/")[2]
@@ -48,7 +50,8 @@ def fork(
     console.print(str(compare(folder, parent)))
 
 
-def _model(named: str) -> Callable[..., Any]:
+def imported_function(named: str) -> Callable[..., Any]:
+    """Return a user's function, named as MODULE:FUNCTION; raise ConfigError if it cannot be imported."""
     module, _, name = named.partition(":")
     sys.path.insert(0, "")  # the present folder, so that models in it can be imported, as by `python -m`
     try:
@@ -62,5 +65,4 @@ def _model(named: str) -> Callable[..., Any]:
         raise ConfigError(
             f"--model {named!r} is a {type(found).__name__}, not a function: write MODULE:FUNCTION, such as town:person"
         )
-    cloudpickle.register_pickle_by_value(imported)  # the groups' processes need not find the file
     return cast("Callable[..., Any]", found)

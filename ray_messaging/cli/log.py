@@ -20,16 +20,16 @@ from ray_messaging.cli.log_show import (
     show_table,
 )
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import DOES_NOT_BALANCE, check_file, output, print_json
+from ray_messaging.cli.session import check_file, output, print_json
 from ray_messaging.cli.show import counted
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import Closed, ConfigError
-from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import check_picture, plot
 from ray_messaging.eventlog.reading.causes import DEPTH
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
+DOES_NOT_BALANCE = 1
 SHOWN = 50  # the rows that a table shows without --limit
 
 Plot = Annotated[
@@ -80,6 +80,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
 def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The log_dir of a run.")]) -> None:
     """Write the rows that the log of a killed run lacks, from the data that its embedded server has left."""
     from ray_messaging.cluster.finishing import finish as finish_folder  # noqa: PLC0415 - no other command needs it
+    from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
 
     found = finish_folder(str(absolute(folder)))
     rows = EventLog.open(folder).end + 1

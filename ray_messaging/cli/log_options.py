@@ -4,15 +4,17 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from ray_messaging.cli.session import join_experiment
-from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, InvalidQuery
-from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.model.fates import FATES
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.eventlog.event_log import EventLog
 
 T = TypeVar("T")
 
@@ -122,13 +124,15 @@ def _read_time(text: str) -> float | str:
         return text
 
 
-def open_log(target: str) -> EventLog:
+def open_log(target: str) -> "EventLog":
     """Open the log of a folder, or of a running experiment; raise as `open_run`."""
+    from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415 - it brings pyarrow
+
     found = open_run(target, EventLog.open)
-    return found.log if isinstance(found, Messaging) else found
+    return found if isinstance(found, EventLog) else found.log
 
 
-def open_run(target: str, open_folder: Callable[[str], T]) -> T | Messaging:
+def open_run(target: str, open_folder: Callable[[str], T]) -> "T | Messaging":
     """Open the folder of a log by `open_folder`, or a running experiment.
 
     Raises: LogError if the folder holds no log, ConfigError if it is a file, or neither exists.

@@ -9,7 +9,7 @@ import typer
 
 from ray_messaging.cli.options import Rules
 from ray_messaging.cli.rule_specs import parse_rules
-from ray_messaging.cli.session import check_outputs, finish, output, run
+from ray_messaging.cli.session import output
 from ray_messaging.cli.show import counted
 from ray_messaging.cli.ui import check_extra
 from ray_messaging.errors import ConfigError
@@ -22,9 +22,7 @@ Redis = Annotated[
     str | None,
     typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, instead of an embedded one."),
 ]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file, as JSON.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, in one object; all else goes to stderr.")]
 LogDir = Annotated[
     str | None,
     typer.Option(
@@ -56,7 +54,7 @@ Text = Annotated[str | None, typer.Option("--text", metavar="FIELD", help="Field
 
 NEXT = """
 Try next:
-  ray-messaging demo --agents 10000 --json account.json
+  ray-messaging demo --agents 10000 --json > account.json
   ray-messaging demo --log-dir town-log && ray-messaging log stats town-log
   ray-messaging demo --log-dir seen-log --ui (the same in the browser)
   ray-messaging replay TRACE --groups 4      (your own file: edge list, CSV or JSONL)
@@ -69,20 +67,22 @@ def demo(
     groups: DemoGroups = 4,
     messages: Messages = 1_000_000,
     redis: Redis = None,
-    json_file: JsonFile = None,
+    as_json: Json = False,
     log_dir: LogDir = None,
     ui: Ui = False,
     seed: Seed = 1,
 ) -> None:
     """Run a society of agents that send each other messages, with a black list, and show the result."""
+    from ray_messaging.cli.checked_run import check_outputs, finish, run  # noqa: PLC0415 - it brings Ray
+
     if ui and log_dir is None:
         raise ConfigError("the inspector shows the messages of a log: add --log-dir demo-log to --ui")
     if ui:
         check_extra()
-    check_outputs(json_file, log_dir)
+    check_outputs(log_dir)
     society = generate(agents, groups, messages, seed=seed)
     plan = Plan(society.traffic, society.group_of)
-    console = output()
+    console = output(aside=as_json)
     console.print(
         f"Demo: {agents:,} agents in {groups} groups (a Ray actor each) send {messages:,} messages to each other. "
         f"A black list blocks all messages of agent {society.silenced}, and those of "
@@ -91,7 +91,7 @@ def demo(
     rules = [BlackList(society.black_list)]
     found, problems = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir, ui=ui)
     console.print(NEXT)
-    finish({"agents": agents, "seed": seed} | found, problems, json_file)
+    finish({"agents": agents, "seed": seed} | found, problems, as_json=as_json)
 
 
 def _speed(text: str) -> float | None:
@@ -125,7 +125,7 @@ def replay(
     trace: TraceFile,
     groups: Groups = 4,
     rules: Rules = None,
-    json_file: JsonFile = None,
+    as_json: Json = False,
     log_dir: LogDir = None,
     speed: Speed = "max",
     redis: Redis = None,
@@ -138,13 +138,15 @@ def replay(
 
     Exit code 1: the account does not balance. 2: an argument is invalid, or the run failed.
     """
+    from ray_messaging.cli.checked_run import check_outputs, finish, run  # noqa: PLC0415 - it brings Ray
+
     pace = _speed(speed)
-    check_outputs(json_file, log_dir)
+    check_outputs(log_dir)
     parsed = parse_rules(rules or [])
     names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
     traffic = read_trace(trace, **names)
     plan = Plan(traffic, assign_groups(traffic.agents, groups), speed=pace)
-    console = output()
+    console = output(aside=as_json)
     _note(plan, groups, parsed, pace)
     console.print(
         f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in "
@@ -152,4 +154,4 @@ def replay(
         f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
     )
     found, problems = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
-    finish({"trace": str(trace), "agents": len(traffic.agents)} | found, problems, json_file)
+    finish({"trace": str(trace), "agents": len(traffic.agents)} | found, problems, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -9,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ray_messaging.model.fates import BLOCKED, FATES, UNDELIVERABLE, facts_of
-from ray_messaging.replay.account import ReplayAccount
-from ray_messaging.replay.runner import Progress as OnProgress
+
+if TYPE_CHECKING:
+    from ray_messaging.replay.account import ReplayAccount
+    from ray_messaging.replay.runner import Progress as OnProgress
 
 GAP = 2  # blanks between columns
 
@@ -26,7 +29,7 @@ SHADES = (
 
 
 @contextmanager
-def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
+def progress_bars(console: Console, messages: int) -> "Iterator[OnProgress]":
     """Show live counts of sent and received messages on a terminal."""
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
@@ -39,7 +42,7 @@ def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
         yield update
 
 
-def show_fates(console: Console, account: ReplayAccount) -> None:
+def show_fates(console: Console, account: "ReplayAccount") -> None:
     """Print how many messages had each fate, and how many each rule blocked."""
     right = ("messages", "share")
     table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
@@ -54,7 +57,7 @@ def show_fates(console: Console, account: ReplayAccount) -> None:
     print_table(console, table)
 
 
-def show_heat_map(console: Console, account: ReplayAccount) -> None:
+def show_heat_map(console: Console, account: "ReplayAccount") -> None:
     """Print the number of messages delivered between groups. Darker cells have more."""
     names = [group["name"] for group in account.groups]
     heat_map(console, "Delivered from group (row) to group (column)", names, names, account.matrix)
@@ -77,7 +80,7 @@ def heat_map(
     print_table(console, table)
 
 
-def show_check(console: Console, account: ReplayAccount) -> None:
+def show_check(console: Console, account: "ReplayAccount") -> None:
     """Print the receivers' checks, and whether the account balances."""
     table = plain_table("What the receivers checked", "check", "messages", right=["messages"])
     for name, count in (
@@ -95,7 +98,7 @@ def show_check(console: Console, account: ReplayAccount) -> None:
         console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
 
 
-def show_speed(console: Console, account: ReplayAccount, lone_ms: dict[str, float | None] | None = None) -> None:
+def show_speed(console: Console, account: "ReplayAccount", lone_ms: dict[str, float | None] | None = None) -> None:
     """Print throughput and latencies."""
     messages, seconds = account.messages, account.seconds
     console.print(f"Throughput: {account.per_second:,.0f} messages/s ({messages:,} in {seconds:.2f} s).")

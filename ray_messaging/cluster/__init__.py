@@ -1,1 +1,1 @@
-"""Experiments on a Ray cluster: the facade, handles for users, actors."""
+"""Experiments on a Ray cluster: the class `Messaging`, handles for users, and actors."""

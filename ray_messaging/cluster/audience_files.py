@@ -1,4 +1,4 @@
-"""Access from any node of the cluster to the files of an experiment's audiences, and their changes."""
+"""The files of an experiment's audiences, which any node of the cluster can read and change."""
 
 import asyncio
 import fcntl
@@ -32,26 +32,26 @@ from ray_messaging.model.columns import IdColumn
 if TYPE_CHECKING:
     from ray_messaging.eventlog.stored_audiences import StoredAudiences
 
-_ATTEMPTS: Final = 5  # each attempt starts the actor again if it is gone
+_ATTEMPTS: Final = 5  # the most calls of the actor; each call starts the actor again if it is gone
 
 
-# A function that changes an audience: it gets the pairs, and returns the new pairs, or None to remove the audience.
-# Ray sends the function to other nodes.
+# A function that gets the pairs of an audience, and returns the new pairs, or None to remove the audience. Ray sends
+# such functions to other nodes.
 Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs with further members; raise ConfigError if the audience was not made from members."""
+    """Return the pairs of an audience with more members; raise ConfigError if it was not made from members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs without these members; raise ConfigError if the audience was not made from members."""
+    """Return the pairs of an audience without some members; raise ConfigError if it was not made from members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
 def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
-    """Return the pairs after agents have moved to new positions.
+    """Return the pairs of an audience after agents have moved to new positions.
 
     Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
     """
@@ -59,14 +59,15 @@ def move(name: str, ids: IdColumn, points: object, edges: Edges) -> Edges:
 
 
 def remove(_edges: Edges) -> None:
-    """Remove an audience: return None in place of its pairs."""
+    """Return None in place of the pairs, which removes the audience."""
 
 
 def positions_of(name: str, edges: Edges) -> Positions:
-    """Return the positions from which the pairs were made; raise ConfigError if the audience has no positions."""
+    """Return the positions from which an audience was made; raise ConfigError if it has no positions."""
     if not isinstance(edges, GraphEdges) or edges.positions is None:
         raise ConfigError(
-            f"audience {name!r} has no positions: make one that has by create_audience(..., positions=..., radius=...)"
+            f"audience {name!r} has no positions: make an audience with positions by create_audience(..., "
+            "positions=..., radius=...)"
         )
     return edges.positions
 
@@ -81,10 +82,10 @@ def _members(name: str, edges: Edges) -> AgentSet:
 
 
 class AudienceMaker:
-    """Maker of an audience's versions: writes a version's file, then asks the interceptor to enter it in the directory.
+    """Maker of versions of audiences. It writes a version's files, and then the interceptor enters it in the directory.
 
-    A lock in the folder makes the changes of several processes follow one another. A Ray actor of this class, on the
-    node with the files, serves processes on other nodes. It keeps no state.
+    A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
+    the files, serves processes on other nodes. It has no state.
 
     Args: `log_dir` is the folder of the event log. If it is a URI, it gets copies of the files.
     """
@@ -99,7 +100,7 @@ class AudienceMaker:
         return (self._store() or LocalFolder(self._folder)).read(name, version)
 
     def _store(self) -> "StoredAudiences | None":
-        """Return the audiences in the log's folder if these are copies; None if there are no copies."""
+        """Return the copies of the audiences in the log's folder, or None if the folder has no copies."""
         if self._log_dir is None or "://" not in self._log_dir:
             return None
         from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - brings pyarrow
@@ -126,10 +127,10 @@ class AudienceMaker:
             self._publish(name, audiences.last_version(name) + 1, AudienceKind(kind), edges)
 
     def change(self, name: str, change: Change, step: int | None = None) -> None:
-        """Make a new version of an audience, which is used at once, or from `step` on.
+        """Make a new version of an audience, which is used at once, or from step `step` on.
 
-        Nothing is made if another process has made the version of `step` already, or if without `step` the pairs stay
-        the same.
+        No version is made if another process has already made the version for `step`, or if `step` is None and the
+        pairs do not change.
         """
         with self._alone() as audiences:
             if step is not None and audiences.moved_with(name, step):
@@ -157,22 +158,22 @@ class AudienceMaker:
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         try:
-            return ref.future().result()  # ray.get in a thread of an async actor would warn of a blocked event loop
+            return ref.future().result()  # in a thread of an async actor, ray.get would warn of a blocked event loop
         except (RayTaskError, RayActorError) as error:
             raise translated(error, actor_name="the interceptor") from error
 
 
 class AudienceFiles:
-    """The files of an experiment's audiences: the source of their pairs, and the calls that make new versions.
+    """The source of an experiment's audiences, for any process: it reads their pairs, and makes new versions.
 
-    A process on the node with the files reads and writes them directly. A process on another node does so through an
-    actor on that node. Processes find this actor by its name, and it ends with the last of their handles.
+    A process on the node with the files reads and writes them directly. A process on another node calls an actor on
+    that node. Processes find this actor by its name, and it ends with the last handle of it.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         self._experiment = experiment
         self._interceptor = interceptor
-        self._kept: Any = None  # the actor's handle, so that it does not end between two calls
+        self._kept: Any = None  # a handle of the actor, so that it does not end between two calls
 
     @property
     def _home(self) -> AudienceHome:
@@ -181,7 +182,7 @@ class AudienceFiles:
         return self._experiment.audiences
 
     def _here(self) -> bool:
-        # A driver on Ray Client is not on the node that Ray returns.
+        # On Ray Client, Ray returns a node on which this process is not.
         return not on_ray_client() and context().get_node_id() == self._home.node
 
     def _actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -197,7 +198,10 @@ class AudienceFiles:
         return self._kept
 
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
-        """Call the actor; call it again if it ended meanwhile, because another process dropped the last handle."""
+        """Call the actor.
+
+        The call is repeated if the actor has ended, because another process has dropped the last handle.
+        """
         name = f"the audiences of experiment {self._experiment.exp_id!r}"
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -221,7 +225,7 @@ class AudienceFiles:
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version that has new positions of agents and is used from a step on, unless this version exists."""
+        """Make a version with new positions of agents, which is used from `step` on, unless `step` has a version."""
         change = partial(move, name, ids, points)
         if self._here():
             await asyncio.to_thread(self._maker().change, name, change, step)

@@ -1,4 +1,4 @@
-"""Servers of an experiment: the primary, and with steps also shards, servers that keep the bodies of large frames.
+"""The embedded Redis servers of an experiment: the primary, and with steps also servers for bodies of large frames.
 
 Embedded servers may keep their data in folders for a later start.
 """
@@ -25,7 +25,7 @@ from ray_messaging.errors import Closed, ConfigError, ConnectionFailed
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
 LARGE_BYTES = 10**7  # the least size of data about which a line is printed
-_told = Event()  # set once this process has named a folder of large data
+_told = Event()  # set when this process has printed a line about large data
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -35,7 +35,10 @@ def server_names(exp_id: str, count: int) -> list[str]:
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
-    """Return the number of servers (None: one server); raise ConfigError if it does not fit the other arguments."""
+    """Return the number of servers for the argument `shards` (None: one server).
+
+    Raises: ConfigError if it does not fit the other arguments.
+    """
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number of servers, at least 1, or 'per-node'")
@@ -67,7 +70,7 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
 
 
 def _check_own(shards: object, server: ServerConfig) -> object:
-    """Return the number of servers for the user's `redis=`; raise ConfigError if it does not agree with `shards=`."""
+    """Return the number of servers in the user's `redis=`; raise ConfigError if it does not agree with `shards=`."""
     own = 1
     if isinstance(server, ShardsConfig):
         own = len(server.servers)
@@ -96,7 +99,7 @@ def nodes_of(shards: Shards) -> tuple[str, ...]:
 
 
 async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
-    """Return the config of an experiment's embedded servers when all of them run; raise Closed if one is lost."""
+    """Wait until all embedded servers of an experiment run, and return their config; raise Closed if one is lost."""
     if (lost := lost_server(spec)) is not None:
         raise Closed(lost)
     names = server_names(spec.exp_id, len(spec.nodes))
@@ -106,7 +109,7 @@ async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
 
 
 def lost_server(spec: InterceptorSpec) -> str | None:
-    """Return an error text that names a server whose node is gone with its data, or None if no server is lost."""
+    """Return an error text that names a server whose node, and so its data, are gone; None if no server is lost."""
     for shard, name in enumerate(server_names(spec.exp_id, len(spec.nodes))):
         try:
             find_named(name, NAMESPACE)
@@ -119,10 +122,10 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 
 
 def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None = None) -> Closed | None:
-    """With shards="per-node", return an error that names a node that is lost with its server; None if none is lost.
+    """With shards="per-node", return an error that names a node that is lost with its server, or None.
 
-    Args: `error` is an error that a group has raised. If it says that a server cannot be reached, this server's node
-    counts as lost, because Ray takes up to a minute to say so.
+    Args: `error` is an error that a group has raised. If it says that a server cannot be reached, the server's node is
+    treated as lost, because Ray takes up to a minute to report that.
     """
     if not isinstance(config, ShardsConfig) or not config.nodes:
         return None
@@ -146,18 +149,21 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
-    """Return a config for a group in this process, so that a server on this node, if any, stores the group's bodies."""
+    """Return a config for a group in this process.
+
+    If a server is on this node, it stores the bodies that the group sends.
+    """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())
     return config
 
 
 class KeptData(NamedTuple):
-    """A folder on this machine for servers' data. If there are several servers, each has a folder in this folder.
+    """A folder on this machine for the data of servers. If there are several servers, each has a subfolder.
 
-    `asked_for` says that the user has named the folder. Otherwise the data are kept only until the log has all rows, in
-    case all other processes die before then. With steps the data are kept longer, so that a later start can go on with
-    the data.
+    `asked_for` says that the user has named the folder. Otherwise the data are kept only in case all other processes
+    die, and are deleted when the log has all rows. With steps they are kept longer, so that a later start can go on
+    with them.
     """
 
     folder: Path
@@ -166,8 +172,11 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return the folder for the data, by default beside the log; None if no data are kept. Raise ConfigError."""
-        if shards == PER_NODE:  # check_shards refuses a folder that is given
+        """Return the folder for the data, by default beside the log; None if no data are kept.
+
+        Raises: ConfigError if the folder cannot be used.
+        """
+        if shards == PER_NODE:  # check_shards has refused a given folder
             return None
         if given is None and (log_dir is None or "://" in log_dir):
             return None
@@ -180,7 +189,10 @@ class KeptData(NamedTuple):
         return cls(folder, servers, given is not None)
 
     def tell(self) -> None:
-        """Print, once in a process, where data are kept, if they are large and the user has not named the folder."""
+        """Print where data are kept, if they are large and the user has not named the folder.
+
+        A process prints this only once.
+        """
         if self.asked_for or _told.is_set():
             return
         # With Ray Client the folder is on another machine, and has no files here.
@@ -190,19 +202,19 @@ class KeptData(NamedTuple):
             sys.stderr.write(f"{self.folder} ({nbytes / 1e6:,.0f} MB) is needed only to resume this run\n")
 
     def clean(self) -> None:
-        """Remove the folder, after the folders of all servers were removed."""
+        """Remove the folder, when the folders of all servers have been removed."""
         if len(self.of_servers) > 1:
-            with suppress(OSError):  # the folder has other files, or an erased server left some
+            with suppress(OSError):  # the folder has other files
                 self.folder.rmdir()
 
 
 def beside(log_dir: str) -> str:
-    """Return the folder in which an embedded server keeps its data if the log is in folder `log_dir`."""
+    """Return the folder in which an embedded server stores its data if the log is in the folder `log_dir`."""
     return f"{log_dir.rstrip('/')}-server"
 
 
 def _check(folder: Path, servers: Sequence[Path]) -> None:
-    """Raise ConfigError if the folder has data that these servers would not load, or would load only in part."""
+    """Raise ConfigError if the folder has data that these servers would not load, or not load completely."""
     with_data = {path.parent for path in folder.glob(f"*/{APPEND_ONLY_NAME}") if _SHARD.fullmatch(path.parent.name)}
     if (folder / APPEND_ONLY_NAME).exists():
         with_data.add(folder)
@@ -216,6 +228,6 @@ def _check(folder: Path, servers: Sequence[Path]) -> None:
         )
     if with_data and (missing := [path.name for path in servers if path not in with_data]):
         raise ConfigError(
-            f"data_dir={str(folder)!r} has the data of some shards only, and lacks {', '.join(missing)}: bring them "
-            "back, or give another folder"
+            f"data_dir={str(folder)!r} has the data of only some shards, and lacks {', '.join(missing)}: restore them, "
+            "or pass another folder"
         )

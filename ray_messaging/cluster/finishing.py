@@ -1,4 +1,4 @@
-"""Completion of the event log after a run whose driver was killed, with the rows that the embedded server still has.
+"""Completion of the event log of a run whose driver was killed, from the data that the embedded server still has.
 
 The server's guard runs this file after the driver's death, and so does `ray-messaging log finish`.
 """
@@ -13,7 +13,7 @@ from ray_messaging.cluster.embedded_servers import beside
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import RunRecord, read_run, unended
@@ -25,8 +25,8 @@ HOST = "127.0.0.1"
 def finish(log_dir: str) -> bool:
     """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
 
-    Afterwards the server's data are deleted. Only data in a user's `data_dir` are kept, and the data of an experiment
-    with steps, because the run can go on with them.
+    Afterwards the server's data are deleted, unless they are in a user's `data_dir`, or belong to an experiment with
+    steps, with which a later start can go on.
 
     Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.
     """
@@ -36,7 +36,7 @@ def finish(log_dir: str) -> bool:
         return False
     data = record.starts[-1].data
     if data is None or not Path(data, APPEND_ONLY_NAME).exists():
-        raise LogError(f"nothing can be written here: {lacking}", path=folder.where)
+        raise LogError(f"the log cannot be completed here: {lacking}", path=folder.where)
     passing = record.steps is None and data == beside(folder.where)
     with EmbeddedServer(HOST, data_dir=data, brief=True) as server:
         asyncio.run(_write(folder, record, server.start(), erase=passing))
@@ -62,5 +62,5 @@ async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, eras
 
 
 if __name__ == "__main__":
-    with suppress(MessagingError):  # the folder's record says which rows it lacks
+    with suppress(MessagingError):  # the folder's account says which rows are missing
         finish(sys.argv[1])

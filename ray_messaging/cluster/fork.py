@@ -30,22 +30,22 @@ from ray_messaging.surveys.surveys import open_mailbox, questions
 if TYPE_CHECKING:
     from ray_messaging.audiences.audience_kinds import Audiences
     from ray_messaging.cluster.messaging import Messaging
-    from ray_messaging.engine import Engine
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.folder import Folder
     from ray_messaging.eventlog.folder_records import RunRecord
     from ray_messaging.eventlog.reading.event_rows import LogRow
+    from ray_messaging.messager_engine import Engine
 
 
 class Fork:
-    """Work between the steps of a fork, done by the process that started it, so that the parent's run is repeated.
+    """What the process that started a fork does between the fork's steps, so that the parent's run is repeated.
 
-    A fork checks that in the steps before `at_step` the groups sent the parent's messages. It sends again the messages
-    that came to the parent's agents from outside of the steps, such as the user's messages and questions. Nobody uses
-    the answers to these questions.
+    It checks that in the steps before `at_step` the groups send the same messages as in the parent. It sends again the
+    messages that came to the parent's agents from outside of the steps, such as the user's messages and questions. The
+    answers to these questions are ignored.
 
-    Args: `checkpoints` are the steps of the parent's checkpoints. `resumed` says that an earlier process of the fork
-    may have sent some messages from outside already.
+    Args: `checkpoints` are the steps after which the parent has checkpoints. `resumed` says that an earlier process of
+    the fork may already have sent some messages from outside.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Fork:
             self._outside.setdefault(row.step_read, []).append(row)
 
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
-        """Yield, ascending, each step before which the fork has work to do, and the function that does the work."""
+        """Yield, in ascending order, each step before which something must be done, and the function that does it."""
         for step in sorted({self._at_step, *self._outside}):
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:
                 yield step, self._check
@@ -85,7 +85,7 @@ class Fork:
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
         found = log.diff(self._parent)
-        if found is None or found.step not in again:  # only messages from outside differ
+        if found is None or found.step not in again:  # at most messages from outside differ
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(
@@ -108,10 +108,10 @@ class Fork:
             rows = _left(rows, step, messaging.log)
         messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
-        self._resumed = False  # no later step has begun, so that none of its messages was sent
+        self._resumed = False  # no later step has begun, so none of its messages was sent
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
-        """Send messages from outside as they were sent in the parent, to the byte.
+        """Send messages from outside again, with the same bytes as in the parent.
 
         Raises: NotRepeatable for a broadcast to a version of an audience that the fork does not have.
         """
@@ -135,7 +135,7 @@ class Fork:
                 await sender.send(batches_of_columns(chunks, subtopic, engine.step))
 
     def _check_audience(self, audiences: "Audiences", row: "LogRow") -> None:
-        """Raise NotRepeatable if a broadcast cannot be sent again because its audience was made outside of the run."""
+        """Raise NotRepeatable if the fork lacks the version of an audience to which a broadcast must be sent again."""
         assert row.audience is not None
         name, step, version = row.audience, row.step_read or 0, audiences.last_version(row.audience)
         if name == EVERYBODY.name or version == row.audience_version or (step >= self._at_step and version):
@@ -157,7 +157,7 @@ class Fork:
 
 
 def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
-    """Return the `rows` that a log lacks among the messages from outside that a step reads."""
+    """Return those of the messages from outside for a step that are not in the log yet."""
     from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
 
     sent, left = Counter(map(_said, outside_of(log, step))), []
@@ -172,7 +172,7 @@ def _said(row: "LogRow") -> tuple[object, ...]:
 
 
 def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
-    """Return a key of a message from outside: messages with equal keys can be sent together."""
+    """Return a key for a message from outside. Messages with equal keys can be sent together."""
     plain = row.audience is None and row.to_id is None
     subtopic = f":{row.channel}" if plain else row.subtopic or ""
     return row.audience, subtopic, bool(row.expects_answer), row.audience_version
@@ -190,7 +190,7 @@ def start_fork(
     **options: Any,  # noqa: ANN401 - as for start_experiment
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are as for `Messaging.fork`."""
-    # These modules bring pyarrow, which takes a second.
+    # These modules import pyarrow, which takes a second.
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
     from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415
     from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415
@@ -236,16 +236,19 @@ def start_fork(
 
 
 def _remove(folder: "Folder") -> None:
-    """Remove the folder of a fork that could not start. On a store, other files may be beside those of the fork."""
+    """Remove the folder of a fork that could not start.
+
+    On an object store only the fork's files are removed, because other files may be beside them.
+    """
     if folder.local:
         shutil.rmtree(folder.path, ignore_errors=True)
     else:
-        with suppress(LogError):  # the error of the start says more
+        with suppress(LogError):  # the error that prevented the start is raised
             folder.erase(records=True)
 
 
 def _bring(folder: str) -> None:
-    """Copy a fork's folder to the node of the cluster that will write its log, unless that node has it already.
+    """Copy a fork's folder to the node of the cluster that will write its log, unless that node already has the folder.
 
     Raises: AlreadyExists if another log, or other files, are at this path on that node.
     """
@@ -259,7 +262,7 @@ def _bring(folder: str) -> None:
 
 
 def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
-    """Write files into a folder, which appears as a whole; return False if the folder exists with other files."""
+    """Write files into a new folder, which appears at once; return False if the folder exists with other files."""
     path = Path(folder)
     if path.exists():
         return all((path / name).is_file() and (path / name).read_bytes() == get(data) for name, data in files)
@@ -285,8 +288,8 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
 
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
-    """Raise ConfigError if the parent had rules and none are given: without rules the fork would be another run."""
-    # The checkpoint may come from an earlier start of the parent, so the rules of all its starts count.
+    """Raise ConfigError if the parent had rules, and `rules` is None. Without rules the fork would be another run."""
+    # The checkpoint may be from an earlier start of the parent, so the rules of all starts are considered.
     former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))

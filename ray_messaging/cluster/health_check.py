@@ -23,7 +23,7 @@ from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.node_checks import NodeFacts, check_nodes
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.observability.metrics.experiment_metrics import ExperimentReport
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 DEADLINE_S = 5.0
 _TASK_S = 10.0  # the most time for a Ray task to start
-_REASON = 300  # the most characters that are shown of an error of Ray's
+_REASON = 300  # the most characters of an error of Ray that are shown
 _UNKNOWN = critical(
     "server",
     "not examined, as the interceptor did not say where it is",
@@ -56,7 +56,7 @@ _NO_TASK = critical(
 
 
 def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Return the findings about an experiment after at most 5 s; on Ray Client later, as a Ray task must start.
+    """Return the findings about an experiment within 5 s. On Ray Client it takes longer, because a Ray task must start.
 
     Args:
         exp_id: The experiment's name.
@@ -91,7 +91,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     named = _named_in_time(prefix)
     interceptor = f"{prefix}interceptor"
     ours, there = handles.get(interceptor), (named or {}).get(interceptor)
-    if ours is not None and there is not None and there != ours:  # another experiment with this name runs now
+    if ours is not None and there is not None and there != ours:  # another start of this name runs now
         raise ended(exp_id)
     actors = {interceptor: None} | dict(handles) | (named or {})
     reaching = _soon(partial(_nodes_of, prefix, actors)) if named is not None else None
@@ -125,7 +125,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
 
 
 def _nodes_of(prefix: str, actors: Mapping[str, Any]) -> list[NodeFacts]:
-    """Return facts about the nodes, as seen from here, from the interceptor and from the embedded servers."""
+    """Return facts about the nodes: whether this process, the interceptor and the servers can connect to them."""
     kinds = (f"{prefix}interceptor", f"{prefix}server")
     askers = {_shown(name.removeprefix(prefix)): actors[name] for name in kinds if actors.get(name) is not None}
     return reached_nodes(askers, DEADLINE_S / 2)
@@ -139,13 +139,13 @@ def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noq
 
 
 def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
-    """Return, for each group that holds up a step and whose driver is cut off from the server, for how many seconds."""
+    """Return the groups for which a step waits and whose driver is cut off, and for how many seconds it has been."""
     if progress is None or not wait([progress], timeout=0)[0]:
         return {}
     try:
         found: Progress = get(progress)
     except (RayError, MessagingError) as error:
-        logger.debug("the progress of the steps is unknown: %s", error)  # other findings say why
+        logger.debug("the progress of the steps is unknown: %s", error)  # other findings give the cause
         return {}
     waiting = {} if found.resting else found.waiting_for()
     groups = {name: found.groups[name] for name in waiting if name in found.groups}
@@ -156,12 +156,12 @@ def _in_time(future: "Future[T]", deadline: float, otherwise: T) -> T:
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
-        logger.debug("the nodes are not known: %r", error)  # other findings say why
+        logger.debug("the nodes are not known: %r", error)  # other findings give the cause
         return otherwise
 
 
 def _place_actors(actors: Sequence[ActorFacts], nodes: Sequence[NodeFacts]) -> None:
-    """Note, for each actor that gave no answer, on which node it is, and whether the network reaches this node."""
+    """Add, to the facts of each actor that gave no answer, its node, and whether the network reaches that node."""
     by_id = {node.node: node for node in nodes}
     for facts in actors:
         node = by_id.get(facts.node)
@@ -172,7 +172,10 @@ def _place_actors(actors: Sequence[ActorFacts], nodes: Sequence[NodeFacts]) -> N
 def check_servers(
     facts: ServerFacts, *, allow_eviction: bool, embedded: bool = False, wait_replicas: int = 0
 ) -> list[Finding]:
-    """Return the findings about the servers of an experiment. If there are several servers, findings name the shard."""
+    """Return the findings about the servers of an experiment.
+
+    If there are several servers, findings name the server.
+    """
     found: list[Finding] = []
     for shard, each in enumerate([facts, *facts.others]):
         some = check_server(each, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=wait_replicas)
@@ -181,14 +184,17 @@ def check_servers(
 
 
 def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentReport | None:
-    """Run `ask_experiment` in a Ray task, because a driver on Ray Client may not reach the server; None: it failed."""
+    """Run `ask_experiment` in a Ray task; return None if that fails.
+
+    A driver on Ray Client may be unable to connect to the server itself.
+    """
     # The password is left out, because Ray keeps the arguments of tasks.
     known = None if experiment is None else experiment.without_password()
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
         found: ExperimentReport | None = get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
-        logger.debug("the task that examines %s failed: %s", exp_id, error)  # a finding says so, too
+        logger.debug("the task that examines %s failed: %s", exp_id, error)  # a finding reports it, too
         return None
     return found
 
@@ -205,7 +211,7 @@ def warn_of_data_loss(config: ServerConfig) -> None:
 
 
 def _dead_owners(kept: Kept, deadline: float) -> list[str]:
-    """Return the owners of leased mailboxes that Ray knows to be dead; stop at the deadline."""
+    """Return the owners of leased mailboxes of which Ray knows that they are dead; stop at the deadline."""
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
     return [owner for owner in sorted(owners) if time.monotonic() < deadline and _is_dead(owner)]
 
@@ -264,7 +270,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
         actor = find_actor(name)
         return None if actor is None else get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
-        logger.debug("%s does not return the server's address: %s", name, error)  # a finding says so, too
+        logger.debug("%s does not return the server's address: %s", name, error)  # a finding reports it, too
         return None
 
 
@@ -273,14 +279,14 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
     try:
         return _soon(partial(named_actors, prefix)).result(DEADLINE_S / 2)
     except Exception as error:  # noqa: BLE001 - as above, or in `_call`
-        logger.debug("Ray does not list its actors: %r", error)  # a finding says so, too
+        logger.debug("Ray does not list its actors: %r", error)  # a finding reports it, too
         return None
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
     """Ask actors for their health; return the facts about each actor, even if it does not answer.
 
-    With `look_up` Ray is asked for the state, the restarts and the node of each actor.
+    With `look_up`, Ray is asked for the state, the number of restarts and the node of each actor.
     """
     asked = {
         name: ActorFacts(_shown(name.removeprefix(prefix)))

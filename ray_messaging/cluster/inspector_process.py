@@ -1,4 +1,4 @@
-"""The inspector of an experiment in a separate process, for drivers and notebooks."""
+"""The handle of an inspector that runs in a separate process, for drivers and notebooks."""
 
 import html
 import os
@@ -17,7 +17,7 @@ _END_S = 10.0
 
 
 class Inspector(AbstractContextManager["Inspector"]):
-    """Handle of an inspector, the web pages about a run: open `url` in a browser, and `close` it.
+    """Handle of an inspector, which serves web pages about a run. Open `url` in a browser; call `close` at the end.
 
     The inspector ends with the process that opened it.
     """
@@ -50,6 +50,10 @@ class Inspector(AbstractContextManager["Inspector"]):
     def pid(self) -> int:
         """Return the process id of the inspector."""
         return self._process.pid
+
+    def wait(self) -> None:
+        """Wait until the inspector's process has ended."""
+        self._process.wait()
 
     def _why(self) -> str:
         """Return the reason why the inspector ended."""

@@ -1,8 +1,8 @@
-"""Calls of a group's handle, and their answers: as bytes over the group's lane, as objects by Ray.
+"""The calls of a group's handle and their answers, which are bytes on the group's lane, and objects in Ray calls.
 
 The body of a request or answer begins with a table of sizes (u32): the number of parts, then the size of each part. The
-first part is a MessagePack header, the other parts are frames. An empty answer means that there is no result: the
-handle repeats the call by Ray, which also raises the error, if there is one. Nothing on the lane is pickled.
+first part is a MessagePack header, the other parts are frames. An empty answer means that there is no result. Then the
+handle repeats the call by Ray, which raises the error, if there is one. Nothing on the lane is pickled.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A send of a handle's frames; `oldest` is the lowest number of a send whose answer the handle still awaits."""
+    """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits."""
 
     caller: str
     number: int
@@ -38,7 +38,7 @@ class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A fetch of a handle, which commits the lease of `token`."""
+    """A fetch by a handle, which also commits the lease with the token `token`."""
 
     caller: str
     token: Token | None
@@ -48,21 +48,21 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """A commit of messages: leases, and the rows to commit of each lease (None: all rows)."""
+    """A commit of messages: some leases, and for each lease the rows to commit (None: all rows)."""
 
     loans: tuple[tuple[Token, tuple[Span, ...] | None], ...]
 
 
 class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """A question for a sign of life, which is answered at once."""
+    """A call without an effect, which is answered at once, as a sign of life."""
 
 
 class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
     """Facts about the pairs of a handle's broadcasts that the handle does not know.
 
-    `numbers` has the numbers of the pairs' messages (uint32), `sent_at` their times (float64, or one time for all).
-    `hearers` is there only if some messages were not received: it has the values (int64), kinds and strings of the
-    hearers' `IdColumn`.
+    `numbers` has the numbers of the pairs' messages (uint32), and `sent_at` their times (float64, or one time for all).
+    `hearers` is set only if some messages were not received. It has the values (int64), kinds and strings of the
+    `IdColumn` of the hearers.
     """
 
     numbers: bytes
@@ -73,7 +73,7 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason.
 
-    With `pairs`, each pair of a broadcast counts as a message.
+    If `pairs` is set, each pair of a broadcast is a message.
     """
 
     sender: str
@@ -86,7 +86,7 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """Rows `low` to `high`, exclusive, of a frame; an empty `mailbox` stands for a foreign client."""
+    """The rows of a frame from `low` to before `high`. If a foreign client sent the frame, `mailbox` is ""."""
 
     low: int
     high: int
@@ -97,7 +97,7 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a FetchCall: the token of a lease (None: no messages), and the slice of each frame."""
+    """The answer to a FetchCall: the token of a lease (None: there are no messages), and a slice of each frame."""
 
     token: Token | None
     slices: tuple[LentSlice, ...]
@@ -105,7 +105,7 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True):
-    """The text and the facts of a CommitFailed error."""
+    """The text and the attributes of a CommitFailed error."""
 
     text: str
     group: str
@@ -115,16 +115,16 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall: the leases that have ended, and why some rows could not be committed."""
+    """The answer to an AckCall: the tokens of leases that have ended, and the error if rows could not be committed."""
 
     over: tuple[Token, ...]
     late: Late | None
 
 
 Call = RelayCall | FetchCall | AckCall | AliveCall
-# The answers to these calls, as objects, in the same order. The answer to a FetchCall has the token of a lease (None:
-# no messages) and the messages. The answer to an AckCall has the leases that have ended, and why some rows could not be
-# committed.
+# The answers to these calls as objects: receipts to a RelayCall; the token of a lease (None: there are no messages) and
+# the messages to a FetchCall; the tokens of leases that have ended, and the error if rows could not be committed, to an
+# AckCall; None to an AliveCall.
 Answer = Receipts | tuple[Token | None, Messages] | tuple[list[Token], CommitFailed | None] | None
 Sent = tuple[BatchFates, ...]  # the answer to a RelayCall: the fates of each frame
 
@@ -171,7 +171,7 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
         raise FrameError(
-            f"a call over the group's lane has {len(body)} bytes, and its table of sizes says {at + sum(sizes)}"
+            f"a call over the group's lane has {len(body)} bytes, but {at + sum(sizes)} by its table of sizes"
         )
     parts: list[bytes] = []
     for size in sizes:
@@ -214,7 +214,7 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
 
 
 def _fates_of(outcome: Outcome) -> BatchFates:
-    """Return the fates of a batch, without the times and addresses that the handle knows itself."""
+    """Return the fates of a batch, without the times and addresses, which the handle knows."""
     pairs, numbers, sent_at, addresses = None, outcome.numbers, outcome.sent_at, outcome.addresses
     if numbers is not None:
         hearers = None
@@ -236,7 +236,7 @@ def _fates_of(outcome: Outcome) -> BatchFates:
 def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     sent = _read(_sent, header)
-    # The actor cuts broadcasts into batches by their pairs; a broadcast may have no pairs.
+    # The actor divides broadcasts into batches by the number of pairs. A broadcast may have no pairs.
     broadcast = bool(batches) and (is_unspread(batches[0]) or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
@@ -266,7 +266,7 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
             values, kinds, strings = facts.hearers
             found = None if kinds is None else np.frombuffer(kinds, np.uint8, rows)
             ids = IdColumn(np.frombuffer(values, "<i8", rows), found, strings)
-            outcome.addresses = Addresses(ids, topics, None)  # all broadcasts of a call have one topic
+            outcome.addresses = Addresses(ids, topics, None)  # all broadcasts of a call have the same topic
     except ValueError as error:
         raise FrameError(f"a group's actor gave fates of pairs that do not fit each other: {error}") from error
 
@@ -279,7 +279,7 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
     lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
-        batch = decode(frame, checked=True)  # the actor has checked the frame when it read the mailbox
+        batch = decode(frame, checked=True)  # the actor has checked the frame already
         batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
         if batch.trace is not None:
             batch.trace = batch.trace._replace(fetched=part.fetched)
@@ -288,7 +288,10 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
 
 
 def committed_of(header: bytes) -> tuple[list[Token], CommitFailed | None]:
-    """Return the leases that have ended, and why some rows were not committed; raise FrameError for a bad header."""
+    """Return the tokens of leases that have ended, and the error if rows were not committed.
+
+    Raises: FrameError if the header is not valid.
+    """
     committed = _read(_committed, header)
     late = committed.late
     if late is None:

@@ -1,4 +1,4 @@
-"""Start and end of an experiment: its actors, and Ray itself if it does not run yet."""
+"""Start and end of an experiment: of its actors, and of Ray, if Ray does not run yet."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
-from ray_messaging.cluster.actors.server_actor import ServerActor
+from ray_messaging.cluster.actors.redis_server_actor import ServerActor
 from ray_messaging.cluster.embedded_servers import (
     PER_NODE,
     KeptData,
@@ -33,6 +33,7 @@ from ray_messaging.cluster.ray_internals import ray_session
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, absolute
 from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps, check_calls
+from ray_messaging.embedded.machine import CHOICE
 from ray_messaging.errors import (
     AlreadyExists,
     Closed,
@@ -42,8 +43,8 @@ from ray_messaging.errors import (
     ServerFailed,
     UnknownName,
 )
+from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.observability.tracing.settings import Tracing, check_tracing
 from ray_messaging.transports.backend import experiment_config
 
@@ -51,10 +52,10 @@ logger = logging.getLogger(__name__)
 
 # The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
-_CALLS_S = 2.0  # the wait for calls that are in flight when their actor is closed
+_CALLS_S = 2.0  # the wait for calls that have no result yet when their actor is closed
 _SERVER_S = 20.0  # the wait for the server, whose guard is killed after 15 s if it does not end
 _LOG_S = 300.0  # the wait for the log: the rows of full mailboxes take some seconds to write
-_INLINE_BYTES = 50_000  # half of Ray's limit for passing by value
+_INLINE_BYTES = 50_000  # half of the size up to which Ray passes an argument by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
 
@@ -68,30 +69,31 @@ class StartedExperiment:
         self.log: Any = None
         self._servers: list[Any] = []
         self._spec: Any = None
-        self._session = session  # the connection to Ray that is held for this experiment
-        self._untouched = False  # the server has data of this start only
-        self._temporary: str | None = None  # the folder of audiences that end with the experiment
+        self._session = session  # what `hold_ray` returned for this experiment
+        self._untouched = False  # whether the server has only data of this start
+        self._temporary: str | None = None  # the folder of audiences, if it is removed at the end of the experiment
         self._kept: KeptData | None = None
-        self._until_logged = False  # the servers' data are only kept until the log has all rows
+        self._until_logged = False  # whether the servers' data are deleted when the log has all rows
 
     def start(self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> None:
         """Start the actors. If `config`, the user's server, is None, start embedded servers with data in `kept`."""
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        # The next start finds files of audiences in the log's folder, which has copies of them if it is a URI.
+        # The next start needs the files of audiences, which are in the log's folder. If that is a URI, it has copies of
+        # them.
         copied = spec.log_dir is not None and "://" in spec.log_dir
         if kept is None and spec.audiences is not None and (copied or (config is None and spec.log_dir is None)):
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # All calls to this actor may be repeated, so Ray repeats them.
+        # All calls of this actor may be repeated, so Ray is allowed to repeat them.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": spec.interceptor_name}
-        # The interceptor runs on the node of this process, as the embedded primary and the log do, and ends with it.
-        # Ray does not keep a soft affinity of an actor that asks for no resources.
+        # The interceptor runs on the node of this process, like the embedded primary and the log, and ends with the
+        # node. The affinity is hard, because Ray ignores a soft one for an actor that asks for no resources.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
-            # For a restart Ray keeps copies of small arguments. Large arguments, such as a long black list, must stay
-            # in Ray's object store.
+            # For a restart, Ray stores copies of small arguments. Large ones, such as a long black list, must stay in
+            # Ray's object store.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
             self._spec = put(spec) if large else spec
             self.interceptor = start_actor(spec.exp_id, InterceptorActor, options, self._spec, config)
@@ -125,12 +127,12 @@ class StartedExperiment:
         from ray_messaging.eventlog.folder_records import command_line  # noqa: PLC0415 - as above
 
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
-        if "://" not in str(experiment.log_dir):  # a path belongs to this node; a URI is the same everywhere
+        if "://" not in str(experiment.log_dir):  # a path is valid only on this node, a URI everywhere
             node = context().get_node_id()
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         actor_name = f"the event log of experiment {spec.exp_id!r}"
-        # If the log does not start, the server's data can be erased, unless the experiment was resumed: nothing was
-        # sent yet; with "error" there were no older data; and "reset" has deleted older data.
+        # If the log does not start, the server's data can be erased, because nothing was sent yet, and there are no
+        # older data. With "resume" there are.
         self._untouched = spec.on_existing != "resume"
         self.log = start_actor(
             spec.exp_id, LogActor, options, experiment, spec.on_existing if spec.fork is None else "resume"
@@ -144,7 +146,7 @@ class StartedExperiment:
     def _start_servers(self, spec: InterceptorSpec, kept: KeptData | None) -> None:
         folders = kept.of_servers if kept is not None else [None] * len(spec.nodes)
         for node, name, folder in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), folders, strict=False):
-            # The server's data are on that node, so the server's actor must stay on the node.
+            # The server's data are on this node, so the server's actor must stay on it.
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
@@ -154,13 +156,14 @@ class StartedExperiment:
                 spec.nodes.count(node),
                 not self._until_logged,
                 spec.log_dir if folder is not None and len(folders) == 1 else None,
+                os.environ.get(CHOICE),
             )
             self._servers.append(start_actor(spec.exp_id, ServerActor, options, *arguments))
 
     def close(self, *, erase: bool) -> None:
-        """Stop groups, log, interceptor and server in this order, then Ray if this process has no more use for it."""
+        """Stop groups, log, interceptor and server in this order, and then Ray, if this process needs it no more."""
         try:
-            if ray.is_initialized() and ray_session() == self._session:  # the actors have not ended with an earlier Ray
+            if ray.is_initialized() and ray_session() == self._session:  # otherwise the actors have ended
                 self._stop(erase=erase)
         finally:
             release_ray(self._session)
@@ -173,9 +176,9 @@ class StartedExperiment:
         if self.interceptor is not None:
             over = self._until_logged and logged and self.experiment is not None
             leave([self.interceptor], erase=erase or over or self._untouched)
-        erase = erase or self._until_logged  # once the log has all rows, nobody needs the server's files
+        erase = erase or self._until_logged  # the log has all rows, so the server's files are not needed
         if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
-            kill(audiences)  # other processes may still have handles of this actor, which keep it alive
+            kill(audiences)  # handles in other processes would keep this actor alive
         attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
         _kill(self._servers)
         if erase and self._kept is not None:
@@ -200,7 +203,10 @@ def start_experiment(
     fork: int | None = None,
     calls: Calls | None = None,
 ) -> StartedExperiment:
-    """Start an experiment as `Messaging.start` does; `fork` is the step of a checkpoint in `log_dir` to start with."""
+    """Start an experiment, see `Messaging.start`.
+
+    If `fork` is a step, begin with the checkpoint after it in `log_dir`.
+    """
     check_name("exp_id", exp_id)
     _check_kinds(settings, steps, calls, log_dir=log_dir, data_dir=data_dir)
     if on_existing not in {"error", "resume", "reset"}:
@@ -247,7 +253,7 @@ def start_experiment(
 def _checked_servers(
     server: ServerConfig | str | None, shards: Shards, settings: MessagingConfig, steps: Steps | None, data_dir: object
 ) -> tuple[ServerConfig | None, Shards]:
-    """Return the user's server (None: embedded) and the number of servers; raise ConfigError if they do not fit."""
+    """Return the user's server (None: embedded) and the number of servers; raise ConfigError for invalid arguments."""
     config = experiment_config(server)
     if config is None and settings.wait_replicas:
         raise ConfigError(
@@ -273,10 +279,10 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
-        raise ConfigError("calls= limits what agents call by me.remember, but there are no steps: add steps=Steps()")
+        raise ConfigError("calls= limits calls by me.remember, which need steps: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
-            raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")
+            raise ConfigError(f"{name}={folder!r} is not a path: write {name}='a folder'")
 
 
 def _audience_home(
@@ -284,10 +290,10 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is the node of this process. The folder is in the log's folder; without a log, in the folder of the
-    server's data; without such a folder, it is temporary. A user's own server keeps the experiment's data for a later
-    start. So the name of a temporary folder has a hash of the server's address, by which a later start on this node
-    finds the files. If the log is in a URI, each start has a folder of its own, because the log's folder has copies.
+    The node is that of this process. The folder is in the log's folder, or without a log in the folder of the server's
+    data, or else it is temporary. A user's own server keeps the experiment's data for a later start. So the name of a
+    temporary folder has a hash of the server's address, by which a later start on this node finds the files. If the log
+    has a URI, each start has a folder of its own, because copies of the files are at the URI.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")
@@ -305,12 +311,12 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         running = connect(exp_id)
     except UnknownName:
         return
-    # Another start has taken the experiment on the server, so the experiment that runs here can do nothing any more.
+    # Another start has claimed the experiment, so the one that runs here can do nothing any more.
     except Fenced:
         for actor in named_actors(f"{exp_id}/").values():
             kill(actor)
         return
-    except MessagingError as error:  # the experiment is ending just now, or did not start
+    except MessagingError as error:  # the experiment is just ending, or did not start
         raise runs_already(exp_id) from error
     if on_existing != "reset":
         raise runs_already(exp_id)
@@ -320,7 +326,7 @@ def _end_running(exp_id: str, on_existing: str) -> None:
     if experiment.log_dir is not None:
         finish_log(running.log_actor())
     leave([running.interceptor], erase=True)
-    servers = named_actors(f"{exp_id}/server").values()  # the embedded servers, if there are any
+    servers = named_actors(f"{exp_id}/server").values()  # the actors of embedded servers
     attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
     _kill(servers)
 
@@ -332,10 +338,10 @@ def leave(
     timeout_s: float = _CLOSE_S,
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
-    """Close actors cleanly, then kill them. `calls` are calls of these actors whose results nobody needs any more."""
+    """Close actors, and then kill them. `calls` are calls of these actors whose results are not needed any more."""
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
-    # If the results were not read, Ray would print the errors of these calls, and say that it repeats the calls,
-    # although it does not.
+    # The results are read, because otherwise Ray would print the errors of these calls, and say that it repeats the
+    # calls, which is not true.
     for ref in wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             get(ref)
@@ -351,7 +357,7 @@ def _kill(actors: Collection[Any]) -> None:
 
 
 def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
-    """Let the event log write everything, and end it. If it cannot write everything, log an error and return False."""
+    """End the event log after it has written everything. If it cannot do so, log an error, and return False."""
     done, written = log.close.remote(), False
     if not wait([done], timeout=_LOG_S)[0]:
         logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
@@ -369,7 +375,7 @@ def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
     """Wait at most `timeout_s` for calls; log their errors, and return the calls that have succeeded."""
     done = wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
     good = []
-    for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
+    for ref in done:  # Ray prints each error that is not retrieved, with a traceback
         try:
             result(ref, actor_name="an actor")
             good.append(ref)
@@ -394,6 +400,6 @@ def runs_already(exp_id: str) -> AlreadyExists:
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[PickledRule, ...]:
-    """Return the rules pickled for the interceptor; raise RuleError if they are not a list of valid rules."""
+    """Return the pickles of rules, for the interceptor; raise RuleError if `rules` is not a list of valid rules."""
     RuleSet(rules)
     return tuple(map(pickled, rules))

@@ -1,15 +1,15 @@
-"""The facade of an experiment: start or find it, use its groups, log and dead letters, shut it down."""
+"""The class `Messaging`, by which a user starts or finds an experiment, uses it, and shuts it down."""
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import ray
 
-from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_id, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import RAY_LOCK, join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
@@ -17,6 +17,8 @@ from ray_messaging.default_limits_and_leases import ANSWER_TIMEOUT_S, MOVE_TIMEO
 from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed, UnknownName
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.a2a_remote import RemoteAgent
+    from ray_messaging.cluster.a2a_server import A2AServer
     from ray_messaging.cluster.audience_files import AudienceFiles
     from ray_messaging.cluster.embedded_servers import Shards
     from ray_messaging.cluster.fork import Fork
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
     from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.rules import ExperimentRules
+    from ray_messaging.cluster.handles.seat import Seat
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.inspector_process import Inspector
@@ -52,9 +55,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A call imports the modules that it needs: a process that only connects needs neither the actors' code nor pyarrow
-# (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`. The settings import pydantic,
-# which takes a quarter of the time of `import ray`.
+# Each call imports the modules that it needs. A process that only connects needs neither the actors' code nor pyarrow
+# (80 MB), and `from ray_messaging import Messaging` takes little longer than `import ray`. The settings import
+# pydantic, which takes a quarter of the time of `import ray`.
 # ruff: noqa: PLC0415
 
 
@@ -72,7 +75,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
-        self._fork: Fork | None = None  # if this is a fork: the work that it does between its steps
+        self._fork: Fork | None = None  # what a fork does between its steps; None: this is no fork
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -108,7 +111,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             redis: The address of your own server. None: an embedded server, which ends with the experiment (see
                 `data_dir`).
             rules: The rules that messages must pass, in order.
-            log_dir: Where the event log is kept: a folder, or a URI of pyarrow's file systems. None: no log.
+            log_dir: The folder of the event log, a path or a URI of pyarrow's file systems. None: there is no log.
                 `messaging.log_dir` is the absolute path.
             on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
                 "resume" (go on with the data) or "reset" (delete them).
@@ -119,12 +122,13 @@ class Messaging(AbstractContextManager["Messaging"]):
                 on_existing="resume". None: the folder `<log_dir>-server`, which is removed when the log has all rows,
                 unless there are steps. Without a log_dir, or with shards="per-node", no data are kept.
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
-            tracing: Sampled batches have spans from sender to handler (see docs/operations.md). None: no spans.
-            shards: Only with steps: over how many servers large messages are spread (see docs/operations.md). This many
-                embedded servers start on this node; of a Redis Cluster of your own, this many slots are used.
+            tracing: Record OpenTelemetry spans of a sample of the batches, from sender to handler (see
+                docs/operations.md). None: no spans.
+            shards: With steps, the number of servers over which large messages are spread (see docs/operations.md). So
+                many embedded servers start on this node. With a Redis Cluster of your own, so many hash slots are used.
                 "per-node" starts one server on each node that Ray has now. All other data are on the first server.
                 None: one server.
-            calls: Limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
+            calls: The limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
         ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
@@ -152,7 +156,7 @@ class Messaging(AbstractContextManager["Messaging"]):
                 calls=calls,
             )
         except AlreadyExists as error:
-            # The stack frames inside this library and Ray do not help a user.
+            # The traceback within this library and Ray would not help a user.
             raise error.with_traceback(None) from None
         return cls(started.experiment, started.interceptor, started)
 
@@ -174,10 +178,10 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Messaging":
         """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
 
-        The fork begins with the newest checkpoint before `at_step`, which holds all states, messages in flight,
-        audiences, and what rules remember. A call of `run` with the same agents and groups goes on from there. In the
-        steps before `at_step` the groups must send the same messages as in the parent. The parent is never changed, and
-        may still run. A fork may be forked.
+        The fork begins with the last checkpoint before `at_step`. It contains all states, the messages that are not
+        read yet, the audiences, and what rules remember. A call of `run` with the same agents and groups goes on from
+        there. In the steps before `at_step` the groups must send the same messages as in the parent. The parent is
+        never changed, and may still run. A fork may be forked.
 
         Args:
             parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
@@ -239,28 +243,31 @@ class Messaging(AbstractContextManager["Messaging"]):
             try:
                 connection = connect(exp_id)
             except UnknownName:
-                # Leave this cluster: the next experiment may run in another one, and must not be started here.
+                # This process leaves the cluster, because the next experiment may run in another one, and must not be
+                # started here.
                 if not in_cluster:
                     ray.shutdown()
                 raise
         return cls(connection.experiment, connection.interceptor)
 
     def shutdown(self, *, erase: bool = False) -> None:
-        """Let the groups send their accepted messages, then stop everything; a second call does nothing.
+        """Let the groups send their accepted messages, and then stop everything. A second call does nothing.
 
-        Only the process that started the experiment stops it. In other processes this only drops the handles.
+        Only the process that started the experiment can stop it. In other processes this only drops the handles.
 
         Args:
             erase: Delete the experiment's data, unread messages included, from your own server or from `data_dir`.
                 Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
                 stay only if they are in a folder, as `data_dir` of `start` says.
         """
-        kept = ("_surveys", "_audience_files", "_user", "_run_actors")
-        *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
+        kept = ("_surveys", "_audience_files", "_user", "_run_actors", "_seat_pages")
+        *_, user, runs, seats = (self.__dict__.pop(name, None) for name in kept)
         if user is not None:
             user.close()
         if runs is not None:
             runs.end()
+        if seats is not None:
+            seats.close()
         started, self._started = self._started, None
         if started is not None:
             started.close(erase=erase)
@@ -322,11 +329,48 @@ class Messaging(AbstractContextManager["Messaging"]):
         options = ["--port", str(port), "--host", host, *["--control"] * control, *["--token"] * token]
         return Inspector(self.exp_id, options)
 
+    def seat(
+        self,
+        agent: AgentId,
+        *,
+        consent: str = "",
+        host: str = "127.0.0.1",
+        port: int = 8267,
+        allow_host: Sequence[str] = (),
+    ) -> "Seat":
+        """Give an agent's seat to a person, who reads the agent's inbox and writes its messages on a web page.
+
+        Call this before `run`. In each step, `run` then lets the person act in place of the model, and waits for the
+        person up to `Steps(seat_timeout_s=)`. What people do is kept as calls of `me.remember` are. One web server, in
+        a process of its own, has the pages of all seats, until `shutdown`. See docs/guides/seats.md.
+
+        Args:
+            agent: The agent's id. If the agent has a seat already, such as in a resumed run, its link stays valid.
+            consent: A text to which people must agree before they begin; "": no such text.
+            host: The address on which the web server listens. People with other machines need another than loopback.
+            port: The port; 0 selects a free port. Links of an earlier start work only on the same port.
+            allow_host: More names by which browsers may reach the server, such as that of a proxy.
+
+        Returns: the seat; `seat.url` is the link for the person, and has a secret token.
+        Raises: ConfigError if the experiment has no steps, the web server cannot start, such as on a port that is taken
+        or without `ray-messaging[ui]`, or the server of earlier seats has another address.
+        """
+        from ray_messaging.cluster.handles.seat import Seat, SeatPages
+
+        address = (host, port, tuple(allow_host))
+        token = self._connection.ask(self.interceptor.open_seat.remote(agent, consent))
+        pages: SeatPages | None = self.__dict__.get("_seat_pages")
+        if pages is None:
+            pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
+        pages.check(address)
+        return Seat(self._connection, check_id(agent), pages.url, token)
+
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
 
-        The text has the counts of each group only with `Messaging.start(..., metrics=True)`. Raises ImportError without
-        prometheus-client.
+        The text has metrics of groups only with `Messaging.start(..., metrics=True)`.
+
+        Raises: ImportError if prometheus-client is not installed.
         """
         from ray_messaging.cluster.health_check import ask_experiment
         from ray_messaging.observability.metrics.experiment_metrics import families_of
@@ -374,13 +418,13 @@ class Messaging(AbstractContextManager["Messaging"]):
         Args:
             groups: The agents of each group, by its name.
             subtopics: The subtopics on which the agents listen.
-            placement: On which nodes of the cluster the groups start: "spread" over all nodes, "pack" on this process's
-                node as long as it has room, or a dict with, for each group, a node's id or name, or the resources that
-                the group's node must have, such as `{"east": "host-b", "west": {"GPU": 1}}`; groups that are not in
-                the dict are spread. If a node is lost, its groups start again elsewhere, except groups that were given
-                this node. After 10 s a warning names resources that no node has.
-            actor_options: Ray's options for the actors, such as num_cpus or runtime_env: one dict for all groups, or
-                a dict of such dicts by group.
+            placement: On which nodes of the cluster the groups start. "spread": over all nodes. "pack": on the node of
+                this process, as long as it has free resources. A dict gives, for a group, a node's id or name, or the
+                resources that the group's node must have, such as `{"east": "host-b", "west": {"GPU": 1}}`. Groups that
+                are not in the dict are spread. If a node is lost, its groups start again elsewhere, unless the dict
+                gives them that node. After 10 s a warning names resources that no node has.
+            actor_options: Ray's options for the actors, such as num_cpus or runtime_env, as a dict for all groups, or a
+                dict of such dicts by group.
 
         Raises: ConfigError for a node, a group or an option that does not exist; otherwise the same errors as
         `create_group`.
@@ -409,8 +453,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Move agents to another group, with the messages that wait for them, in order, and each exactly once.
 
         The agents of one group move together, or none of them moves. This waits up to `timeout` seconds until all
-        messages that were fetched for these agents are committed. In an experiment with steps the move takes effect
-        from the next step that opens (see docs/moving-agents.md).
+        messages that were fetched for these agents are committed. In an experiment with steps the agents move when the
+        next step opens (see docs/moving-agents.md).
 
         Raises: UnknownName for an agent or a group that does not exist; AlreadyExists for an agent that is in that
         group already; MoveFailed if the fetched messages were not committed in time; ConfigError for agents of
@@ -421,13 +465,13 @@ class Messaging(AbstractContextManager["Messaging"]):
         move_agents(self._connection, self._groups, agents, to, timeout)
 
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
-        """Move agents from groups with much load to groups with little, and return the moves.
+        """Move agents from groups with a high load to groups with a low load, and return the moves.
 
         The load of a group is the number of messages that it has fetched since its start, or if no group has fetched
         any, the number of its agents. Groups whose load is within a tenth of the mean do not change. Raises the same
         errors as `move_agents`.
 
-        Args: with `dry_run` no agent moves, and the planned moves are returned.
+        Args: With `dry_run`, no agent moves, and the planned moves are returned.
         """
         from ray_messaging.cluster.moves import rebalance
 
@@ -440,7 +484,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def schema(self, subtopic: str, kind: object) -> None:
         """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit the type.
 
-        All senders know the type before they send anything more. It is valid as long as the experiment's data exist.
+        When this returns, all senders know the type. It is valid as long as the experiment's data exist.
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
@@ -475,7 +519,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             positions: Positions (n, 2) or (n, 3). Agents within `radius` of each other hear each other.
             radius: The radius, for positions.
             ids: The agents at the positions; None: all agents, ascending.
-            most_pairs: The most pairs that positions may make.
+            most_pairs: The most pairs that may result from the positions.
 
         Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if a
         graph, ids or positions are not valid; InvalidAddress for an invalid name or id; ConfigError if the arguments do
@@ -512,12 +556,14 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
-    def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all agents; one receipt for each.
+    def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
+        """Send one message from the user to all hearers of an audience, or to all agents by "*".
+
+        Returns: One receipt for each hearer.
 
         Raises the same errors as `Messager.broadcast`.
         """
-        return self._user.broadcast(payload, subtopic)
+        return self._user.broadcast(audience, payload, subtopic)
 
     # -- messagers in users' own actors ---------------------------------------------------------------------------
 
@@ -529,7 +575,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopics: Sequence[str] = SUBTOPICS,
         observer: "Observer | None" = None,
     ) -> "GroupMessager":
-        """Open a group inside your own actor: a messager that hosts agents, so calls need no hop to another actor.
+        """Open a group inside your own actor: a messager that hosts agents, so that calls need no other actor.
 
         You must close the messager. An open messager makes the garbage collector of your process run less often, unless
         you have set the collector's thresholds.
@@ -543,8 +589,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def closed_messagers(self) -> list[str]:
         """Return the names of closed or dead messagers whose mailboxes wait on the server for a successor.
 
-        Groups are not among them. Raises ConnectionFailed if the server does not answer, ServerRefused if it refuses
-        the password, user or db.
+        Groups are left out.
+
+        Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
         """
         from ray_messaging.transports.backend import backend_of
 
@@ -553,7 +600,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def remove_messager(self, name: str) -> None:
         """Remove a named messager's mailbox and its other data on the server; unread messages become dead letters.
 
-        An open messager raises NotListening from then on. Raises ConfigError for a living group.
+        If the messager is open, it raises NotListening from then on.
+
+        Raises: ConfigError if the name is that of a living group.
         """
         if find_actor(self._connection.experiment.group_name(check_name("name", name))) is not None:
             raise ConfigError(f"{name!r} is a group that is running: remove it by messaging.remove_group({name!r})")
@@ -561,7 +610,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def rules(self) -> "ExperimentRules":
-        """Return the rules of this experiment, an object with calls to list, insert, replace and remove them."""
+        """Return the rules of this experiment, an object by which they are listed, inserted, replaced and removed."""
         from ray_messaging.cluster.handles.rules import ExperimentRules
 
         return ExperimentRules(self._connection)
@@ -570,7 +619,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def steps(self) -> "ExperimentSteps":
-        """Return the steps of all groups, an object with their progress, calls to pause and resume, and digests."""
+        """Return the steps of all groups, an object with their progress and digests, by which they can be paused."""
         from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 
         return ExperimentSteps(self._connection)
@@ -635,38 +684,42 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`. For several kinds of
-                agents a dict of such functions by kind, as {"trader": trader, "book": book}.
+                agents a dict of such functions by kind, such as {"trader": trader, "book": book}.
             agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
                 rows become `me.data`. For several kinds {"trader": range(1000), "book": ["book"]}, or a DataFrame with
                 a column `kind`.
             groups: The number of groups, or {name: ids}, or None: one per two CPUs. With n groups, the agents, sorted
                 (ints before strs), are dealt out in turn: the first to "group0", the second to "group1", and so on.
-                With by="group" and several kinds, each group has one kind, and each kind has at least one group.
-            until: The first step that is not run. Or a condition: a function of what was collected in a step, a dict by
-                column, such as `lambda now: now["mood"] > 1`. The run ends after the first collected step for which it
-                returns True.
-            max_steps: If `until` is a condition, the first step that is not run in any case.
+                With by="group" and several kinds, each group has agents of only one kind, and each kind has at least
+                one group.
+            until: The first step that is not run. Or a condition, such as `lambda now: now["mood"] > 1`: a function of
+                a dict with the values that `collect` recorded in a step, by column. The run ends after the first step
+                for which the function returns True.
+            max_steps: If `until` is a condition, the first step that is not run even if the condition is never met.
             start: A function that returns an agent's first state, a dict; with by="group" the first state of the group,
-                a dict of arrays. For several kinds it may be a dict of such functions; kinds without one begin with {}.
+                a dict of arrays. For several kinds it may be a dict of such functions; kinds without a function begin
+                with {}.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
                 columns, a networkx graph, or an audience or its name.
             shared: Any object, for `me.shared`; it is stored once.
             by: "agent" or "group".
             concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
-            collect: What is measured at the end of a step, for the result's `series`. For one row per agent: a function
-                of `me` that returns a dict, or with by="group" a function of `group` that returns a dict of arrays. For
-                one row per step: an aggregate of one key of all agents' states, such as `Mean("mood")` or
-                `Count("health")`, or a list of aggregates. `Of(ids, ...)` measures some agents only.
+            collect: What is measured at the end of a step, for the `series` of the result. A function of `me` that
+                returns a dict, or with by="group" a function of `group` that returns a dict of arrays, records a row
+                for each agent. An aggregate over the states of all agents, such as `Mean("mood")` or `Count("health")`,
+                or a list of aggregates, records a row for each step. `Of(ids, ...)` measures only some agents.
             collect_every: Collect in every n-th step, from step 0 on.
-            only_active: After its first step, an agent is called only if it has messages, a rule has blocked one of its
-                messages, a fork has set its state, or the agent used `me.stay_active()` in its last call. Pregel calls
-                this a vote to halt. If no agent is active, steps go on, and cost next to nothing.
-            placement: On which nodes the groups start: "spread", "pack", or by group; see `create_groups`.
-            actor_options: Ray's options for the groups' actors, for all or by group; see `create_groups`.
+            only_active: After its first step, call an agent only if it has messages, if a rule has blocked one of its
+                messages, if a fork has set its state, or if the agent called `me.stay_active()` when it was last
+                called. In Pregel, this is called a vote to halt. If no agent is active, steps go on, and take hardly
+                any time.
+            placement: On which nodes the groups start: "spread", "pack", or a dict by group; see `create_groups`.
+            actor_options: Ray's options for the groups' actors, for all groups or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
-        Ctrl-C ends the run after the open step; the result's `stopped` is then True. A second Ctrl-C ends it at once.
+        Ctrl-C ends the run after the open step, and `stopped` of the result is then True. A second Ctrl-C ends it at
+        once.
 
         Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
         that differ from those of the earlier steps; StepTooLarge if a group gets more messages in a step than it can
@@ -688,7 +741,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             result = standing._gathered(parts, standing.step if standing._fulfilled else ending.most)
             return say_cost(result) if progress else result
         except StepFailed as error:
-            # The stack frames inside this library do not help a user.
+            # The traceback within this library would not help a user.
             raise error.with_traceback(None) from error.__cause__
 
     @overload
@@ -729,10 +782,10 @@ class Messaging(AbstractContextManager["Messaging"]):
         placement: "GroupPlacement" = "spread",
         actor_options: "ActorOptions" = None,
     ) -> "Run":
-        """Start a run that you take through its steps: `run.advance(1)`, `run.states()`, `run.series`.
+        """Start a run whose steps you run one by one, by `run.advance(1)`; see also `run.states()` and `run.series`.
 
-        The groups stay between the steps, so that a step takes no extra time. Arguments and errors are the same as for
-        `run`.
+        The groups' processes live until the run ends, so a step takes no extra time. Arguments and errors are the same
+        as for `run`.
         """
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
@@ -767,6 +820,58 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Ask many agents as the user; return an object that collects their answers. See `Group.ask_columns`."""
         return self._user.ask_columns(to_ids, payloads, subtopic, timeout)
 
+    # -- agents and clients outside, by A2A -----------------------------------------------------------------------
+
+    def expose(
+        self,
+        agents: Iterable[AgentId],
+        *,
+        a2a: str,
+        token: str | None = None,
+        timeout: float = ANSWER_TIMEOUT_S,
+    ) -> "A2AServer":
+        """Serve agents to clients outside by the A2A protocol, until the handle is closed; return the handle.
+
+        A message of a client is a question of the user to the agent, and the agent's answer ends the client's task.
+
+        Args:
+            agents: The ids of the agents. No client reaches another agent.
+            a2a: The address to listen on, such as "127.0.0.1:8000"; port 0 selects a free port.
+            token: The token that clients must pass. None: a random one, `handle.token`.
+            timeout: The seconds that an agent has for its answer.
+
+        Raises: ConfigError if the address cannot be taken, or without `ray-messaging[a2a]`.
+        """
+        with _of_extra_a2a():
+            from ray_messaging.cluster.a2a_server import A2AServer
+        return A2AServer(self._connection, agents, a2a, token, timeout)
+
+    def remote_agent(
+        self, agent: AgentId, url: str, *, token: str | None = None, wait_s: float = 30.0, late_steps: int = 10
+    ) -> "RemoteAgent":
+        """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
+
+        Without steps, a group that is made for the agent hosts it, and this process passes messages on until the handle
+        is closed. In steps, the handle is the model of the agent: pass it to `run`.
+
+        Args:
+            agent: The id in this experiment.
+            url: The URL of the outside agent, below which its card is.
+            token: A token that the outside agent demands. It is sent to the host of `url` only.
+            wait_s: The most seconds that an answer may take. In steps, a step waits no longer; the answer then comes in
+                a later step.
+            late_steps: In steps: the number of further steps in which a late answer is taken.
+
+        Raises: ConfigError for an invalid URL or limit, or without `ray-messaging[a2a]`; AlreadyExists if the id is
+        taken.
+        """
+        with _of_extra_a2a():
+            from ray_messaging.cluster.a2a_remote import RemoteAgent
+        remote = RemoteAgent(agent, url, token=token, wait_s=wait_s, late_steps=late_steps)
+        if self._connection.experiment.steps is None:
+            remote.serve(self)
+        return remote
+
     # -- surveys --------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -789,7 +894,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             model: The type of the answers: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
-            question: The question, one payload for all.
+            question: The question, one payload for all agents.
             to: Ids, a group, a list of groups, or None: all agents that groups host now.
             survey_id: The survey's name, for `messaging.survey(id)`; None: a new random name.
             subtopic: The subtopic of the question.
@@ -832,7 +937,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def calls(self) -> "Calls | None":
-        """Return the limits of remembered calls, or None if there are no limits."""
+        """Return the limits of calls by `me.remember`, or None if there are no limits."""
         return self._connection.experiment.calls
 
     @property
@@ -845,7 +950,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        """Return the actor that keeps the event log.
+        """Return the Ray actor that writes the event log.
 
         Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """
@@ -894,3 +999,11 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         experiment = self._connection.with_password()
         return DeadLetters(experiment.redis, experiment.exp_id, experiment.settings)
+
+
+@contextmanager
+def _of_extra_a2a() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"A2A needs its SDK ({error}): pip install 'ray-messaging[a2a]'") from error

@@ -11,7 +11,7 @@ from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 
-_TOLERANCE = 0.1  # groups whose load differs from the mean load by less than this share of the mean do not change
+_TOLERANCE = 0.1  # groups whose load is within this share of the mean load do not change
 
 
 class AgentMove(NamedTuple):
@@ -36,11 +36,11 @@ def move_agents(
 
 
 def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, *, dry_run: bool) -> list[AgentMove]:
-    """Move agents from groups with much load to groups with little; return the moves."""
+    """Move agents from groups with a high load to groups with a low load; return the moves."""
     check_timeout(timeout, optional=False)
     agents, fetched = connection.ask(connection.interceptor.agents.remote()), {}
-    # With steps no messages are fetched, so the load of a group is the number of its agents. All groups count,
-    # including those of users' own actors.
+    # With steps no messages are fetched, so the load of a group is its number of agents. All groups are considered,
+    # also those in users' own actors.
     if not connection.experiment.steps:
         ours = [group for group in groups.all() if group.name in agents]
         agents = {group.name: agents[group.name] for group in ours}
@@ -52,7 +52,7 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
 
 
 def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
-    if connection.experiment.steps:  # the interceptor moves the agents, without the groups' processes
+    if connection.experiment.steps:  # the interceptor moves the agents, not the processes of the groups
         for move in moves:
             connection.ask(connection.interceptor.move.remote(*move, timeout))
         return
@@ -79,7 +79,7 @@ def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> l
     """
     if target not in hosted:
         raise UnknownName(
-            f"there is no group {target!r} to move to; there are: {', '.join(hosted) or 'none'}",
+            f"there is no group {target!r} to move to: the groups are {', '.join(hosted) or 'none'}",
             kind="group",
             value=target,
         )

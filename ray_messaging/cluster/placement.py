@@ -1,4 +1,4 @@
-"""Placement of groups: on which nodes of the Ray cluster the groups' actors start, and which resources they ask for."""
+"""Placement of groups: the nodes of the Ray cluster on which their actors start, and the resources that they need."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -21,10 +21,10 @@ _OWN = (
     "label_selector",
     "placement_group",
     "_labels",
-)  # options by which a user places an actor
-_ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # options of Ray's, and the resources they ask for
-# For an actor that asks for no resources, Ray chooses a random node, unless its scheduling strategy is a hard one. So a
-# group asks for one byte of the memory that each node offers.
+)  # Ray's options that decide on which node an actor starts
+_ASKED = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # Ray's options, and their resources
+# If an actor requests no resources, Ray ignores its scheduling strategy, unless that is a hard one, and chooses a
+# random node. So a group requests one byte of the memory that each node offers.
 _LEAST = {"memory": 1}
 
 
@@ -32,9 +32,9 @@ class Placement:
     """The options with which the actors of some groups start.
 
     Args:
-        placement: "spread", "pack", or a dict with a node's id or name, or the resources that a node must have, by
-            group; groups that are not in the dict are spread.
-        actor_options: Options of Ray's for all of these groups, or by group.
+        placement: "spread", "pack", or a dict that gives, by group, a node's id or name, or the resources that the node
+            must have. Groups that are not in the dict are spread.
+        actor_options: Ray's options for all of these groups, or by group.
         groups: The names of the groups.
 
     Raises: ConfigError for a group, a node or an option that does not exist.
@@ -52,11 +52,11 @@ class Placement:
         return self._options[group]
 
     def key(self, group: str) -> dict[str, Any]:
-        """Return a group's options as values that can be compared later, which Ray's strategies are not."""
+        """Return a group's options as values that can be compared, unlike Ray's scheduling strategies."""
         return {name: _comparable(option) for name, option in self._options[group].items()}
 
     def warn(self, groups: Collection[str]) -> None:
-        """Log a warning for each of these waiting groups that asks for resources which no node has."""
+        """Log a warning for each of some waiting groups that requests resources which no node has."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for name in groups:
             wanted = _resources(self._options[name])
@@ -75,7 +75,7 @@ class Placement:
 
 
 def _comparable(option: Any) -> Any:  # noqa: ANN401 - an option of Ray's
-    if isinstance(option, Mapping):  # a str, because the user may change a runtime_env before it is compared
+    if isinstance(option, Mapping):  # as a str, because the user may change the dict before it is compared
         return repr(dict(option))
     return getattr(option, "__dict__", option)
 
@@ -88,7 +88,8 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
         raise ConfigError(f"placement={placement!r} is unknown: write {example}")
     if strangers := [name for name in placement if name not in groups]:
         raise ConfigError(
-            f"placement= has {strangers[0]!r}, which is none of these groups: {', '.join(sorted(groups)[:8])}"
+            f"placement= has {strangers[0]!r}, which is not one of the groups {', '.join(sorted(groups)[:8])}: correct "
+            "the name"
         )
     for name, where in placement.items():
         if not isinstance(where, str | Mapping) or not where:
@@ -99,7 +100,8 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
     """Return the options of each group; raise ConfigError for options that Ray does not have."""
     if not isinstance(given, Mapping | None):
         raise ConfigError(
-            f"actor_options={given!r} must be options of Ray's, such as {{'num_cpus': 1}}, or such options by group"
+            f"actor_options={given!r} must be a dict of Ray's options, such as {{'num_cpus': 1}}, or a dict of such "
+            "dicts by group"
         )
     apart = bool(given) and all(name in groups and isinstance(each, Mapping) for name, each in (given or {}).items())
     if apart and given is not None and "resources" not in given and "runtime_env" not in given:
@@ -125,7 +127,7 @@ def _check_options(options: dict[str, Any], text: str) -> None:
 
 
 class _Probe:
-    """A class for Ray to check options with; no actor of it is started."""
+    """An actor class by which Ray checks options. No actor of it is started."""
 
 
 def _options(
@@ -146,7 +148,8 @@ def _options(
                 "them"
             )
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(_node(name, where, nodes), soft=False)} | given
-    # If a task or a trial runs in a placement group that captures its children, groups stay in that placement group.
+    # If this process runs in a placement group of Ray that captures its children, the groups stay in that placement
+    # group.
     if len(nodes) < 2 or any(option in given for option in _OWN) or ray.util.get_current_placement_group() is not None:
         return given
     if where == "spread":
@@ -157,7 +160,7 @@ def _options(
 
 
 def _with_resources(given: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that also ask for resources, which may be CPU, GPU and memory."""
+    """Return options that also request some resources, which may include CPU, GPU and memory."""
     named = {of: option for option, of in _ASKED.items()}
     found = given | {named[what]: amount for what, amount in wanted.items() if what in named}
     own = {what: amount for what, amount in wanted.items() if what not in named}
@@ -165,7 +168,7 @@ def _with_resources(given: dict[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _resources(options: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources that an actor with these options asks of its node."""
+    """Return the resources that an actor with some options requests of its node."""
     asked = {of: options.get(option) or 0 for option, of in _ASKED.items()} | dict(options.get("resources") or {})
     return {what: amount for what, amount in asked.items() if amount}
 

@@ -1,6 +1,6 @@
-"""Calls to Ray that, unlike Ray's own calls, never start a new Ray after the Ray of this process has ended.
+"""Calls of Ray that raise Closed after the Ray of this process has ended, while Ray's own calls would start a new Ray.
 
-A new Ray would have none of the experiment's actors. If a thread started it, it would also be killed with that thread.
+A new Ray would not have the experiment's actors. If a thread started it, it would also be killed with that thread.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from ray_messaging.errors import Closed, ended
 
 _NO_RAY = "no Ray runs in this process, after ray.shutdown() or the end of the last experiment that it had started"
 _OTHER_RAY = "the Ray in which it ran was shut down in this process, which uses another one now"
-_STALE = "different cluster"  # a part of the text of an error that Ray raises as a bare Exception
+_STALE = "different cluster"  # a part of the text by which an error of Ray, a bare Exception, is recognised
 
 
 def check_ray(exp_id: str) -> None:
-    """Raise Closed, which names the experiment, if the Ray of this process has ended."""
+    """Raise Closed if the Ray of this process has ended. The error names the experiment."""
     if not ray.is_initialized():
         raise ended(exp_id, _NO_RAY, unsent=True)
 
@@ -27,7 +27,7 @@ def _check() -> None:
 
 
 class OurActor:
-    """A handle of an experiment's actor, used like Ray's handle. After the end of Ray its calls raise Closed.
+    """A handle of an experiment's actor, which is used like Ray's handle. After the end of Ray its calls raise Closed.
 
     Ray accepts it as one of its own handles, so it can be passed to tasks and actors. `kill` ends the actor.
     """
@@ -78,7 +78,7 @@ class _Method:
             raise
 
     def options(self, **options: Any) -> "_Method":  # noqa: ANN401 - Ray's options
-        """Return this method with options of Ray's."""
+        """Return this method with some of Ray's options for calls."""
         return _Method(self._method.options(**options), self._exp_id)
 
 
@@ -107,14 +107,14 @@ def put(value: object) -> Any:  # noqa: ANN401 - an ObjectRef
 
 
 def cancel(ref: Any) -> None:  # noqa: ANN401 - an ObjectRef
-    """Cancel a task, and kill the process that carries it out."""
+    """Cancel a task, and kill the process that runs it."""
     ray.cancel(ref, force=True)
 
 
 def kill(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     """Kill an actor as `ray.kill` does; do nothing if Ray has ended, because the actor has ended with it."""
     if ray.is_initialized():
-        # Ray Client needs Ray's own handle, as it reads more of a handle than its type.
+        # Ray Client needs Ray's own handle.
         ray.kill(actor._handle if type(actor) is OurActor else actor)
 
 

@@ -19,9 +19,9 @@ from ray_messaging.cluster.ray_internals import names_in, ray_session, use_token
 from ray_messaging.errors import ConfigError, UnknownName
 
 PROCESSES = Path("/proc")
-_ANSWER_S = 5.0  # how long the cluster at RAY_ADDRESS may take to answer a connection
-_LOOK_S = 2.0  # how long each of several clusters may take to say which experiments it has
-_REASON = 300  # the most characters that are shown of an error of Ray's
+_ANSWER_S = 5.0  # seconds in which the cluster at RAY_ADDRESS must answer a connection
+_LOOK_S = 2.0  # seconds in which a cluster must say which experiments it has
+_REASON = 300  # the most characters of an error of Ray that are shown
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
 _TOKENS = b"RAY_AUTH_MODE=token"
 _OPTION = b"--gcs-address="
@@ -31,12 +31,12 @@ _REMEDY = (
 )
 
 
-# Held while the use of Ray in this process begins or ends, so that no thread ends the Ray that another thread uses.
+# This lock is held while an experiment begins or ends to use Ray, so that no thread ends the Ray that another one uses.
 RAY_LOCK = threading.RLock()
 
 
 class _Held:
-    """The Ray that this process has begun to use for its experiments, and how many experiments need it."""
+    """The Ray that this process has started or joined for its experiments, and how many of them need it."""
 
     session: object = None
     experiments = 0
@@ -51,7 +51,7 @@ def hold_ray() -> object:
     """
     with RAY_LOCK:
         if not ray.is_initialized():
-            _Held.over.set()  # the user has ended the earlier Ray by ray.shutdown()
+            _Held.over.set()  # the user has ended that Ray by ray.shutdown()
             _in_lasting_thread(_begin_ray)
             _Held.session, _Held.experiments = ray_session(), 0
         session = ray_session()
@@ -61,7 +61,7 @@ def hold_ray() -> object:
 
 
 def release_ray(session: object) -> None:
-    """End Ray if `hold_ray` had begun it, and no experiment needs it any more."""
+    """End the use of Ray if `hold_ray` has begun it, and no experiment needs it any more."""
     with RAY_LOCK:
         if session != _Held.session or session is None:
             return
@@ -74,7 +74,7 @@ def release_ray(session: object) -> None:
 
 
 def _in_lasting_thread(call: Callable[[], None]) -> None:
-    """Make a call in this thread if it is the main thread, otherwise in a new thread that lasts as long as Ray does.
+    """Make a call in the main thread, or else in a new thread that does not end before Ray does.
 
     The kernel kills the processes that Ray starts as soon as the thread that started them ends.
     """
@@ -100,7 +100,7 @@ def _in_lasting_thread(call: Callable[[], None]) -> None:
 def _begin_ray() -> None:
     address = os.environ.get("RAY_ADDRESS") or None
     if address is not None and _runs_here(address, local_clusters(with_tokens=True)):
-        use_token()  # Ray itself looks for the token only when it starts a cluster
+        use_token()  # Ray itself reads the token only when it starts a cluster
     try:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
     except ConnectionError as error:
@@ -129,12 +129,12 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
     for cluster, seen in found.items():
         if not isinstance(seen, str) and exp_id in seen:
             if why := _join(cluster, as_driver=as_driver):
-                raise ConfigError(f"the Ray cluster at {cluster} does not let us in ({why}): {_REMEDY}")
+                raise ConfigError(f"the Ray cluster at {cluster} refuses the connection ({why}): {_REMEDY}")
             return True
     if not found:
         return not PROCESSES.is_dir() and not _join("auto", as_driver=as_driver)
     if (named := _named()) and isinstance(seen := found[named], str):
-        raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} does not let us in ({seen}): {_REMEDY}")
+        raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} refuses the connection ({seen}): {_REMEDY}")
     raise UnknownName(
         f"no experiment {exp_id!r} runs in the Ray cluster{'s' * (len(found) > 1)} at "
         f"{', '.join(f'{cluster} ({_told(seen)})' for cluster, seen in found.items())}",
@@ -144,18 +144,18 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
 
 
 def _told(seen: Collection[str] | str) -> str:
-    """Return a text with the experiments of a cluster, or with the reason why they are unknown."""
+    """Return a text for an error: the experiments of a cluster, or the reason why they are unknown."""
     if isinstance(seen, str):
         return seen
     return f"there are: {', '.join(sorted(seen))}" if seen else "none runs there"
 
 
 def look_into_clusters(*, quiet: bool) -> dict[str, Collection[str] | str]:
-    """Return the experiments in each cluster that `join_ray` may join, or why they are unknown. Join no cluster.
+    """Return the experiments in each cluster that `join_ray` may join, or why they are unknown. This joins no cluster.
 
-    Each cluster is asked once, all at the same time, and has two seconds for its answer.
+    All clusters are asked at the same time, and have two seconds for their answers.
 
-    Args: with `quiet`, nothing is printed on stderr meanwhile; without it, Ray's core prints there.
+    Args: With `quiet`, nothing is printed on stderr meanwhile. Without it, Ray's core prints there.
     Raises: ConfigError if RAY_ADDRESS is wrong.
     """
     check_ray_address()
@@ -207,16 +207,16 @@ def check_ray_address() -> None:
     host, _, port = address.rpartition(":")
     advice = "set it to the host:port of a running cluster, or unset it"
     if not host or "/" in host or not port.isdecimal():
-        raise ConfigError(f"RAY_ADDRESS={address!r} is no host:port: {advice}")
+        raise ConfigError(f"RAY_ADDRESS={address!r} is not of the form host:port: {advice}")
     try:
         if not _answers(address, _ANSWER_S):
-            raise TimeoutError(f"it accepts connections, and says nothing within {_ANSWER_S:g} s")
+            raise TimeoutError(f"it accepts connections, but does not answer within {_ANSWER_S:g} s")
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): {advice}") from error
+        raise ConfigError(f"RAY_ADDRESS={address!r} is not the address of a Ray cluster ({error}): {advice}") from error
 
 
 def _answers(address: str, timeout_s: float) -> bool:
-    """Return whether a cluster's server answers in time, because Ray would wait for a stopped server for minutes."""
+    """Return whether a cluster's server answers in time. Ray itself would wait for minutes for a stopped server."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         connection.sendall(_HTTP2)
@@ -225,7 +225,7 @@ def _answers(address: str, timeout_s: float) -> bool:
         except TimeoutError:
             return False
         except OSError:
-            pass  # the server has refused us, so it runs
+            pass  # the server has refused the connection, so it runs
     return True
 
 
@@ -239,7 +239,7 @@ def local_clusters(*, with_tokens: bool = False) -> list[str]:
     for process in PROCESSES.glob("[0-9]*"):
         try:
             if process.stat().st_uid != os.getuid():
-                continue  # another user's cluster would refuse us, slowly
+                continue  # another user's cluster would only refuse the connection
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # the process has ended
@@ -249,7 +249,7 @@ def local_clusters(*, with_tokens: bool = False) -> list[str]:
 
 
 def _has_token(process: Path) -> bool:
-    """Return whether a process was started with Ray's authentication by a token."""
+    """Return whether a process was started with Ray's token authentication."""
     try:
         return _TOKENS in (process / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -263,7 +263,7 @@ def _named() -> str:
 
 
 def _runs_here(address: str, clusters: Sequence[str]) -> bool:
-    """Return whether an address, in any form, leads to one of `clusters`, which are clusters of this machine."""
+    """Return whether an address, in any spelling, is that of one of `clusters`, which run on this machine."""
     host, _, port = address.rpartition(":")
     if address in clusters:
         return True

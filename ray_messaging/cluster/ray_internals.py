@@ -1,7 +1,7 @@
 """The only module that uses names of Ray's that are not public.
 
-Ray has no public calls that do the same, or has them only with its dashboard. Each function says what it does if a
-version of Ray lacks the name that the function uses.
+Ray has no public calls that do the same, or has them only with its dashboard. Each function says what it does if the
+present version of Ray lacks the name that the function uses.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
 _MISSING = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError, RayError)
 
 
-# The functions import these names, so that a version of Ray that lacks one of them does not stop the rest.
+# Each function imports the names that it uses, so that the other functions work if a version of Ray lacks one of them.
 # ruff: noqa: PLC0415
 
 
@@ -37,7 +37,7 @@ def ray_session() -> object:
         from ray._private.worker import global_worker
 
         found: object = global_worker.current_cluster_and_job
-    except _MISSING:  # without the name, a second connection to the same cluster counts as the first connection
+    except _MISSING:  # then two connections to the same cluster are not distinguished
         found = ray.get_runtime_context().get_session_name()
     return found
 
@@ -45,8 +45,8 @@ def ray_session() -> object:
 def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
     """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
-    The result is None on Ray Client, where Ray does not tell. The result is False before the first call of the actor,
-    and True once the Ray of this process has ended.
+    The result is None on Ray Client, where this is not known. It is False before the first call of the actor, and True
+    if the Ray of this process has ended.
     """
     state = getattr(actor, "_get_local_state", None)
     if state is None:
@@ -62,7 +62,7 @@ def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle
 
 
 def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray actor handle
-    """Return an actor's state in Ray's words, how often it has started again, and its node; "", 0 and "" if unknown."""
+    """Return the state of an actor in Ray, the number of its restarts, and its node; "", 0 and "" if unknown."""
     try:
         from ray._private.state import actors
 
@@ -144,7 +144,7 @@ def _kv(name: str) -> Any:  # noqa: ANN401 - a function of Ray's
         return getattr(internal_kv, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"Ray {ray.__version__} has no place for rules that change at run time ({error}): install a Ray with which "
+            f"Ray {ray.__version__} cannot store rules that change at run time ({error}): install a Ray with which "
             "this version of ray_messaging was tested (docs/operations.md), and start the cluster anew"
         ) from error
 

@@ -12,15 +12,15 @@ from ray_messaging.observability.metrics.families import Family, Labels, named_v
 logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-SERVER_S = 15.0  # the time between two reads of the server's metrics, each of which opens a connection
+SERVER_S = 15.0  # seconds between two reads of the server's metrics, each of which opens a connection
 _PREFIX = "messaging_"  # Ray puts ray_ before this prefix
 
 
 class RayMetrics:
     """Reporter of metrics to Ray, every few seconds: the growth of counters, and the values of gauges.
 
-    The buckets of a histogram are reported as gauges. Counters would not do, because Ray appends `_total` to a
-    counter's name. Ray's histograms would not do, because they need each single value.
+    The buckets of a histogram are reported as gauges. Ray appends `_total` to the name of a counter, and Ray's
+    histograms need each single value, so neither of them can be used.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RayMetrics:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, ended: Callable[[], bool] = lambda: False) -> None:
-        """Report to Ray from now on, until `stop` is called or `ended` returns True."""
+        """Begin to report to Ray. This ends when `stop` is called, or when `ended` returns True."""
         self._task = asyncio.create_task(self._run(ended), name="ray_messaging metrics")
 
     async def _run(self, ended: Callable[[], bool]) -> None:
@@ -52,7 +52,7 @@ class RayMetrics:
         try:
             found = self._families()
             self.tell(found if isinstance(found, list) else await found)
-        except Exception:  # the next report may succeed, and messages must not stop because of metrics
+        except Exception:  # the next report may succeed, and an error of metrics must not stop messages
             logger.exception("metrics of %s were not told to Ray", dict(self._labels))
 
     def tell(self, families: list[Family]) -> None:
@@ -66,7 +66,7 @@ class RayMetrics:
                 instrument, grown = self._instruments[name], value - self._told.get((name, labels), 0.0)
                 if isinstance(instrument, metrics.Gauge):
                     instrument.set(value, tags)
-                elif grown > 0:  # Ray refuses 0
+                elif grown > 0:  # Ray refuses to add 0 to a counter
                     instrument.inc(grown, tags)
                     self._told[name, labels] = value
 
@@ -75,9 +75,9 @@ class RayMetrics:
         return [] if self._task is None else [TaskHealth("metrics", not self._task.done(), busy=False, age_s=0.0)]
 
     async def stop(self, *, tell: bool = True) -> None:
-        """Stop; with `tell`, report a last time first.
+        """Stop reporting. With `tell`, report a last time.
 
-        Pass tell=False if reading the metrics waits for another process.
+        Pass tell=False if the metrics are read from another process, which may not answer.
         """
         if self._task is not None:
             self._task.cancel()

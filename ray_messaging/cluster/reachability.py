@@ -1,4 +1,4 @@
-"""Which nodes of the Ray cluster the network reaches: measured by connections to their raylets, from several places."""
+"""Measurement of which nodes of the Ray cluster can be reached, by connections to their raylets from several nodes."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ Address = tuple[str, int]
 
 
 async def measure(addresses: Sequence[Address]) -> list[float | None]:
-    """Return the milliseconds that a connection to each address took, or None if none came about in time."""
+    """Return for each address how many milliseconds it took to connect, or None if that failed."""
     return await asyncio.gather(*map(_connect, addresses))
 
 
@@ -38,11 +38,11 @@ async def _connect(address: Address) -> float | None:
 
 
 def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts]:
-    """Return facts about the nodes that Ray takes for alive; [] for a single node. This blocks.
+    """Return facts about the nodes that are alive according to Ray; [] if there is only one. This blocks.
 
     Args:
-        askers: Further actors that measure, by the names that findings show.
-        timeout_s: The most time to wait for the actors.
+        askers: Actors that measure too, by the names that findings have for them.
+        timeout_s: The most seconds to wait for the actors.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]
     if len(alive) < 2:
@@ -58,13 +58,16 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
         try:
             _note(found, asked[ref], get(ref))
         except (RayError, MessagingError) as error:
-            # Another finding names this actor.
+            # Another finding reports this actor.
             logger.debug("%s does not say which nodes it reaches: %s", asked[ref], error)
     return [*found.values()]
 
 
 def place_groups(nodes: Sequence[NodeFacts], owners: Mapping[str, str], deadline: float) -> None:
-    """Note on which node each group is, by the owners of their mailboxes; stop at the deadline (monotonic s)."""
+    """Add to the facts of each node its groups, found by the owners of their mailboxes.
+
+    Args: The search stops at `deadline`, in monotonic seconds.
+    """
     by_id = {node.node: node for node in nodes}
     for group, owner in owners.items():
         if time.monotonic() > deadline:

@@ -1,12 +1,12 @@
-"""Durable store of the interceptor's rules: code in Ray, all else on the server.
+"""Durable store of the interceptor's rules. Their code is stored in Ray, everything else on the server.
 
-The server says what is in force. It has the name of an entry in Ray, the names of the rules, the rules' state, and the
-record of all changes. One write changes all of these together, so only an interceptor that is allowed to write to the
-server can change the rules. The event log has a copy of the record, for readers.
+The server decides which rules are in force. It has the name of an entry in Ray, the names of the rules, the rules'
+state, and the record of all changes. One write changes all of these together, so only an interceptor that may write to
+the server can change the rules. The event log has a copy of the record, for readers.
 
-An entry in Ray has code alone: the pickles of the rules, and the changes that wait for their step. Code is never read
-from the server, because whoever may write to the server must not run code in our processes (SECURITY.md). A signature
-would not be enough: a rule may hold a password, which users of the server would read.
+An entry in Ray has the pickles of the rules, and the changes that wait for their step. Pickles are never read from the
+server, so that people who can write to the server cannot run code in our processes (SECURITY.md). Signed pickles on the
+server would not do, because a rule may contain a password, which users of the server could read.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from ray_messaging.cluster.ray_internals import kv_delete, kv_get, kv_names, kv_
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
+from ray_messaging.interception.interceptor.interceptor import OWN_TABLES
+from ray_messaging.interception.interceptor.state_writer import ServerBehindError
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import OWN_TABLES
-from ray_messaging.interception.server.state_writer import ServerBehindError
 from ray_messaging.interception.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import Fields, RedisExperimentStore, StateChanges, StateWrite
 
@@ -40,21 +40,21 @@ class RuleStore:
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
-        self._kept: str | None = None  # the name of the entry in Ray that has the rules in force
-        self._names: list[str] | None = None  # the next list for the server: the entry's name, the rules' names
-        # By the id() of each rule in force: the rule, so that no other object gets its id, and the pickle from which
-        # the rule was made.
+        self._kept: str | None = None  # the name of the entry in Ray with the rules in force
+        self._names: list[str] | None = None  # what to write to the server next: the entry's name, the rules' names
+        # By the id() of each rule in force, the rule and its pickle. The rule is there so that no other object gets its
+        # id.
         self._known: dict[int, tuple[Rule, PickledRule]] = {}
         self._in_force: list[str] | None = None  # the entry's name and the rules' names, as they are on the server now
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the stored state of rules, a table for each name, and the stored answers to senders."""
+        """Return the stored state of rules, as a table for each name, and the stored answers to senders."""
         names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write changes of the state to the server, all or none.
+        """Write changes of the rules' state to the server, either all of them or none.
 
         Raises: Fenced if there is a newer interceptor; ServerBehindError if the server has lost data.
         """
@@ -67,7 +67,7 @@ class RuleStore:
             raise ServerBehindError
         if names is not None:
             before, self._kept = self._kept, names[0]
-            if self._names is names:  # unless the rules have changed meanwhile; then the next write has the new rules
+            if self._names is names:  # otherwise the rules have changed meanwhile, and the next write has them
                 self._names = None
             self._in_force = names
             if before not in {None, names[0]}:
@@ -76,13 +76,16 @@ class RuleStore:
     async def publish_snapshot(self, epoch: int, number: int) -> None:
         """Make the rule snapshot of this number valid on the server, unless a later snapshot is valid.
 
-        Raises Fenced as `save` does.
+        Raises: Fenced if there is a newer interceptor.
         """
         if await self._server.delegate(epoch, number) is StateWrite.FENCED:
             raise _fenced(epoch)
 
     async def beat(self, epoch: int) -> bool:
-        """Write a heartbeat; return whether the server still has all data that it confirmed. Raises Fenced."""
+        """Write a heartbeat; return whether the server still has all data that it has confirmed.
+
+        Raises: Fenced if there is a newer interceptor.
+        """
         beat = await self._server.beat(epoch)
         if beat is StateWrite.FENCED:
             raise _fenced(epoch)
@@ -95,7 +98,7 @@ class RuleStore:
     # -- the rules themselves -------------------------------------------------------------------------------------
 
     def admit(self, data: PickledRule) -> Rule:
-        """Unpickle a rule, and keep the pickle, because a rule in use may hold objects that cannot be pickled.
+        """Unpickle a rule, and keep the pickle, because a rule in use may have objects that cannot be pickled.
 
         Raises: RuleError if the rule cannot be unpickled.
         """
@@ -109,9 +112,9 @@ class RuleStore:
         return known or pickled(rule)
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
-        """Store the rules in Ray for a restart of this actor. The next write to the server puts the rules in force."""
+        """Store the rules in Ray, for a restart of this actor. The next write to the server puts them in force."""
         kept = tuple(rules)
-        # A rule without a known pickle was made in this process: it is a black list.
+        # A rule without a known pickle is a black list that was made in this process.
         self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
         pickles = [data for _, data in self._known.values()]
         code = ray.cloudpickle.dumps((pickles, self.scheduled))
@@ -130,8 +133,7 @@ class RuleStore:
         code = await asyncio.to_thread(kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        # This is an error, because the rules that were given at the start could let messages pass that are forbidden by
-        # now.
+        # This is an error, because the rules that were given at the start might allow messages that are forbidden now.
         if code is None:
             raise RuleError(
                 f"Ray's cluster state has lost the rules of experiment {self._exp_id!r}: start the experiment again",
@@ -143,7 +145,7 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the name and the pickle of the only entry in Ray, for a server that has an older name.
+        """Return the name and the pickle of the only entry in Ray, if the server has the name of an older entry.
 
         The pickle is None if Ray has several entries, or none.
         """
@@ -189,9 +191,9 @@ def _fenced(epoch: int) -> Fenced:
 
 def pickled(rule: Rule) -> PickledRule:
     """Pickle a rule; raise RuleError if it cannot be pickled."""
-    context, rule.context = rule.context, None  # the pickle of a rule in force must not contain its interceptor
+    context, rule.context = rule.context, None  # the pickle must not contain the interceptor
     try:
-        # With protocol 5, arrays that Ray has passed read-only would stay read-only.
+        # With protocol 5, arrays that Ray has made read-only would stay read-only.
         return PickledRule(rule.name, ray.cloudpickle.dumps(rule, protocol=4))
     except Exception as error:  # a rule's objects may raise any error
         raise RuleError(

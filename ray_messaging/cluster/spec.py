@@ -1,4 +1,4 @@
-"""Specification of an experiment: the data with which its actors and handles start."""
+"""The facts of an experiment with which its actors and handles start."""
 
 import logging
 import re
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.eventlog.log_uri import checked_uri
 
-if TYPE_CHECKING:  # these modules are not loaded with `Messaging`, because the settings import pydantic
+if TYPE_CHECKING:  # these modules import pydantic, which `import ray_messaging` must not do
     from ray_messaging.config import Calls, MessagingConfig, ServerConfig, Steps
     from ray_messaging.observability.tracing.settings import Tracing
 
 logger = logging.getLogger(__name__)
 
-_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray's, which Ray will delete
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder that Ray makes and deletes
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
@@ -29,17 +29,17 @@ class AudienceHome(NamedTuple):
 
 @dataclass(frozen=True)
 class ExperimentFacts:
-    """Name and settings of an experiment, for all of its processes; `run` is the id of this start of the experiment."""
+    """The name and the settings of an experiment, for all of its processes. `run` is the id of this start of it."""
 
     exp_id: str
     run: str
     settings: "MessagingConfig"
     log_dir: str | None = None
-    steps: "Steps | None" = None  # groups send and receive in steps
-    metrics: bool = False  # groups count what they send and fetch
+    steps: "Steps | None" = None  # None: groups send and receive at any time
+    metrics: bool = False  # whether groups count what they send and fetch
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
-    calls: "Calls | None" = None  # limits of remembered calls; None: no limits
+    calls: "Calls | None" = None  # limits of calls by `me.remember`; None: no limits
 
     @property
     def group_settings(self) -> "MessagingConfig":
@@ -72,16 +72,16 @@ class Experiment(ExperimentFacts):
     """The facts of an experiment, and the address of its server."""
 
     redis: "ServerConfig"
-    withheld: bool = False  # True: this is a copy without the passwords
+    withheld: bool = False  # whether this is a copy without the passwords
 
     def without_password(self) -> "Experiment":
-        """Return a copy without passwords, for pickling: Ray stores arguments of tasks, and users store pickles."""
+        """Return a copy without passwords, for pickling. Ray stores arguments of tasks, and users store pickles."""
         redis = self.redis.without_passwords()
         return replace(self, redis=redis, withheld=self.withheld or redis != self.redis)
 
 
 class PickledRule(NamedTuple):
-    """A pickled rule, with its name, which the interceptor uses in errors if it cannot unpickle the rule."""
+    """A pickled rule, and its name for the error if the rule cannot be unpickled."""
 
     name: str
     data: bytes
@@ -94,8 +94,8 @@ class InterceptorSpec(ExperimentFacts):
     rules: tuple[PickledRule, ...]
     on_existing: str
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
-    fork: int | None = None  # begin with the checkpoint after this step in log_dir; None: begin anew
-    per_node: bool = False  # True: the bodies that a group sends are kept on the server of the group's own node
+    fork: int | None = None  # begin with the checkpoint after this step, which is in log_dir; None: begin anew
+    per_node: bool = False  # whether the bodies that a group sends are stored on the server of its node
 
     def experiment(self, redis: "ServerConfig") -> Experiment:
         """Return the facts of the experiment, with this address of its server."""

@@ -1,26 +1,27 @@
-"""Sending of users' objects to other processes, and search for the part of an object that cannot be pickled."""
+"""Sending of users' objects to other processes, with errors that name the part that cannot be pickled."""
 
+import io
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, ClassVar
 
-import ray
+import cloudpickle
 
-from ray_messaging.cluster.ray_calls import put
 from ray_messaging.errors import ConfigError
 
-_DEEPEST = 20  # the most levels of parts within parts that are searched
+_DEEPEST = 20  # the most levels of nested parts that are searched
 
 
-def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # noqa: ANN401 - what `send` returns
+def sent(name: str, value: object, send: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what `send` returns
     """Send a user's object, which `name` describes, to other processes; raise ConfigError if it cannot be pickled.
 
-    Ray's own error has thirty lines, so it is not shown.
+    Ray's own error has thirty lines, and is not shown.
     """
     try:
         return send(value)
-    except Exception:  # pickling runs the objects' own code, which may raise any error
+    except Exception:  # pickling runs code of the objects, which may raise any error
         if (reason := unpicklable(value)) is None:
             raise
         raise ConfigError(
@@ -29,8 +30,34 @@ def sent(name: str, value: object, send: Callable[[Any], Any] = put) -> Any:  # 
         ) from None
 
 
+def dumped(value: object) -> bytes:
+    """Pickle a user's object for another process, which has the same packages.
+
+    Functions and classes of the program itself are pickled by value, and keep the names of their files, which are in
+    the errors' texts. `pickle.loads` reads the result.
+    """
+    with io.BytesIO() as stream:
+        _PicklerWithFiles(stream).dump(value)
+        return stream.getvalue()
+
+
+def _reduced(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    make, parts = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
+    return _with_file, (code.co_filename, make, parts)
+
+
+def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...]) -> CodeType:
+    return make(*parts).replace(co_filename=name)
+
+
+class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
+    """Cloudpickle's pickler. From version 3.1.2 on that one leaves out the names of files."""
+
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table)
+
+
 def unpicklable(value: object) -> str | None:
-    """Return a text that names the part of an object that cannot be pickled, and the reason; None if there is none."""
+    """Return a text with the part of an object that cannot be pickled, and the reason; None if there is none."""
     error = _failure(value)
     if error is None:
         return None
@@ -49,14 +76,14 @@ def unpicklable(value: object) -> str | None:
 
 def _failure(value: object) -> Exception | None:
     try:
-        ray.cloudpickle.dumps(value)
+        cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001 - as above
         return error
     return None
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that are pickled with an object, each with the text that its name ends in, such as `.field`."""
+    """Yield the parts that are pickled with an object, each with the end of its name, such as `.field`."""
     match value:
         case MethodType():
             yield "", value.__self__
@@ -73,7 +100,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the variables that a function uses from outside of it, and its defaults."""
+    """Yield the outer variables that a function uses, and the defaults of its parameters."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f".{name}", cell.cell_contents

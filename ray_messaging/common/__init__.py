@@ -1,1 +1,1 @@
-"""What all folders share: retry policies, texts, progress lines, the health of background tasks."""
+"""Helpers for all folders, such as retry policies, texts for people, and the health of background tasks."""

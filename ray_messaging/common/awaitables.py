@@ -1,4 +1,4 @@
-"""Functions that call other code: plain or async functions, without an event loop, or at the end of an event loop."""
+"""Helpers for calling users' functions, plain or async, for coroutines that need no event loop, and for loop ends."""
 
 import asyncio
 import inspect
@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Exceptions that count as failures of the called code: they must end neither the loop nor the task that calls the code.
+# Exceptions that are treated as failures of the called code. They must not end the loop or the task that calls it.
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-    """Call a function for `to_thread`. A StopIteration becomes a RuntimeError, because no future can hold it."""
+    """Call a function in a thread. A StopIteration becomes a RuntimeError, because a future cannot raise it."""
     try:
         return function(*args)
     except StopIteration as error:
         raise RuntimeError(
-            f"the function raised StopIteration ({error}): give next(...) a default, or catch it"
+            f"the function raised StopIteration ({error}): give next(...) a default value, or catch the error"
         ) from error
 
 
@@ -34,7 +34,7 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
     """Return why a function cannot be called with this number of arguments, or None if no reason is known."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # Python does not know the arguments of some builtins.
+    except (TypeError, ValueError):  # Python does not know the parameters of some builtins
         return None
     try:
         signature.bind(*range(arguments))
@@ -44,7 +44,7 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose waits all block, so that it never needs an event loop; return its result."""
+    """Run a coroutine to its end without an event loop, and return its result. It must block instead of awaiting."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -58,9 +58,10 @@ Life = AsyncGenerator[None, None]
 
 
 async def at_loop_end(end: Callable[[], Awaitable[object] | None]) -> Life:
-    """Call `end` when the running event loop ends, or when the returned object is closed or garbage-collected.
+    """Make the running event loop call `end` when it ends. Closing or dropping the returned object calls `end`, too.
 
-    Asyncio closes open generators as the last thing before a loop ends, when all tasks were cancelled.
+    This is done by an async generator: the last thing that asyncio does before a loop ends, after all tasks were
+    cancelled, is to close open generators.
     """
     life = _life(end)
     await anext(life)

@@ -1,6 +1,6 @@
-"""Retry timing: the backoff, and one named policy for each operation that is retried.
+"""Pauses between retries: the class `Backoff`, and a named policy for each operation that is retried.
 
-Only the guard of the embedded server has its pauses in `embedded/`, because it imports only the standard library.
+The pauses of the embedded server's guard are in `embedded/`, because the guard imports only the standard library.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass
 
-_jitter = random.SystemRandom()  # not the generator of the process, which may be seeded
+_jitter = random.SystemRandom()  # not the process's own generator, which a user may have seeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Backoff:
 # Connections.
 REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
-REDIS_REFUSED = RetryPolicy(0.2, 2.0, jitter=True)  # each attempt is a login, which the server logs
+REDIS_REFUSED = RetryPolicy(0.2, 2.0, jitter=True)  # longer pauses, because the server logs each refused login
 MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
 
 HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler failed
@@ -78,30 +78,30 @@ FENCE_RETRY = RetryPolicy(1.0, 1.0)  # before a request for a new epoch, after a
 
 # Interception.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
-LANE_RETRY = RetryPolicy(30.0, 30.0)  # a firewall may drop packets; meanwhile Ray calls are used
+LANE_RETRY = RetryPolicy(30.0, 30.0)  # a connection to the lane's server failed; meanwhile Ray calls are used
 SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; meanwhile the interceptor judges
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
-CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that failed, such as at its provider's limit
+CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a call by `me.remember` that failed, such as at a rate limit
 
 STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process has the answer of a call
 
-AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether messages are still on their way
+AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether all messages have been delivered and handled
 
-# Event log. A full disk is tried less often the longer it stays full.
+# Event log. If a disk stays full, the pauses become longer.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
-# Ray actors that have restarted: how often they try to start again, and how often callers try to reach them.
+# Ray actors that have restarted: the pauses between their attempts to start, and between calls that cannot reach them.
 ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # while the server does not answer
-ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # in the background, after another failure, such as a refused login
-ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # by a caller, until the actor answers
+ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # after another failure, such as a refused login
+ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # of a caller, until the actor answers
 
 # The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)
 SERVER_RESTART_ATTEMPTS = 6
 
-# Tasks that dropped a cancellation.
+# Cancelling a task that has ignored a cancellation.
 CANCEL_RETRY = RetryPolicy(0.2, 0.2)

@@ -20,5 +20,5 @@ def resolve(
         value = getattr(import_module(homes[name]), name)
     else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    setattr(sys.modules[package], name, value)  # From now on, Python finds the name without a call of this function.
+    setattr(sys.modules[package], name, value)  # so that Python finds the name without this function next time
     return value

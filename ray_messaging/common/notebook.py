@@ -45,7 +45,7 @@ def _text(value: object) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S.%f}"[:-3]
     try:
         return msgspec.json.encode(value, enc_hook=repr)[:_SCANNED].decode(errors="replace")
-    except (TypeError, ValueError, RecursionError):  # The value has invalid keys, or contains itself.
+    except (TypeError, ValueError, RecursionError):  # the value has invalid keys, or contains itself
         return repr(value)
 
 

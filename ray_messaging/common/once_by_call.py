@@ -1,4 +1,4 @@
-"""Memory of calls, so that a call that comes again is not executed again."""
+"""The class `OnceByCall`, which remembers the outcomes of calls, so that a repeated call is not executed again."""
 
 import asyncio
 import math
@@ -11,17 +11,18 @@ from typing import Any, Generic, TypeVar, cast
 K = TypeVar("K")
 V = TypeVar("V")
 
-# The most held outcomes that are passed over for one new outcome, so that no call has to look at all of them.
+# For one new outcome, at most this many old ones are kept because `held` says so. A call thus never looks at all of
+# them.
 _MOST_RENEWED = 8
 
 
 class OnceByCall(Generic[K, V]):
-    """The outcomes of calls, by the key of a call: a call with the same key gets the outcome of the first call.
+    """The outcomes of calls, by the keys of the calls. A call with a known key gets the outcome of the first call.
 
     A running call is never forgotten. An outcome is forgotten after `keep_s` seconds. If there are more than `most`
-    outcomes, or they have more than `most_bytes` in total, the oldest are forgotten, but never the newest. Before a
-    value is forgotten, `held(key, value, full)` may return True: then the value is kept, as the newest. `full` is False
-    if there is room, and the value has only expired.
+    outcomes, or if they have more than `most_bytes` bytes in total, the oldest are forgotten, but never the newest.
+    Before a value is forgotten, `held(key, value, full)` is called. If it returns True, the value is kept as if it were
+    the newest. `full` says whether one of the limits is exceeded, or `keep_s` has only passed.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class OnceByCall(Generic[K, V]):
         self._keep_s = keep_s
         self._held = held
         self._running: dict[K, asyncio.Task[V]] = {}
-        # The oldest first: the value (None after an error), the error, the bytes, and the end by time.monotonic().
+        # By key, the oldest first: the value (None after an error), the error, the size in bytes, and the time by
+        # time.monotonic() from which `keep_s` counts.
         self._outcomes: OrderedDict[K, tuple[V, BaseException | None, int, float]] = OrderedDict()
 
     def __contains__(self, key: K) -> bool:
@@ -52,12 +54,12 @@ class OnceByCall(Generic[K, V]):
         return ((key, value) for key, (value, error, _, _) in self._outcomes.items() if error is None)
 
     def get(self, key: K) -> V | None:
-        """Return the value of a call, or None if it has none, is running, or is not known."""
+        """Return the value of a call, or None if the call raised an error, is running, or is not known."""
         found = self._outcomes.get(key)
         return None if found is None else found[0]
 
     def put(self, key: K, value: V, nbytes: int = 0) -> list[K]:
-        """Remember a value as the newest; return the keys of the calls that are forgotten for it."""
+        """Remember a value as the newest; return the keys of the calls that were forgotten to make space for it."""
         now = time.monotonic()
         self._enter(key, value, None, nbytes, now)
         full = len(self._outcomes) > self._most or self.nbytes > self._most_bytes
@@ -136,6 +138,6 @@ class OnceByCall(Generic[K, V]):
         return value
 
     async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
-        """Return the outcome of a call, as `outcome` does; begin the call if it is not known."""
+        """Begin a call if its key is not known; return the value or raise the error of the call with this key."""
         self.begin(key, make)
         return await self.outcome(key)

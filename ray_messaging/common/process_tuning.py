@@ -1,4 +1,4 @@
-"""Tuning of a process for messages, which need many small objects that live as long as a batch, and large buffers."""
+"""Tuning of a process's memory. Messages need many small objects, which live as long as a batch, and large buffers."""
 
 import ctypes
 import gc
@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
-_OBJECTS = 50_000  # new objects between two garbage collections: each awaited message needs a few
-# The defaults of Python 3.11 and later. If there are other values, the user has chosen them.
+_OBJECTS = 50_000  # the number of new objects between two garbage collections; an awaited message needs a few
+# The default thresholds of Python 3.11 and later. Other thresholds were set by the user.
 _UNTOUCHED = {(700, 10, 10), (2000, 10, 10), (2000, 10, 0)}
-# Settings of glibc's malloc: mallopt's numbers, and the variables that it reads at a process's start. With them,
-# buffers of up to 32 MiB come from memory that the process keeps, of which at most 256 MiB are unused. New memory from
-# the system takes 0.5 ns per byte, a quarter of the time of bulk messages.
+# Settings of glibc's malloc: the numbers for mallopt, and the environment variables with the same meaning. With these
+# settings, buffers of up to 32 MiB come from memory that the process keeps, of which at most 256 MiB are unused. New
+# memory from the system would take 0.5 ns per byte, a quarter of the time of bulk messages.
 _KEPT = {-3: 32 * 2**20, -1: 256 * 2**20, -2: 16 * 2**20}
 KEPT_VARIABLES: Mapping[str, str] = {
     name: str(_KEPT[number])
@@ -22,10 +22,10 @@ KEPT_VARIABLES: Mapping[str, str] = {
 def tune_process() -> None:
     """Tune the process of one of our actors: keep freed memory, and collect garbage less often.
 
-    Objects that exist already are never collected.
+    The garbage collector ignores all objects that exist when this is called.
     """
-    # Otherwise collection takes half of the time of awaited messages: each is a future, a coroutine and a receipt, none
-    # of which is garbage.
+    # Otherwise half of the time of awaited messages would be garbage collection. Each message has a future, a coroutine
+    # and a receipt, none of which is garbage.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS, 20, 1000)
@@ -36,7 +36,7 @@ def tune_process() -> None:
 def keep_memory() -> None:
     """Keep freed memory for the next batch, if malloc is glibc's and the environment does not configure it.
 
-    This is safe in a user's process: only malloc's limits change, which other threads may read meanwhile.
+    This is safe in a user's process, even while other threads run: it changes only limits of malloc.
     """
     if "GLIBC_TUNABLES" in os.environ or not KEPT_VARIABLES.keys().isdisjoint(os.environ):
         return
@@ -49,8 +49,7 @@ def keep_memory() -> None:
 def relax_collector() -> None:
     """Collect garbage less often in a user's own process, unless the user has set the thresholds.
 
-    Existing objects are not excluded, and all generations are still collected, because other objects of the process may
-    become garbage.
+    Unlike `tune_process`, this leaves existing objects to the collector, because a user's objects may become garbage.
     """
     if gc.isenabled() and gc.get_threshold() in _UNTOUCHED:
         gc.set_threshold(_OBJECTS, 20, 100)

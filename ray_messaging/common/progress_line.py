@@ -4,14 +4,14 @@ import sys
 import time
 from typing import Any, Self
 
-_LINE_S = 10.0  # the time between two lines of text
+_LINE_S = 10.0  # seconds between two lines of text
 
 
 class ProgressLine:
     """Display of a long call's progress on stderr: a bar on a terminal, otherwise a line of text every 10 s."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
-        self._next = 0.0  # when the next line is due
+        self._next = 0.0  # the time at which the next line is due
         self._shown = shown
         self._bar: Any = _bar() if shown and sys.stderr.isatty() else None
         self._task = None if self._bar is None else self._bar.add_task("", total=total)
@@ -27,7 +27,7 @@ class ProgressLine:
 
     @property
     def has_lines(self) -> bool:
-        """Return whether lines of text were shown, which stay to be read. A bar vanishes at the end."""
+        """Return whether lines of text were shown. They stay visible after the end, while a bar vanishes."""
         return self._bar is None and self._next > 0
 
     def is_due(self) -> bool:
@@ -35,7 +35,7 @@ class ProgressLine:
         return self._shown and (self._bar is not None or time.monotonic() >= self._next)
 
     def show(self, completed: int, text: str) -> None:
-        """Show how far the call is."""
+        """Show how much of the call is done."""
         self._next = time.monotonic() + _LINE_S
         if self._bar is None:
             sys.stderr.write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""TCP connections: options by which one end finds that the other is gone, and a check of addresses."""
+"""Options of TCP connections with which one end notices that the other is gone, and a check of HTTP addresses."""
 
 import socket
 from contextlib import suppress
@@ -21,15 +21,15 @@ _VALUES = {
 
 
 def keepalive_options() -> dict[int, int]:
-    """Return the options of TCP, with their values, that this system has: some systems have only a part of them."""
+    """Return the numbers and values of TCP options for keepalive. Options that this system lacks are left out."""
     return {getattr(socket, name): value for name, value in _VALUES.items() if hasattr(socket, name)}
 
 
 def notice_cuts(found: Any) -> None:  # noqa: ANN401 - a socket, or what asyncio or uvloop has in place of one
-    """Let a TCP connection end by itself when the other end is gone. Do nothing if there is no TCP socket."""
+    """Set options of a TCP socket so that the connection breaks when the other end is gone; ignore other objects."""
     if found is None:
         return
-    with suppress(OSError):  # The socket has just been closed, or does not use TCP.
+    with suppress(OSError):  # the socket has just been closed, or does not use TCP
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in keepalive_options().items():
             found.setsockopt(socket.IPPROTO_TCP, option, value)

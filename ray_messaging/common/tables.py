@@ -1,4 +1,4 @@
-"""Columns of results for pandas."""
+"""Conversion of results to pandas without loss: whole numbers stay exact, times become timestamps."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 _NONE = type(None)
-MOST_EXACT = 2**53  # A float represents every whole number up to this one exactly.
+MOST_EXACT = 2**53  # a float represents every whole number up to this one exactly
 _FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the beginnings of the years 1 and 10,000, in unix seconds
 
 
 def data_frame(columns: dict[str, Any], ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-    """Build a pandas.DataFrame; without pandas raise an ImportError that says how to install it.
+    """Build a pandas.DataFrame; if pandas is not installed, raise an ImportError that says how to install it.
 
-    Whole numbers stay exact: if values are missing, the column is pandas' Int64 instead of float64. A column that `ids`
-    names is Int64 even if no value is missing, unless some of its values are strs.
+    Whole numbers stay exact: a column in which values are missing is pandas' Int64 instead of float64. The columns in
+    `ids` are Int64 even if no value is missing, unless some of their values are strs.
     """
     try:
         import pandas as pd  # noqa: PLC0415 - an optional dependency
@@ -49,22 +49,23 @@ def _are_floats(values: Iterable[float | None]) -> bool:
 
 
 def with_exact_integers(table: Any, ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pyarrow.Table
-    """Return a table whose `to_pandas()` keeps whole numbers exact if values are missing; `ids` as in `data_frame`.
+    """Return a pyarrow table whose `to_pandas()` keeps whole numbers exact, even if values are missing.
 
-    pyarrow would convert such columns to float64, unless the table's metadata name pandas' types.
+    Without metadata that name pandas' types, pyarrow would convert columns with missing values to float64. `ids` has
+    the meaning that it has in `data_frame`.
     """
     fields = [table.schema.field(name) for name in table.column_names if name in ids or table[name].null_count]
     return table.replace_schema_metadata(pandas_types(fields))
 
 
 def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
-    """Return the metadata of a table or a Parquet file by which pandas reads the integers of pyarrow fields exactly."""
+    """Return metadata for a pyarrow table or a Parquet file with which pandas reads whole numbers exactly."""
     columns = [
         {
             "name": field.name,
             "field_name": field.name,
             "pandas_type": str(field.type),
-            # The names of pandas' types that allow missing values.
+            # These names of pandas' types, such as Int64, stand for types with missing values.
             "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),
             "metadata": None,
         }
@@ -75,11 +76,11 @@ def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
 
 
 def utc_times(seconds: Any) -> Any:  # noqa: ANN401 - numbers; a pyarrow.Array
-    """Return times (unix s) as a column of timestamps in UTC, in microseconds; null where no date can represent one."""
+    """Return times in unix seconds as timestamps in UTC, in microseconds; null if no date can represent a time."""
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
     given = np.asarray(seconds, np.float64)
-    there = (given >= _FIRST) & (given < _LAST)  # NaN is left out, too, because comparisons with NaN are false.
+    there = (given >= _FIRST) & (given < _LAST)  # comparisons with NaN are false, so NaN becomes null, too
     return pa.array((np.where(there, given, 0) * 1e6).round().astype(np.int64), mask=~there).cast(
         pa.timestamp("us", "UTC")
     )

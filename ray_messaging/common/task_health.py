@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ray_messaging.common.backoff import CANCEL_RETRY
 
-STUCK_S = 15.0  # the longest iteration of a healthy busy loop; a read of a mailbox may take 5 s
+STUCK_S = 15.0  # the longest iteration of a healthy loop, in seconds; a read of a mailbox may take 5 s
 
 
 class TaskHealth(NamedTuple):
@@ -30,11 +30,10 @@ class TaskHealth(NamedTuple):
 async def end(task: "asyncio.Task[Any]") -> None:
     """Cancel a task, repeatedly, until it has ended with any result.
 
-    One cancellation is not enough, because asyncio.wait_for of Python 3.11, which redis-py uses to connect, may lose
-    it.
+    One cancellation is not enough: redis-py connects by asyncio.wait_for, which may lose a cancellation in Python 3.11.
     """
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=CANCEL_RETRY.first_s)
     if not task.cancelled():
-        task.exception()  # Without this call, asyncio logs that the exception was never retrieved.
+        task.exception()  # otherwise asyncio logs that the exception was never retrieved

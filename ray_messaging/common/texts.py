@@ -12,7 +12,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text for a table: its beginning, if it is too long."""
+    """Return a text for a table. A text that is too long is cut."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
 
 
@@ -20,19 +20,19 @@ class _Short(Repr):
     def repr_int(self, x: int, level: int) -> str:
         try:
             return super().repr_int(x, level)
-        except ValueError:  # Python refuses to write an int of more than 4,300 digits.
+        except ValueError:  # Python refuses to write an int of more than 4,300 digits
             return f"<int of about {int(x.bit_length() * _DIGITS_PER_BIT) + 1:,} digits>"
 
 
 _DIGITS_PER_BIT = 0.30103
-short_repr = _Short().repr  # a value for an error's text, shortened if it is long
+short_repr = _Short().repr  # the repr of a value, for an error; a long one is shortened
 
 
 def utc_time(seconds: float) -> str:
-    """Return a time in UTC, to the millisecond; the number itself if no date can represent it."""
+    """Return a time in UTC as a text with milliseconds; the number itself if no date can represent the time."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # A sender's clock may have any value, even one that is no date.
+    except (ValueError, OverflowError, OSError):  # no date represents this value of a sender's clock
         return f"{seconds:g}"
 
 

@@ -1,1 +1,1 @@
-"""Types of other systems: AgentScope's Msg, AgentSociety's supervisors and its Messager on MQTT, payload objects."""
+"""Adapters for programs that were written for other systems, such as AgentScope, AgentSociety, AutoGen and OASIS."""

@@ -1,13 +1,14 @@
-"""AgentScope 2's message bus on our server: `create_app(message_bus=RayMessageBus())`.
+"""AgentScope 2's message bus on a Redis server: `create_app(message_bus=RayMessageBus())`.
 
-AgentScope's Redis bus forgets an item as soon as a drainer has asked for it. Here drained items are kept for the
-bus that drained them until it drains the queue again, calls `queue_done`, has lived for another `hold_s`, or is closed.
-If the bus dies before that, the next drainer gets the items. A bus lives while it is connected, or has renewed its
-lease. A call that is repeated because its answer was lost has its effect only once.
+AgentScope's own Redis bus deletes an item as soon as a program has drained it from its queue, so the item is lost if
+the program dies. Here drained items stay on the server until the bus that drained them drains the queue again, calls
+`queue_done`, has lived for another `hold_s` seconds, or is closed. If the bus dies before that, the next drainer gets
+the items. A bus lives as long as it is connected, or renews its lease. A call that is repeated because its answer was
+lost has its effect only once.
 
 On an experiment, each item that is pushed, appended or published is a message to the agent `{name}/queue/<key>`,
-`{name}/log/<key>` or `{name}/topic/<key>`. The messages to queues and logs come into a mailbox that all buses
-share. Whichever bus looks first moves each message on, once, to its queue or log.
+`{name}/log/<key>` or `{name}/topic/<key>`. The messages to queues and logs come into a mailbox that all buses share.
+The first bus that reads a message there moves it to its queue or log.
 """
 
 import asyncio
@@ -54,20 +55,23 @@ TESTED: Final = "2.0.11"
 logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
-_LOCK_GLANCE_S = 0.5  # the time between two looks at a lock whose owner may have died; a release is announced at once
+_LOCK_GLANCE_S = 0.5  # how often a lock is checked whose owner may have died; a release is announced at once
 _WRITES = 1000  # the most entries that one call to the server writes
 _FRAMES = 32  # the most frames that are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}
-# The subtopic of a bus's items; it may have the ms to live, and the most entries of a log.
+# The subtopic of the items of a bus. It may contain the milliseconds to live, and the most entries of a log.
 _PUSH = re.compile(r"push(?:,(\d+),(\d+))?")
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
-# The future for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
+# The future for the ids; the kind, the key, the milliseconds to live, the most entries; the payloads, or their texts.
 _Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 
 class ItemBlocked(MessagingError, PermissionError):
-    """A `rule` of the experiment blocked what was pushed, appended or published to a `key`, for a `reason`."""
+    """A `rule` of the experiment blocked an item that was pushed, appended or published to a `key`.
+
+    `reason` says why.
+    """
 
     key: str
     rule: str | None
@@ -75,14 +79,17 @@ class ItemBlocked(MessagingError, PermissionError):
 
 
 class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without AgentScope, mypy knows no class
-    """AgentScope's MessageBus on Redis or Valkey, by default on a private server that needs no set-up.
+    """AgentScope's MessageBus on Redis or Valkey, by default on a server of its own that it starts.
 
     Args:
         server: A `RedisConfig`, such as `messaging.redis`, its URL, or a `LocalServer`, which several processes share;
-            None: a server of this process, empty and gone with it. If it is an experiment, a `Messaging`, the
-            experiment's rules judge each item that is pushed, appended or published, and its log has the item.
-        name: The bus's name; buses with the same name on a server, or in an experiment, are one.
-        hold_s: The seconds after which a drained item counts as handled, if its drainer still lives.
+            None: a new, empty server that ends with this process. If it is an experiment, a `Messaging`, the
+            experiment's rules judge each item that is pushed, appended or published, and the experiment's log has the
+            item.
+        name: The name of the bus. Buses with the same name on a server, or in an experiment, share queues, logs and
+            locks.
+        hold_s: The number of seconds after which a drained item is treated as handled, if the bus that drained it
+            lives.
     """
 
     def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
@@ -90,7 +97,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self.name = check_name("name", name)
         # The bus keeps a reference, because the server ends with the last reference to it.
         self._server = LocalServer() if server is None else server
-        # `isinstance` is not used, because programs without an experiment would import Ray for it.
+        # An experiment is recognised by an attribute: for `isinstance`, programs without an experiment would import
+        # Ray.
         self._messaging = cast("Any", server) if hasattr(server, "interceptor") else None
         self._exp_id, part = name, ""
         if self._messaging is not None:
@@ -99,13 +107,14 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # The ingress drops messages between the experiment's brackets, so the bus listens with brackets of its own.
+        # The ingress drops messages on channels between the experiment's markers, so the bus has channels with markers
+        # of its own.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
 
     async def __aenter__(self) -> Self:
-        """Connect; raise ConnectionFailed if the server does not answer, ServerRefused if it refuses us."""
+        """Connect; raise ConnectionFailed if the server does not answer, ServerRefused if it refuses the login."""
         settings = MessagingConfig(strict_senders=False)
         self._transport: RedisTransport = open_transport(self._server, self._exp_id, settings)
         link = self._transport.link
@@ -117,10 +126,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._waiting: deque[_Write] = deque()
         self._sender = f"{self.name}/{self._owner}"
         self._writer: asyncio.Task[None] | None = None
-        # Queue -> the batches that were drained from it, and when.
+        # For each queue, the batches that this bus has drained, and the time of the last drain.
         self._held: dict[str, tuple[list[bytes], float]] = {}
-        self._locks: dict[str, tuple[str, int]] = {}  # the locks that are renewed: token -> key, ms to live
-        self._claims: dict[str, str] = {}  # key -> the token of its lock
+        self._locks: dict[str, tuple[str, int]] = {}  # by token, the locks to renew: the key, and the ms to live
+        self._claims: dict[str, str] = {}  # by key, the tokens of locks from `try_lock`
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
         self._unlocked = asyncio.Event()  # set when a lock is released, and then replaced by a new event
         self._ingress = RedisIngress(link, self._keys, self._hear, [self._ears + self._owner])
@@ -137,11 +146,11 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return self
 
     async def aclose(self) -> None:
-        """Disconnect, unless this is closed already. All drained items count as handled."""
+        """Disconnect, unless this bus is closed already. All drained items are then treated as handled."""
         await self.__aexit__(None)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Disconnect. After an exception, drained items may not have been handled, so other buses get them."""
+        """Disconnect. After an exception, other buses get the drained items, which may not have been handled."""
         link = self._link
         if link is None:
             return
@@ -165,7 +174,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await link.close()
 
     async def _join(self, messaging: Any, settings: MessagingConfig) -> None:  # noqa: ANN401 - a Messaging
-        """Open the mailbox of the experiment's buses, unless it is there, and a sender."""
+        """Open a sender, and if it does not exist, the mailbox of the experiment's buses."""
         mine = [f"exps:{self._exp_id}:agents:{self.name}/{kind}/*" for kind in _KINDS.values()]
         async with (
             self.acquire_lock("mailbox"),
@@ -186,7 +195,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return await self._open().script(script, [self._prefix], [self._owner, number, self._ears, *args])
 
     async def _ask(self, script: str, *args: object) -> Any:  # noqa: ANN401 - a reply
-        """Run a script whose answer the server keeps until the bus asks again, so that a retry gets the same answer."""
+        """Run a script.
+
+        The server stores the answer until the next call of this bus, so that a retry gets the same answer.
+        """
         self._open()
         async with self._turn:
             self._number += 1
@@ -195,7 +207,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     def _write(
         self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
     ) -> asyncio.Future[list[str]]:
-        """Append entries. While a call to the server is under way, further entries wait, and share the next call."""
+        """Append entries to a queue or log; return their ids.
+
+        Entries that come while a call to the server is under way share the next call.
+        """
         self._open()
         items = [*payloads] if self._messager is not None else [_json(payload).encode() for payload in payloads]
         written: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -241,7 +256,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             try:
                 await self._beat()
                 if self._messager is not None:
-                    await self._take()  # the mailbox may have items of buses that have died
+                    await self._take()  # the mailbox may have items that buses have sent before they died
                 await self._settle(time.monotonic() - self._hold_s)
             except MessagingError as error:
                 logger.warning("bus %s could not renew its lease: %s", self.name, error)
@@ -253,14 +268,17 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 logger.error("bus %s has lost lock %r, which another bus may hold by now", self.name, held[0])
 
     async def _settle(self, before: float) -> None:
-        """Tell the server that all items that were drained before a time are handled."""
+        """Tell the server that all items that this bus has drained before a time are handled."""
         for key in [*self._held]:
             await self._drain(key, 0, before)
 
     # -- items as messages of an experiment -----------------------------------------------------------------------
 
     async def _send(self, batch: "list[_Write]") -> list[bytes | Exception]:
-        """Send payloads to the mailbox, and move them on; return for each its id, or an error if it was not sent."""
+        """Send payloads as messages to the mailbox, and move them to their queues and logs.
+
+        Returns: for each payload its id, or an error if it was not sent.
+        """
         messager = cast("Messager", self._messager)
         outgoing = []
         try:
@@ -268,7 +286,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 agent, how = f"{self.name}/{_KINDS[kind]}/{key}", f"push,{ttl},{most}" if ttl or most else "push"
                 outgoing += [Outgoing.to_agent(agent, item, self._sender, how) for item in items]
             receipts = await messager.send_messages(outgoing)
-        # One of the messages is wrong, and none was sent.
+        # one of the messages is invalid, so none was sent
         except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:
             if len(batch) == 1:
                 return [error] * len(batch[0][-1])
@@ -282,14 +300,14 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [place or self._refusal(receipt, key) for place, receipt, key in zip(found, receipts, keys, strict=True)]
 
     async def _take(self) -> None:
-        """Move the messages in the mailbox on to their queues and logs."""
+        """Move the messages in the mailbox to their queues and logs."""
         state, stream = self._keys.state(self.name), self._keys.stream(self.name)
         while True:
             born, at = [
                 (each or b"0-0").decode() for each in await self._open().command("HMGET", state, "born", "entry")
             ]
             frames = await self._open().command("XRANGE", f"{stream}:{born}", f"({at}", "+", "COUNT", _FRAMES)
-            if not frames:  # there are no more messages, or there is no mailbox any more
+            if not frames:  # there are no more messages, or the mailbox is gone
                 return
             items = [part for entry, (_, frame) in frames for part in await self._items(entry.decode(), frame)]
             last, nbytes = frames[-1][0].decode(), sum(len(frame) for _, (_, frame) in frames)
@@ -297,7 +315,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await self._open().script("bus_take", [self._prefix, state], [self._owner, 0, self._ears, *args])
 
     async def _items(self, entry: str, frame: bytes) -> list[Any]:
-        """Return the items of a frame as arguments of `bus_take`; a frame that is unreadable becomes a dead letter."""
+        """Return the items of a frame as arguments of the script `bus_take`.
+
+        An unreadable frame becomes a dead letter.
+        """
         try:
             batch = decode(frame)
         except FrameError as error:
@@ -313,7 +334,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return items
 
     def _refusal(self, receipt: "Receipt", key: str) -> MessagingError:
-        """Return the error for an item that a rule has blocked, or for which there is no mailbox any more."""
+        """Return the error for an item that a rule has blocked, or whose mailbox is gone."""
         if receipt.fate != FATES[BLOCKED]:
             return MessagingError(f"the mailbox {self.name!r} of this bus is gone: open the bus again ({receipt})")
         why = f"rule {receipt.rule} blocked an item for {key!r}: {receipt.reason}"
@@ -335,7 +356,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [entry for entries in written for entry in entries]
 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
-        """Return the oldest items with their ids. Items that this bus has drained before count as handled."""
+        """Return the oldest items with their ids.
+
+        Items that this bus has drained from the queue before are then treated as handled.
+        """
         return [(entry.decode(), json.loads(text)) for entry, text in await self._drain(key, max_count)]
 
     async def _drain(self, key: str, most: int, before: float = math.inf) -> list[tuple[bytes, bytes]]:
@@ -366,7 +390,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def log_append(
         self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None, max_len: int | None = None
     ) -> str:
-        """Append a payload to a log, which keeps the last `max_len` entries, and return its id."""
+        """Append a payload to a log, and return its id. Only the last `max_len` entries of the log are kept."""
         return (await self._write("l", key, [payload], ttl_secs, max_len or 0))[0]
 
     async def log_read(
@@ -429,8 +453,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def acquire_lock(self, key: str, *, ttl_secs: int = 600) -> AsyncGenerator[int, None]:
         """Wait for a lock, and yield its fencing number, which is higher than the numbers of all earlier owners.
 
-        The lock ends when its owner dies. If the server cannot notice that the owner's machine is gone, the lock ends
-        after `ttl_secs`.
+        If the owner dies, the lock becomes free. If the server cannot notice that, because the owner's machine is gone,
+        the lock becomes free after `ttl_secs` seconds.
         """
         token, ttl = secrets.token_hex(8), _ms(ttl_secs)
         try:
@@ -451,25 +475,31 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return await self.fencing_number(key) > 0
 
     async def fencing_number(self, key: str) -> int:
-        """Return the number of the lock's owner, or 0 if it is free."""
+        """Return the fencing number of a lock's owner, or 0 if the lock is free."""
         return int(await self._run("bus_lock_number", key))
 
     async def try_lock(self, key: str, *, ttl_secs: int = 600) -> bool:
-        """Take a lock if it is free, for `ttl_secs`, until `unlock` or this bus's end; return whether it was free."""
+        """Take a lock if it is free; return whether it was free.
+
+        The bus has the lock until `unlock`, or until the bus ends, but at most for `ttl_secs` seconds.
+        """
         token = secrets.token_hex(8)
         if free := bool(await self._run("bus_lock", key, token, _ms(ttl_secs))):
             self._claims[key] = token
         return free
 
     async def unlock(self, key: str) -> None:
-        """Release a lock that this bus has from `try_lock`. The lock of another bus stays."""
+        """Release a lock that this bus has taken by `try_lock`. A lock of another bus is not released."""
         if (token := self._claims.pop(key, None)) is not None:
             await self._run("bus_unlock", key, token)
 
     # -- registries -----------------------------------------------------------------------------------------------
 
     async def registry_set(self, namespace: str, field: str, value: str, *, ttl_secs: int | None = None) -> None:
-        """Set a field of a registry, and let the registry live for `ttl_secs` from now."""
+        """Set a field of a registry.
+
+        The registry is deleted `ttl_secs` seconds from now, unless another call sets a field.
+        """
         registry = f"{self._prefix}r:{namespace}"
         expire = [] if ttl_secs is None else [("PEXPIRE", registry, _ms(ttl_secs))]
         await self._open().commands(("HSET", registry, field, value), *expire)
@@ -477,11 +507,11 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def registry_set_if(
         self, namespace: str, field: str, value: str, *, expected: str, ttl_secs: int | None = None
     ) -> bool:
-        """Set a field if it has the expected value; return whether it had that value."""
+        """Set a field of a registry if it has the expected value; return whether it had that value."""
         return bool(await self._ask("bus_set_if", namespace, field, value, expected, _ms(ttl_secs)))
 
     async def registry_pop(self, namespace: str, field: str) -> str | None:
-        """Remove a field, and return its value, which only one caller gets."""
+        """Remove a field of a registry, and return its value. Of several callers, only one gets the value."""
         found = await self._ask("bus_pop", namespace, field)
         return None if found is None else found.decode()
 

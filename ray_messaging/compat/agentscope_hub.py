@@ -1,8 +1,8 @@
-"""AgentScope 1's MsgHub over processes: agents of this process and of other processes hear each other.
+"""AgentScope 1's MsgHub for agents in several processes, which hear each other.
 
 Each process enters a hub of the same name. It passes its own agents as objects, and agents of other processes by their
-ids. What an agent replies goes to all others through the experiment: the experiment's rules and log apply, and if a
-process was killed, the reply waits for its successor.
+ids. The reply of an agent goes to all other agents as messages of the experiment, which its rules judge and its log
+has. If a process was killed, its messages wait for its successor.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ TESTED: Final = "1.0.21"
 
 logger = logging.getLogger(__name__)
 
-Participant = Any  # an agent of AgentScope's, or the id of one that lives in another process
+Participant = Any  # an AgentScope agent, or the id of an agent in another process
 
 
 class _Voice:
-    """The only subscriber of an agent, which passes the agent's replies on to all other participants."""
+    """The only subscriber of an agent. It sends the agent's replies to all other participants."""
 
     def __init__(self, hub: "MsgHub", agent_id: AgentId) -> None:
         self._hub, self._agent_id = hub, agent_id
@@ -45,8 +45,9 @@ class _Voice:
 class MsgHub:
     """MsgHub of AgentScope 1 whose participants may live in other processes.
 
-    A call returns when each participant has observed the message. A participant that has not after `timeout` seconds
-    gets the message later, from its mailbox. A rule may block the message for some participants.
+    `broadcast`, and a reply of an agent, end when all participants have observed the message. A participant that has
+    not observed the message within `timeout` seconds gets it later from its mailbox. A rule may block the message for
+    some participants.
 
     Args:
         messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
@@ -74,9 +75,9 @@ class MsgHub:
         self._turns: dict[AgentId, asyncio.Lock] = {}
         self.participants: list[AgentId] = []  # the ids of all participants
         self._join(participants)
-        self._desk = f"{name}/{messager.name}"  # the id that gets confirmations of what agents have observed
+        self._desk = f"{name}/{messager.name}"  # the id to which agents confirm what they have observed
         self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
-        self._change: asyncio.Task[None] | None = None  # the task that tells the other processes who takes part
+        self._change: asyncio.Task[None] | None = None  # the task that reports changes to other processes
 
     async def __aenter__(self) -> Self:
         """Host the agents that live here, and send the announcement."""
@@ -90,7 +91,10 @@ class MsgHub:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Send no more replies of the agents that live here. Raises the error that has ended receiving, if any."""
+        """Stop sending the replies of the agents that live here.
+
+        Raises: the error because of which the hub has stopped to receive, if there was one.
+        """
         self.enable_auto_broadcast = False
         self._subscribe()
         await self._settled()

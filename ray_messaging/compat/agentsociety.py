@@ -1,4 +1,4 @@
-"""AgentSociety 1.5's Messager on our engine, so that an experiment's rules and log apply to the messages of rounds."""
+"""AgentSociety 1.5's Messager on an experiment: its rules judge the messages of a round, and its log has them."""
 
 from typing import Final
 
@@ -16,10 +16,10 @@ with needs("AgentSociety 1.5", f"agentsociety=={TESTED}.7"):
 
 
 class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """AgentSociety's Messager, which hands a round's messages on through a mailbox that outlives this process.
+    """AgentSociety's Messager, which passes the messages of a round through a mailbox that outlives this process.
 
-    Args: `config` is as for a Messager, such as `messaging.redis`; None: a server of this process. `interceptor` is
-    `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor has.
+    Args: `config` is the address of a server, such as `messaging.redis`; None: a server of this process. `interceptor`
+    is `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     ) -> None:
         warn_unless_tested("agentsociety", TESTED, "messager")
         super().__init__(exp_id)
-        self._message_interceptor = None  # TheirMessager lacks this attribute before set_message_interceptor
+        self._message_interceptor = None  # the base class sets this only in set_message_interceptor
         self._engine = OurMessager(LocalServer() if config is None else config, exp_id, interceptor, name=name)
 
     async def _open(self) -> OurMessager:
@@ -37,10 +37,10 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
         return self._engine
 
     async def set_received_messages(self, messages: list[Message]) -> None:
-        """Send the messages of a round; return once each is stored, or blocked by a rule.
+        """Send the messages of a round; return when each message is stored, or blocked by a rule.
 
-        Messages of an earlier round that were not fetched stay. Raises the same errors as `Messager.send_messages`,
-        before any message is sent.
+        Messages of an earlier round that were not fetched stay in the mailbox. Raises the same errors as
+        `Messager.send_messages`, before any message is sent.
         """
         engine = await self._open()
         await engine.send_messages([self._outgoing(message) for message in messages])
@@ -54,7 +54,7 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     async def fetch_received_messages(self) -> list[Message]:
         """Return all messages that were sent and not fetched, in order.
 
-        The next fetch commits them: if this process dies before, its successor gets them again.
+        The next fetch commits these messages. If this process dies before that, its successor gets them again.
         """
         engine = await self._open()
         return [Message(**message.payload) for message in await engine.fetch_messages(complete=True)]

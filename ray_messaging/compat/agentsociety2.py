@@ -1,12 +1,12 @@
 """agentsociety2's social space in a repeatable order: messages of one step are read in the next step.
 
-AgentSociety 2 runs its agents at once, so that they call its `SimpleSocialSpace` in any order, and each run differs.
-Here an agent sees what was there at the end of the last step, and what it has done itself since. At the end of a
-step, what the agents have done takes effect: agent by agent, ascending, and for each agent in the order of its actions.
+AgentSociety 2 runs its agents concurrently, so they call its `SimpleSocialSpace` in any order, and no two runs are
+equal. Here an agent sees the state at the end of the last step, and what it has done itself since then. At the end of a
+step, the actions of all agents take effect, sorted by agent, and for each agent in the order in which it acted.
 
-If a process of agents dies, Ray runs these agents again, and what they have done in the step is taken back. If the
-space's process dies before it has saved a step that it has sent, its successor hands out the step's messages on the
-server.
+If a process of agents dies, Ray runs these agents again, and what they have done in the step before is undone. If the
+process of the social space dies after it has sent the messages of a step, and before it has saved its state, its
+successor reads these messages from the server.
 """
 
 import asyncio
@@ -49,9 +49,10 @@ TESTED: Final = "2.9"
 
 logger = logging.getLogger(__name__)
 
-_STATE = "state/ENV_STATE.json"  # where SimpleSocialSpace keeps its own state
+_STATE = "state/ENV_STATE.json"  # the file in which SimpleSocialSpace saves its own state
 _MAILBOX = "agentsociety2"
-# The beginning of the name of the context variable that has a request's agent, and its trace: one per agent and step.
+# The beginning of the name of AgentSociety's context variable with the agent and the trace id of a request. There is
+# one trace id for each agent and step.
 _REQUEST = "envrouter_trace_ctx_"
 
 
@@ -60,11 +61,11 @@ class _Turn(BaseModel):
 
     sent: list[tuple[list[int], Message]] = []  # each message with its recipients
     created: list[Group] = []
-    joined: dict[int, bool] = {}  # by group. True: the agent has joined it; False: the agent has left it
+    joined: dict[int, bool] = {}  # by group: True if the agent has joined it, False if the agent has left it
 
 
 class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """Metaclass of an environment whose subclasses inherit its tools. Classes of EnvMeta have only their own tools."""
+    """Metaclass of an environment that inherits the tools of its base class, which EnvMeta's classes do not."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
         made: type = super().__new__(cls, name, bases, namespace)
@@ -77,8 +78,8 @@ class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without A
 class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type: ignore[misc,unused-ignore]
     """AgentSociety's SimpleSocialSpace, whose messages do not depend on the order in which agents run.
 
-    Args: `agent_id_name_pairs` as SimpleSocialSpace takes them. `experiment` names a running experiment, whose rules
-    judge each message at the end of its step, and whose log has it; None: no rules and no log.
+    Args: `agent_id_name_pairs` is the argument of SimpleSocialSpace. `experiment` names a running experiment, whose
+    rules judge each message at the end of the step, and whose log has the message. None: there are no rules and no log.
     """
 
     def __init__(self, agent_id_name_pairs: Sequence[Sequence[int | str]] = (), experiment: str | None = None) -> None:
@@ -87,15 +88,16 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._experiment = experiment
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
-        self._run = uuid.uuid4().hex  # tells this simulation's steps from those of others on the experiment
-        # By agent: the trace of its step, and its unread messages and its turn when it began.
+        self._run = uuid.uuid4().hex  # distinguishes the steps of this simulation from others on the experiment
+        # By agent: the trace id of its step, and the unread messages and the turn that the agent had when it began the
+        # step.
         self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
         self._given_up: set[str] = set()
         self._in_step = False
 
     @property
     def t(self) -> datetime:
-        """The simulation's time. The society sets it when a step begins."""
+        """The time in the simulation, which the society sets when a step begins."""
         return self._t
 
     @t.setter
@@ -104,21 +106,21 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
 
     @classmethod
     def init_description(cls) -> str:
-        """Describe the arguments to a program that configures a simulation."""
+        """Return a description of the arguments for a program that configures a simulation."""
         text = "- experiment (str | None): The name of a running ray_messaging experiment, for its rules and its log."
         return f"{super().init_description()}\n**Optional:**\n{text}\n"
 
     # -- what agents do in a step ---------------------------------------------------------------------------------
 
     def _turn(self, agent_id: int) -> _Turn:
-        """Return an agent's turn.
+        """Return what an agent has done since the last step, its turn.
 
-        If the process in which the agent has begun this step has died, first restore the turn from before the step.
+        If the process that has begun the agent's step has died, the turn from before the step is restored first.
         """
         found = [value for variable, value in copy_context().items() if variable.name.startswith(_REQUEST)]
         trace, _, actor = found[0] if found else (None, None, None)
         if trace in self._given_up:
-            raise RuntimeError(f"agent {agent_id} has begun this step again, elsewhere: this attempt does not count")
+            raise RuntimeError(f"agent {agent_id} has begun this step again elsewhere: this attempt is ignored")
         if trace and actor == agent_id and self._in_step:
             if self._attempts.get(agent_id, (trace,))[0] != trace:
                 begun, self._mailboxes[agent_id], self._turns[agent_id] = self._attempts.pop(agent_id)
@@ -191,7 +193,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             raise ValueError(f"agent {creator_id} cannot create a group: it is not in agent_id_name_pairs")
         async with self._lock:
             created = self._turn(creator_id).created
-            # Each agent has numbers of its own, so that these do not depend on which agent creates a group first.
+            # The ids of new groups depend on the agent, and not on which agent creates a group first.
             group_id = self._next_group_id + agents.index(creator_id) + len(created) * len(agents)
             members = [*dict.fromkeys([creator_id, *init_members])]
             created.append(Group(group_id=group_id, name=name, members=members))
@@ -238,7 +240,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     # -- the end of a step ----------------------------------------------------------------------------------------
 
     async def step(self, tick: int, t: datetime) -> None:
-        """Hand out the agents' messages, and apply their changes of groups.
+        """Deliver the messages that agents have sent, and apply their changes of groups.
 
         Raises: the same errors as `Messager.send_messages`.
         """
@@ -277,18 +279,18 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             if tx.state == step:
                 logger.warning("the step at %s was sent before its process died: those messages count, not new ones", t)
             else:
-                # These messages are in the restored state, or belong to another run.
+                # These messages are already in the restored state, or belong to another run.
                 await tx.fetch_messages(complete=True)
                 try:
                     tx.send_messages(outgoing)
-                # Too many for a transaction: if this process dies here, they are sent twice.
+                # The messages are too many for a transaction. If this process dies here, they are sent twice.
                 except (TransactionError, PayloadTooLarge):
                     await self._messager.send_messages(outgoing)
                 tx.state = step
-        # These messages are committed when the state that has them is saved.
+        # These messages are committed when a state that contains them is saved.
         found = await self._messager.fetch_messages(complete=True, commit="acked")
         passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
-        # A message that a slow rule has judged later comes behind other agents' messages.
+        # They are sorted, because a message that waited for a slow rule comes after later ones.
         return sorted(passed, key=lambda each: each[1].message_id)
 
     async def close(self) -> None:
@@ -322,13 +324,13 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         if self._messager is not None:
             await self._messager.ack()
             async with self._messager.transaction() as tx:
-                tx.state = None  # a process that restores an earlier state sends the steps after it again
+                tx.state = None  # so that a process that restores an earlier state sends the later steps again
 
     async def restore(self, workspace_path: Path) -> bool:
-        """Read a state, of this class or SimpleSocialSpace; return whether there was one."""
+        """Read a state that this class, or SimpleSocialSpace, has saved; return whether there was one."""
         self._in_step = False
         if not await super().restore(workspace_path):
-            await self.to_workspace()  # this lets a successor in the first step know that it goes on with this run
+            await self.to_workspace()  # so that a successor in the first step knows that it belongs to this run
             return False
         state = json.loads((self._workspace_root / _STATE).read_text(encoding="utf-8"))
         turns, self._run = state.get("turns", {}), state.get("run", self._run)

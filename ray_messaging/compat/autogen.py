@@ -1,4 +1,4 @@
-"""AutoGen's agent runtime on this engine: `SingleThreadedAgentRuntime()` becomes `RayAgentRuntime()`.
+"""AutoGen's agent runtime on an experiment: replace `SingleThreadedAgentRuntime()` by `RayAgentRuntime()`.
 
 This module needs autogen-core 0.7 (extra `[autogen]`). Each message between agents is a message of the experiment, so
 it is stored before it is handled, passes the experiment's rules, and is in its log. Agents of a type can live in a Ray
@@ -41,7 +41,7 @@ warn_unless_tested("autogen-core", "0.7", "runtime")
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (str, int, float, bool, list, dict, type(None))  # Answers of these types can be sent without a serializer.
+_PLAIN = (str, int, float, bool, list, dict, type(None))  # answers of these types need no serializer
 _JSON, _PROTOBUF = core.JSON_DATA_CONTENT_TYPE, core.PROTOBUF_DATA_CONTENT_TYPE
 _TOPICS = "ray-messaging-topics"  # the type of the agent to which a Ray actor sends what it publishes
 
@@ -49,12 +49,12 @@ _TOPICS = "ray-messaging-topics"  # the type of the agent to which a Ray actor s
 class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManager["RayAgentRuntime"]):
     """AutoGen's AgentRuntime over an experiment.
 
-    An agent `type/key` of AutoGen has the id "type/key" in rules and in the log. Events whose handler fails become
-    dead letters. Close it, or use it as an async context manager.
+    An agent `type/key` of AutoGen has the id "type/key" in rules and in the log. Events whose handler fails become dead
+    letters. Close the runtime at the end, or use it as an async context manager.
 
-    Args: `messaging` is the experiment; without one, a server of this process's own carries the messages. With
-    `actors`, agents of each type that is registered by a factory live in a Ray actor, unless the factory holds what
-    belongs to this process, as the manager of an AgentChat team does. The other arguments are AutoGen's.
+    Args: `messaging` is the experiment; without one, this process starts a server for the messages. With `actors`, the
+    agents of each type that is registered by a factory live in a Ray actor, unless the factory refers to objects that
+    belong to this process, such as the factory of the manager of an AgentChat team. The other arguments are AutoGen's.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._on_ray = actors
         self._planned: dict[str, tuple[Any, Any]] = {}  # by type: the factory of agents that live in Ray actors
         self._actors: dict[str, Any] = {}
-        self._placed: set[str] = set()  # types whose agents can be reached: the first message places them
+        self._placed: set[str] = set()  # the types whose agents can be reached, from the first message on
         server, exp_id = (LocalServer(), "autogen") if messaging is None else (messaging.redis, messaging.exp_id)
         settings, interceptor = MessagingConfig(strict_senders=False), messaging and messaging.interceptor
         self._messager = Messager(server, exp_id, interceptor, name=name, settings=settings)
@@ -79,11 +79,12 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._resumed.set()
         self._held: dict[str, Message] = {}  # messages that wait until the runtime starts, or a state has been saved
         self._unbegun = self._running = 0
-        # By a question's id: its cancellation token, or the error, once its handler has failed in this process.
+        # By the id of a question: its cancellation token, or the error of its handler, if that has failed in this
+        # process.
         self._asked: dict[str, Any] = {}
-        self._decoded = lru_cache(16)(self._decode)  # All hearers of an event get the same decoded object.
+        self._decoded = lru_cache(16)(self._decode)  # so that all hearers of an event get the same decoded object
         self._locks: dict[core.AgentId, asyncio.Lock] = {}
-        helper: Any = self._tracer_helper  # a span that nobody collects would cost as much as the message
+        helper: Any = self._tracer_helper  # without tracing, spans would take as long as messages
         unseen = isinstance(helper.tracer_provider, ProxyTracerProvider)
         self._span = (lambda *_, **__: nullcontext()) if unseen else helper.trace_block
 
@@ -101,7 +102,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._messager
 
     async def _place(self, kinds: set[str]) -> None:
-        """Start the Ray actors of some types, tell all actors the message types, and read what is for other types."""
+        """Start Ray actors for some types, and begin to read the messages for the types of this process."""
         serializers = [*self._serialization_registry._serializers.values()]
         common = self._messager.exp_id, self._ignore_unhandled_handler_exceptions, serializers
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 1000}
@@ -131,12 +132,15 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             pass
 
     async def stop_when_idle(self) -> None:
-        """Stop when every message is handled; raise the first error of an event, unless such errors are ignored."""
+        """Stop when every message is handled.
+
+        Raises the first error of an event's handler, unless such errors are ignored.
+        """
         with self._stopping():
             await self._quiet(save=False)
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when a condition of this process holds. It is asked whenever a message has been handled here."""
+        """Stop when `condition` returns True. It is called whenever a message has been handled in this process."""
         with self._stopping():
             await self._until(condition)
 
@@ -150,7 +154,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             self._started.clear()
 
     async def close(self) -> None:
-        """Close all agents and the connection. Messages that are not handled stay in the experiment."""
+        """Close all agents and the connection. Messages that are not handled stay in the experiment's mailboxes."""
         self._started.clear()
         for agent in [*self._instantiated_agents.values()]:
             await agent.close()
@@ -163,7 +167,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             kill(actor)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition of this process holds. Raise the first error of an event, once."""
+        """Wait until `condition` returns True. The first error of an event's handler is raised, but only once."""
         while not condition() and self._background_exception is None:
             self._changed.clear()
             await self._changed.wait()
@@ -172,10 +176,12 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             raise error
 
     async def _quiet(self, *, save: bool) -> list[Any]:
-        """Wait until all processes report twice that only messages which they hold back wait in their mailboxes.
+        """Wait until all processes are idle: only messages that they hold back are in their mailboxes.
 
-        If no message came to a mailbox between the two reports, none was on its way, even if a process has died. Return
-        the last reports.
+        All processes must report this twice. If no message came to a mailbox between the two reports, no message was on
+        its way, even if a process has died.
+
+        Returns: the last reports.
         """
         backoff, before = Backoff(AT_REST_RETRY), None
         while True:
@@ -189,9 +195,12 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             before = now
 
     async def _at_rest(self, save: bool) -> tuple[tuple[Any, int, int], list[Any], dict[str, Any]]:
-        """Return the last entry of the mailbox here, and how many messages wait and are held, once no handler runs.
+        """Wait until no handler runs in this process, and report the state of its mailbox.
 
-        Return also the events that are held back, and with `save` the states of agents. Raises: the error of an event.
+        Returns: the mailbox's last entry, the number of waiting messages and of messages that are held back, the events
+        that are held back, and with `save` the states of agents.
+
+        Raises: the error of an event's handler.
         """
         messager = await self._opened()
         await self._until(lambda: not self._running)
@@ -205,7 +214,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def save_state(self) -> Mapping[str, Any]:
         """Return the states of all agents, and the events that no agent has begun to handle.
 
-        Events are held back until the states are read. Events that an agent has begun to handle, and questions, are
+        No event is handed to a handler until the states are read. Questions, and events whose handlers are running, are
         finished first.
         """
         await self._opened()
@@ -219,7 +228,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return {"agents": agents, "messages": [each for _, messages, _ in found for each in messages]}
 
     async def _hold(self, hold: bool) -> None:
-        """Begin no event from now on, in this process and in all actors; with False, begin events again."""
+        """Stop handing events to handlers, in this process and in all actors; with False, begin again."""
         (self._resumed.clear if hold else self._resumed.set)()
         await self._on_actors("_hold", hold)
 
@@ -269,7 +278,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._decode(told.data)
 
     async def publish_message(self, message: Any, topic_id: core.TopicId, **given: Any) -> None:
-        """Store an event for all subscribed agents except the sender."""
+        """Send an event to all subscribed agents except the sender; return when it is stored."""
         with self._sending(message, topic_id, **given) as context, suppress(MessageDroppedException):
             message = await self._intervened("on_publish", message, message_context=context)
             about = {"id": context.message_id, "topic": [topic_id.type, topic_id.source]}
@@ -293,13 +302,16 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     def _sending(
         self, message: Any, to: Any, *, sender: Any = None, cancellation_token: Any = None, message_id: Any = None
     ) -> Iterator[core.MessageContext]:
-        """Return the context of a message to an agent or topic, with AutoGen's defaults, in a span of AutoGen's."""
+        """Yield AutoGen's context of a message to an agent or topic, within a span of AutoGen."""
         asks, token = isinstance(to, core.AgentId), cancellation_token or core.CancellationToken()
         with self._span("create", to, parent=None, extraAttributes={"message_type": type(message).__name__}):
             yield core.MessageContext(sender, None if asks else to, asks, token, message_id or str(uuid.uuid4()))
 
     async def _intervened(self, call: str, message: Any, **given: Any) -> Any:
-        """Return what the intervention handlers make of a message; raise MessageDroppedException if one drops it."""
+        """Pass a message to all intervention handlers; return the result.
+
+        Raises MessageDroppedException if one drops it.
+        """
         for handler in self._intervention_handlers or ():
             message = await getattr(handler, call)(message, **given)
             if message is None:
@@ -337,7 +349,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             return known.model_validate(_of_agentchat(data))
 
     async def _handle(self, message: Message) -> dict[str, Any] | None:
-        """Give a message to its agent. Return the answer to a question: what the agent has returned, or its error."""
+        """Give a message to its agent.
+
+        If the message is a question, return what the agent has returned, or its error.
+        """
         if message.in_reply_to is not None:
             return None  # the answer to a question that was cancelled
         await self._may_begin(message)
@@ -356,11 +371,11 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
                 answer = await agent.on_message(heard, ctx=context)
             if asks:
                 return self._encoded(await self._intervened("on_response", answer, sender=recipient, recipient=sender))
-        # BaseException, because AutoGen's own ToolExecutionException is not an Exception.
+        # BaseException is caught, because AutoGen's ToolExecutionException does not derive from Exception.
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError) and token.is_cancelled()
             if isinstance(error, (SystemExit, KeyboardInterrupt, asyncio.CancelledError)) and not cancelled:
-                raise  # this process or this runtime ends: the next one will handle the message
+                raise  # this process or runtime ends, and the next one will handle the message
             if asks:
                 if told["id"] in self._asked:
                     self._asked[told["id"]] = error
@@ -368,14 +383,14 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             logger.exception("Error processing publish message for %s", recipient)
             if not self._ignore_unhandled_handler_exceptions and self._background_exception is None:
                 self._background_exception = error
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # the reason of the dead letter
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # the dead letter's reason
         finally:
             self._running -= 1
             self._changed.set()
         return None
 
     async def _may_begin(self, message: Message) -> None:
-        """Wait until the runtime has started, and for an event also until no state is being saved."""
+        """Wait until the runtime has started. For an event, also wait until no state is being saved."""
         gates = (self._started,) if message.expects_answer else (self._started, self._resumed)
         self._held[message.id] = message
         while closed := [gate for gate in gates if not gate.is_set()]:
@@ -385,7 +400,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def register_factory(
         self, type: str | core.AgentType, agent_factory: Callable[[], Any], *, expected_class: Any = None
     ) -> core.AgentType:
-        """Register the factory of a type's agents: in a Ray actor, or in this process (see `actors`)."""
+        """Register the factory of a type's agents, which then live in a Ray actor or in this process (see `actors`)."""
         found = await super().register_factory(type, agent_factory, expected_class=expected_class)
         self.add_message_serializer(_serializers_of(expected_class))
         if self._on_ray and _travels(agent_factory):
@@ -402,7 +417,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return found
 
     async def _get_agent(self, agent_id: core.AgentId) -> core.Agent:
-        """Return an agent of this process. It is made once, at its first message, even if several come together."""
+        """Return an agent of this process.
+
+        The agent is made only once, even if several messages to it come together.
+        """
         if agent_id.type in self._planned:
             raise NotAccessibleError(f"agent {agent_id} lives in a Ray actor")
         if (found := self._instantiated_agents.get(agent_id)) is None:
@@ -420,7 +438,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return found
 
     async def _on(self, call: str, agent: core.AgentId, *given: Any) -> Any:
-        """Call a method of the runtime where an agent lives, and return the result."""
+        """Call a method of the runtime in whose process an agent lives, and return the result."""
         await self._opened()
         if agent.type in self._actors:
             return await self._actors[agent.type]._on.remote(call, agent, *given)
@@ -432,7 +450,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
 
 class _ActorRuntime(RayAgentRuntime):
-    """Ray actor with the agents of one type. The runtime that has the subscriptions passes on what they publish."""
+    """Ray actor with the agents of one type.
+
+    What they publish goes to the user's runtime, which has the subscriptions.
+    """
 
     async def __init__(  # type: ignore[misc]
         self, exp_id: str, ignore: bool, serializers: list[Any], name: str, kind: str, factory: Any, expected: Any
@@ -457,7 +478,7 @@ def _id(text: Any) -> Any:
 
 
 def _travels(factory: object) -> bool:
-    """Return whether another process can run a factory: it holds nothing that belongs to this process."""
+    """Return whether a factory can run in another process, because it refers to nothing that belongs to this one."""
 
     class Pickler(ray.cloudpickle.CloudPickler):
         def persistent_id(self, given: object) -> None:
@@ -482,7 +503,7 @@ def _serializers_of(agent_class: Any) -> list[Any]:
 
 
 def _of_agentchat(data: bytes) -> Any:
-    """Return the fields of a message of AgentChat: parts become objects of the classes that their `type` names."""
+    """Return the fields of a message of AgentChat. Dicts with a `type` become objects of the class that it names."""
     from autogen_agentchat.messages import BaseMessage  # noqa: PLC0415 - only AgentChat needs it
 
     classes: list[Any] = [BaseMessage]
@@ -498,10 +519,13 @@ def _of_agentchat(data: bytes) -> Any:
 
 
 def _error_of(told: Mapping[str, Any]) -> BaseException:
-    """Return the error that an agent of another process raised, of the same class if this process knows the class."""
+    """Return the error that an agent of another process raised.
+
+    It is of the same class if this process has that class.
+    """
     known = vars(builtins) | vars(core.exceptions) | {"CancelledError": asyncio.CancelledError}
     found = known.get(told["error"])
     if isinstance(found, type) and issubclass(found, (Exception, asyncio.CancelledError)):
-        with suppress(TypeError):  # the class takes other arguments
+        with suppress(TypeError):  # the class has other parameters
             return found(told["text"])
     return RuntimeError(f"{told['error']}: {told['text']}")

@@ -1,4 +1,4 @@
-"""AgentScope's message class. Its JSON is readable by AgentScope."""
+"""The class `Msg`, like AgentScope's message class, whose JSON AgentScope can read."""
 
 import time
 import warnings
@@ -19,7 +19,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _TIMESTAMP = "%Y-%m-%d %H:%M:%S"
 _FIELDS = ("id", "name", "content", "role", "url", "metadata", "timestamp")
 _KEYS = frozenset(("__module__", "__name__", *_FIELDS))
-# Every dict names AgentScope's module, because its `from_dict` and `deserialize` accept no other.
+# The dict of a Msg names AgentScope's module, because AgentScope's `from_dict` and `deserialize` accept no other.
 _AGENTSCOPE = "agentscope.message.msg"
 _WRITERS = tuple((module, "Msg") for module in (_AGENTSCOPE, "agentscope.message", __name__, "ray_messaging"))
 _SHOWN = 10  # the most keys that an error names
@@ -27,7 +27,10 @@ _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
 def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
-    """Return a property that keeps its value as `_name`, like AgentScope's: a subclass may override the setter."""
+    """Return a property that stores its value as `_name`.
+
+    As in AgentScope, a subclass can override its setter.
+    """
     key = f"_{name}"
     return property(attrgetter(key), lambda msg, value: setattr(msg, key, value), doc=doc)
 
@@ -35,8 +38,8 @@ def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
 class Msg:
     """A message of AgentScope 0.1: speaker `name`, `content`, and a role: system, user or assistant.
 
-    It is accepted as a payload. Two messages are equal if class and fields are equal. The hash is the hash of `id`, so
-    that it does not change when content is edited. Keywords that AgentScope does not know are ignored with a warning.
+    It is accepted as a payload. Two messages are equal if their classes and fields are equal. The hash is that of `id`,
+    so that it does not change with the content. Keywords that AgentScope does not know are ignored with a warning.
 
     Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
     colour. Raises: InvalidMsg, a ValueError, for any other role.
@@ -76,7 +79,7 @@ class Msg:
 
     @property
     def role(self) -> Role:
-        """Return the speaker's role. Setting any other role than the three raises InvalidMsg."""
+        """Return the speaker's role. Setting a role other than the three raises InvalidMsg."""
         return self._role
 
     @role.setter
@@ -84,16 +87,16 @@ class Msg:
         self._role = _checked_role(value)
 
     def formatted_str(self, colored: bool = False) -> str:  # noqa: FBT001 - AgentScope's signature
-        """Return `name: content`, and a line for each URL. With `colored`, each name has its own terminal colour."""
+        """Return `name: content`, and a line for each URL. With `colored`, each name has a colour of its own."""
         name = _colored(str(self.name)) if colored else self.name
         urls = self.url if isinstance(self.url, list) else [] if self.url is None else [self.url]
         return "\n".join(f"{name}: {said}" for said in (self.content, *urls))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields with `__module__` and `__name__`; content and metadata are shared, not copied.
+        """Return a dict of the fields, `__module__` and `__name__`. Content and metadata are not copied.
 
-        `__module__` is AgentScope's for a Msg, because AgentScope's `from_dict` accepts no other, and a subclass' own
-        module for a subclass.
+        For a Msg, `__module__` is AgentScope's module, because AgentScope's `from_dict` accepts no other. For a
+        subclass it is the module of that class.
         """
         module, name = _name_of(type(self))
         kept = self.__dict__
@@ -113,12 +116,14 @@ class Msg:
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
         """Build a Msg from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
-        Nothing that the dict names is imported: Msg reads dicts of a Msg, a subclass its own dicts. Raises: InvalidMsg
-        for missing or extra keys, a dict of another class, or an invalid role.
+        The module that the dict names is not imported: Msg reads only dicts of a Msg, and a subclass only its own
+        dicts.
+
+        Raises: InvalidMsg for missing or extra keys, a dict of another class, or an invalid role.
         """
         if not isinstance(serialized_dict, dict):
             raise InvalidMsg(
-                f"a {type(serialized_dict).__name__} is no dict of a Msg: pass the result of to_dict()",
+                f"a {type(serialized_dict).__name__} is not the dict of a Msg: pass the result of to_dict()",
                 value=serialized_dict,
             )
         if serialized_dict.keys() != _KEYS:
@@ -131,7 +136,7 @@ class Msg:
                 value=writer,
             )
         if cls is Msg:
-            made = cls.__new__(cls)  # __init__ would make an id and a time that are not used, which takes 3 of 4 us
+            made = cls.__new__(cls)  # __init__ would take four times as long, for an id and a time that are not used
             fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
             made.__dict__.update(fields, _role=_checked_role(fields["_role"]))
             return made
@@ -148,10 +153,10 @@ class Msg:
             return NotImplemented
         if type(self) is not type(other):
             return False
-        # Compare tuples: identical objects are equal whatever their == returns, and different ids end the comparison.
+        # In a comparison of tuples, identical objects are equal whatever their == returns. Different ids end it early.
         try:
             return tuple(getattr(self, key) for key in _FIELDS) == tuple(getattr(other, key) for key in _FIELDS)
-        except ValueError:  # a comparison of numpy arrays has no single truth value
+        except ValueError:  # the comparison of numpy arrays has no single truth value
             return False
 
     def __hash__(self) -> int:
@@ -163,7 +168,7 @@ class Msg:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        """Build the pydantic schema, which validates a Msg or its dict, and serializes to the dict."""
+        """Build the schema with which pydantic validates a Msg or the dict of one, and serializes a Msg to its dict."""
         fields = _dict_schema()
 
         def validated(value: object, from_dict: Callable[[object], Self]) -> object:
@@ -180,12 +185,15 @@ Payload: TypeAlias = dict[str, Any] | Msg | PayloadObject
 
 
 def names_msg(payload: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether a payload is marked as a Msg's dict by `__module__` and `__name__`. It may still be invalid."""
+    """Return whether a payload claims, by `__module__` and `__name__`, to be the dict of a Msg.
+
+    It may still be invalid.
+    """
     return isinstance(payload, dict) and (payload.get("__module__"), payload.get("__name__")) in _WRITERS
 
 
 def msg_of(payload: object) -> Msg | None:
-    """Return a payload as a Msg, or None if it is not marked as one; raise InvalidMsg if it is marked but invalid."""
+    """Return a payload as a Msg, or None if it does not claim to be one; raise InvalidMsg if it claims so falsely."""
     return Msg.from_dict(payload) if names_msg(payload) else None
 
 
@@ -193,7 +201,7 @@ def _checked_role(role: object) -> Role:
     if isinstance(role, str):
         for known in ROLES:
             if role == known:
-                # Return the known role, not the argument, because an enum's member would not decode to itself.
+                # The known role is returned, and not the argument, which may be a member of an enum.
                 return known
     raise InvalidMsg(f"role {role!r} must be one of {', '.join(map(repr, ROLES))}", value=role)
 

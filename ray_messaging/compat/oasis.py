@@ -1,4 +1,7 @@
-"""OASIS' channel between the agents and their platform (camel-oasis 0.2), as questions to the platform's mailbox."""
+"""OASIS' channel between agents and their platform (camel-oasis 0.2).
+
+An action is a question to the platform's mailbox.
+"""
 
 import asyncio
 import logging
@@ -40,20 +43,20 @@ TESTED = "0.2"
 ACTION = "action"  # the subtopic of actions and results
 EXIT = "exit"
 YIELD_S, CANCEL_S = 0.002, 0.1
-# Errors of one message among many, which are raised before any of them is sent.
+# If one message of many is invalid, one of these errors is raised before any message is sent.
 _REFUSED = (InvalidAddress, InvalidColumns, InvalidPayload, PayloadTooLarge)
 
 
 class Channel:
     """The channel of an OASIS platform: `Platform(db_path, channel=Channel())`.
 
-    Agents in other processes use a Channel of their own with the same arguments; each is for one event loop.
+    Agents in other processes use a Channel of their own with the same arguments. A Channel is for one event loop.
 
     Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config the channel
     is on a server of this process. `name` is the id under which the platform gets actions. A result is awaited for
-    `timeout` seconds (None: no limit), or until the platform ends. The platform takes at most `window` actions at once:
-    if its process is killed, those are not done again, and all others wait for its successor. `actions` has the names
-    of the actions that the platform knows; None: OASIS' own actions, if OASIS is imported.
+    `timeout` seconds (None: no limit), or until the platform ends. The platform takes at most `window` actions at once
+    from its mailbox. If its process is killed, these are not done again, and all others wait for its successor.
+    `actions` has the names of the actions that the platform knows; None: OASIS' own actions, if OASIS is imported.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Channel:
         self._taken = deque[Message]()
         self._in_hand: dict[str, Message] = {}
         self._results = _Gathered(self._reply)
-        self._listening = asyncio.Event()  # cleared while the platform's mailbox is being opened
+        self._listening = asyncio.Event()  # not set while the platform's mailbox is being opened
         self._listening.set()
         self._yielded = 0.0
         self._leaving: asyncio.Task[None] | None = None
@@ -102,7 +105,10 @@ class Channel:
         await self.close()
 
     async def close(self) -> None:
-        """End this process's side of the channel: actions in hand, and agents that wait for results, get an error."""
+        """Close the channel in this process.
+
+        Actions that have no result yet, and agents that wait for results, get an error.
+        """
         if self._leaving is not None:
             await self._leaving
         await self._leave("its channel was closed")
@@ -110,7 +116,7 @@ class Channel:
             await end(task)
         for action in self._asked.values():
             action.fail(action.no_result("this process closed its channel", self.name))
-            action.result.exception()  # marks the error as read: nobody may wait for it, as after an exit
+            action.result.exception()  # otherwise asyncio warns if nobody waits for the result, as after an exit
         asker, self._asker = self._asker, None
         if asker is not None:
             await asker.close()
@@ -137,18 +143,20 @@ class Channel:
     async def read_from_send_queue(self, message_id: str) -> tuple[str, AgentId | None, Any]:
         """Wait for the result of an action; return (message_id, agent_id, result).
 
-        Raises: NoAnswer if there can be no result, or none came in time; UnknownName if the result was read before.
+        Raises: NoAnswer if there can be no result, or if none came in time; UnknownName if the result was read before.
         """
         asked = self._asked.get(message_id)
         if asked is None:
-            raise UnknownName(f"no action has the message_id {message_id!r}, or its result was read before")
+            raise UnknownName(
+                f"no action has the message_id {message_id!r}, or its result was read before: read each result once"
+            )
         try:
             return message_id, asked.agent_id, await asked.result
         finally:
             self._asked.pop(message_id, None)
 
     async def _ask(self, actions: "list[_Action]") -> None:
-        """Send actions; those that cannot be sent fail."""
+        """Send actions. Those that cannot be sent get an error."""
         try:
             await self._listening.wait()
             if self._asker is None:
@@ -163,7 +171,7 @@ class Channel:
                 timeout=self._timeout,
             )
         except MessagingError as error:
-            if len(actions) > 1 and isinstance(error, _REFUSED):  # one of the actions is wrong, and none was sent
+            if len(actions) > 1 and isinstance(error, _REFUSED):  # one of the actions is invalid, and none was sent
                 for each in actions:
                     await self._ask([each])
                 return
@@ -221,20 +229,23 @@ class Channel:
     async def send_to(self, message: tuple[str, AgentId | None, Any]) -> None:
         """Send the result of an action, (message_id, agent_id, result), to the agent that waits for it.
 
-        Raises: UnknownName if no action with this message_id is in hand.
+        Raises: UnknownName if no action with this message_id waits for its result.
         """
         message_id, _, result = message
         asked = self._in_hand.pop(message_id, None)
         if asked is None:
             raise UnknownName(f"no action with the message_id {message_id!r} waits for its result here")
         self._results.put((asked, {"result": result}))
-        # A platform that never waits would hold up the sending of its results.
+        # A platform that never awaits anything would prevent the sending of its results.
         if time.monotonic() > self._yielded + YIELD_S:
             await asyncio.sleep(0)
             self._yielded = time.monotonic()
 
     async def _take(self) -> None:
-        """Wait for actions, and remove them from the mailbox for good, because a killed platform may have done some."""
+        """Wait for actions, and remove them from the mailbox.
+
+        If the platform is killed, they do not come back, because it may have done some of them.
+        """
         if self._server is None:
             self._server = self._new_messager(self.name)
             self._listening.clear()
@@ -254,7 +265,7 @@ class Channel:
         await self._server.ack(found)
 
     def _problem(self, payload: object) -> str:
-        """Return why a payload is no action of this platform, or "" if it is one."""
+        """Return why a payload is not an action of this platform, or "" if it is one."""
         if not isinstance(payload, dict) or "message" not in payload or not isinstance(payload.get("action"), str):
             return 'a message to the platform has the form {"action": ..., "message": ...}'
         if self._actions is None and (oasis := sys.modules.get("oasis.social_platform.typing")):
@@ -264,13 +275,13 @@ class Channel:
         return f"the platform knows no action {payload['action']!r}: it knows {', '.join(sorted(self._actions))}"
 
     async def _reply(self, results: "list[tuple[Message, dict[str, Any]]]") -> None:
-        """Send results; what cannot be sent becomes an error for its agent."""
+        """Send results. If a result cannot be sent, its agent gets an error."""
         if self._server is None:
             return
         try:
             receipts = await self._server.reply_columns([one for one, _ in results], [result for _, result in results])
         except MessagingError as error:
-            if len(results) > 1 and isinstance(error, _REFUSED):  # one of the results is wrong, and none was sent
+            if len(results) > 1 and isinstance(error, _REFUSED):  # one of the results is invalid, and none was sent
                 for each in results:
                     await self._reply([each])
             elif isinstance(error, _REFUSED) and "error" not in results[0][1]:
@@ -284,9 +295,9 @@ class Channel:
                 await self._reply([(message, {"error": f"rule {receipts[row].rule!r} blocked its result"})])
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """Leave when the platform has ended by an error or was cancelled. After EXIT it has left already."""
+        """Close the platform's side when its task has failed or was cancelled. After EXIT it is closed already."""
         self._platform = None
-        # This waits, because an event loop that closes cancels all tasks, and cannot begin another.
+        # An event loop that is closing cancels all tasks and begins no new one, so this function waits for the end.
         if task.cancelled():
             asyncio.get_running_loop().call_later(CANCEL_S, self._begin_to_leave, "it was cancelled")
         elif error := task.exception():
@@ -298,7 +309,10 @@ class Channel:
             self._leaving = asyncio.create_task(leave, name="ray_messaging end of a platform")
 
     async def _leave(self, why: str) -> None:
-        """Close the platform's mailbox, and tell the agents that wait. Agents that ask later get the error at once."""
+        """Close the platform's mailbox, and send an error to waiting agents.
+
+        Agents that ask later get an error at once.
+        """
         for message in [*self._in_hand.values(), *self._taken]:
             self._results.put((message, {"error": why}))
         self._in_hand.clear()
@@ -334,7 +348,7 @@ class _Action(NamedTuple):
             self.result.set_result(answer["result"])
 
     def no_result(self, why: str, platform: str) -> NoAnswer:
-        """Build the error for an action that the platform will not answer."""
+        """Build the error for an action that the platform cannot answer."""
         return NoAnswer(why, agent=platform, question=str(self), timeout=None, fate=FATES[DELIVERED])
 
     def fail(self, error: MessagingError) -> None:
@@ -347,7 +361,7 @@ T = TypeVar("T")
 
 
 class _Gathered(Generic[T]):
-    """Items that one task sends, in order. Items that come while others are being sent are sent next, together."""
+    """Items that one task sends, in order. Items that come while others are being sent are then sent together."""
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]]) -> None:
         self._send = send

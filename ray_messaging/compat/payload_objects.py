@@ -35,7 +35,7 @@ PayloadObject = _DataclassObject | _StructObject | _PydanticObject
 
 
 class Misfit(Exception):
-    """A JSON value does not fit a type: `field` is the path of the part that does not (empty: the whole value)."""
+    """A JSON value does not fit a type. `field` is the path of the part that does not fit ("": the whole value)."""
 
     def __init__(self, reason: str, field: str) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class Misfit(Exception):
         self.field = field
 
 
-Form = Literal["msgspec", "pydantic"] | None  # what encodes objects of a type as JSON; None: they cannot be payloads
+Form = Literal["msgspec", "pydantic"] | None  # what encodes objects of a type; None: they cannot be payloads
 
 
 def _form_of(kind: type) -> Form:
@@ -61,9 +61,9 @@ def is_object(payload: object) -> TypeGuard[PayloadObject]:
 
 
 def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> bytes:
-    """Return an object as JSON; `encode` is used for the objects that msgspec can encode.
+    """Return an object as JSON. `encode` encodes the objects that msgspec supports.
 
-    Raises: InvalidPayload if the result is not a JSON object; ValueError if an encoder does.
+    Raises: InvalidPayload if the result is not a JSON object; ValueError if an encoder raises it.
     """
     if form_of(type(payload)) == "pydantic":
         # Aliases are the names under which pydantic reads the fields.
@@ -73,7 +73,7 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
     if line[0] != _BRACE:
         raise InvalidPayload(
             f"a {type(payload).__name__} becomes {line[:20].decode(errors='replace')}... as JSON, which is "
-            "no JSON object: put it into a field of a dict"
+            "not a JSON object: put it into a field of a dict"
         )
     return line
 
@@ -89,14 +89,14 @@ def is_msgspecs(kind: type) -> bool:
     return form_of(kind) == "msgspec" or is_typeddict(kind)
 
 
-Encoded = bytes | dict[str, Any]  # JSON, or the value to which it would be decoded
+Encoded = bytes | dict[str, Any]  # JSON, or the value that it stands for
 
 
 def reader_of(kind: type[T]) -> Callable[[Encoded], T]:
     """Return a function that decodes a payload to an object of a type.
 
-    The function raises Misfit if the payload does not fit the type, ValueError if it is not JSON. msgspec decodes a
-    msgspec.Struct, a plain dataclass and a TypedDict, pydantic all other types.
+    The function raises Misfit if the payload does not fit the type, and ValueError if it is not JSON. msgspec decodes
+    msgspec.Structs, plain dataclasses and TypedDicts, and pydantic all other types.
     """
     try:
         reader: Callable[[Encoded], T] = _kept_reader(kind)
@@ -127,7 +127,7 @@ def _msgspec_reader(kind: type[T]) -> Callable[[Encoded], T]:
 
 
 def explained(text: str) -> tuple[str, str]:
-    """Return the reason and the field's path in an error text of msgspec."""
+    """Split the text of an error of msgspec; return the reason and the path of the field."""
     found = _PATH.search(text)
     reason, path = (text[: found.start()], _INDEX.sub(r".\1", found[1])) if found else (text, "")
     named = _MISSING.search(reason) or _UNKNOWN.search(reason)

@@ -1,4 +1,4 @@
-"""The types that supervisors of AgentSociety 1.5 use: a supervisor runs here if it imports them from this module."""
+"""The types that supervisors of AgentSociety 1.5 use. A supervisor that imports them from this module can be a rule."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-# These types are used in annotations only, because a supervisor gets its objects from the code that builds it.
+# These types are used only in annotations. A supervisor gets such objects from the code that builds it.
 AgentToolbox = Block = Memory = Any
 
 
 class MessageKind(StrEnum):
-    """The kinds of AgentSociety's messages. The value is the subtopic that the kind has here."""
+    """The kinds of AgentSociety's messages. The value of a kind is the subtopic of its messages in this package."""
 
     AGENT_CHAT = "agent-chat"
     USER_CHAT = "user-chat"

@@ -1,4 +1,4 @@
-"""Errors and warnings of adapters whose system is not installed, or not in the version that they were tested with."""
+"""Errors and warnings of adapters if the other system is not installed, or in another version than the tested one."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ def needs(system: str, package: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
-            f"this is for programs of {system}: pip install {package} (there is no module {missing.name!r})",
+            f"this adapter needs {system} (there is no module {missing.name!r}): pip install {package}",
             name=missing.name,
         ) from missing
 

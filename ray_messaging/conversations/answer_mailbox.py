@@ -1,4 +1,4 @@
-"""The mailbox of the answers to one messager's questions."""
+"""The mailbox that gets the answers to one messager's questions."""
 
 import asyncio
 import logging
@@ -9,8 +9,8 @@ import numpy as np
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.answer_stream import Rows
 from ray_messaging.conversations.open_questions import OpenQuestions
-from ray_messaging.engine import Engine
 from ray_messaging.errors import ConnectionFailed
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.message_ids import MessageIdColumn
@@ -21,19 +21,18 @@ from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = MOST_RANGES // 2  # the most late answers that wait for a commit; further ones are committed at once
+_MOST_KEPT = MOST_RANGES // 2  # at most this many late answers wait for a commit; any more are committed at once
 
 
 class AnswerMailbox:
-    """The mailbox for the answers to a messager's questions.
+    """The mailbox that gets the answers to a messager's questions.
 
-    The mailbox is apart from the inbox, so that a full inbox delays no answer.
+    Answers do not go through the inbox, so that a full inbox delays no answer. An answer that nobody waits for any more
+    is late. It goes to the inbox as an ordinary message, and is committed with the messages of the fetch that returns
+    it.
 
-    An answer that nobody waits for any more is late. It goes to the inbox as an ordinary message, and is committed with
-    the messages of the fetch that returns it.
-
-    Args: `engine` serves this mailbox alone; `fetcher` is the messager's fetcher. Without `keeps_late`, a late answer
-    is committed as soon as it is in the inbox.
+    Args: `engine` serves only this mailbox. `fetcher` is the messager's fetcher. Without `keeps_late`, a late answer is
+    committed as soon as it is in the inbox.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher, *, keeps_late: bool = True) -> None:
@@ -41,13 +40,13 @@ class AnswerMailbox:
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
-        self._uncommitted = 0  # the number of late answers that wait in the inbox, or were fetched
+        self._uncommitted = 0  # how many late answers are in the inbox, or were fetched, but are not committed
         self._handled: list[Slice] = []  # answers that need no more work, but are not acknowledged yet
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start listening for answers, and reading them."""
+        """Begin to listen for answers, and to read them."""
         await self.engine.open()
         self.engine.fetcher.inbox.on_news = self._take
         await self.engine.subscribe([])
@@ -60,7 +59,7 @@ class AnswerMailbox:
         await self.engine.close()
 
     def check(self) -> None:
-        """Raise the error that has ended the reading of answers, if any: a new question would wait in vain."""
+        """Raise the error that has ended the reading of answers, if it has ended. A new question would wait in vain."""
         if self._task is not None and self._task.done():
             self._task.result()
 
@@ -70,20 +69,20 @@ class AnswerMailbox:
         self._news.set()
 
     async def _read(self) -> None:
-        """Commit the answers that were passed on, and pass on the answers that could not be taken at once."""
+        """Commit the answers that were passed to their askers, and pass on those that could not be taken at once."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()
             self._news.clear()
             if fetcher.inbox.size or fetcher.inbox.error is not None:
                 self._answer((await fetcher.fetch(None, 0.0, "acked")).slices)
-            await asyncio.sleep(0)  # the callers that waited for these answers continue first
+            await asyncio.sleep(0)  # callers that waited for these answers continue first
             handled, self._handled = self._handled, []
             fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
             try:
-                # The write runs in the background, so that later answers do not wait for it.
+                # The write is made in the background, so that later answers do not wait for it.
                 fetcher.commits.write_soon()
-            except ConnectionFailed as error:  # The previous write has failed, and is tried again.
+            except ConnectionFailed as error:  # the previous write has failed, and is tried again
                 logger.warning("answers of %s are not committed yet: %s", self.engine.name, error)
 
     def _answer(self, slices: Iterable[Slice]) -> None:
@@ -92,20 +91,21 @@ class AnswerMailbox:
             _as_asked(found.batch)
             late = self._questions.answer(found)
             told = found.batch.extension is not None and found.batch.extension.failed
-            if told or not len(late):  # the failure of a handler is not an ordinary message, so a late one is dropped
+            # A message about the failure of a handler is dropped if it is late, because it is not an ordinary message.
+            if told or not len(late):
                 self._handled.append(found)
                 continue
             keep = self._keeps_late and self._fetcher.listens and self._uncommitted < _MOST_KEPT
             self._handled += _slices(found, np.setdiff1d(np.arange(found.low, found.high), late)) if keep else [found]
             self._uncommitted += len(late) if keep else 0
-            # If the messager does not listen, nothing could fetch the late answers; the event log has them.
+            # If the messager does not listen, nothing could fetch the late answers. The event log has them.
             if self._fetcher.listens:
                 for part in _slices(found, late):
                     nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Return those of the slices that hold late answers."""
+        """Return those of the slices that have late answers."""
         if not self._uncommitted:
             return []
         name = self.engine.name
@@ -119,7 +119,7 @@ class AnswerMailbox:
 
 
 def _as_asked(batch: Batch) -> None:
-    """Set the ids of the questions in answers that come from steps to the ids under which the questions were asked."""
+    """Replace the questions' ids in answers from steps by the ids that the questions had when they were asked."""
     extension = batch.extension
     if extension is not None and extension.asked_outside:
         asked = extension.asked_outside

@@ -1,4 +1,4 @@
-"""The answers to many questions, in the order in which they come."""
+"""The answers to many questions, in the order in which they arrive."""
 
 import asyncio
 import time
@@ -20,56 +20,57 @@ from ray_messaging.model.typed.typed_values import column_of, part_of
 from ray_messaging.receipt import Receipts
 
 Rows = NDArray[np.intp]
-# These stand for a question without an answer, in place of the number of the part that has the answer.
+# Special values for questions without an answer. Other values are the number of the item of `parts` with the answer.
 _WAITS, _UNSENT, _FAILED = -1, -2, -3
 
 
 class AnswerPart(NamedTuple):
-    """Answers that came together: row i of the batch is the answer to question `places[i]`."""
+    """Answers that have arrived together. Row i of the batch is the answer to question `places[i]`."""
 
     places: Rows
     batch: Batch
 
 
 class AnswerTable:
-    """The answers to n questions; question i is row i of the columns that were asked.
+    """The answers to n questions. Question i is row i of the columns that were asked.
 
-    A question waits for its answer until the answer is there, or the time is up. A question that was blocked, or that
-    no mailbox takes, does not wait.
+    A question waits for its answer until the answer has arrived, or the time limit is exceeded. A question that was
+    blocked, or that no mailbox got, does not wait.
 
-    Args: `more` waits until another process has answers and adds these answers, or returns when the time is up. If it
-    is None, whoever receives answers calls `add`.
+    Args: `more` waits until another process has answers and adds them, or returns when the time limit is exceeded. If
+    it is None, whoever receives answers calls `add`.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "MoreAnswers | None" = None) -> None:
         self.exp_id = exp_id
         self.parts: list[AnswerPart] = []
-        self.late = 0  # answers that came too late, or were not the first to their question
+        self.late = 0  # how many answers were too late, or were not the first to their question
         self.receipts: Receipts | None = None
         self._due = None if timeout is None else time.monotonic() + timeout
-        # For each question: the part that has its answer, and the row in that part.
+        # For each question: the index of the item of `parts` that has its answer, and the row of the answer in it.
         self._part = np.full(rows, _WAITS, np.int32)
         self._row = np.zeros(rows, np.int32)
         self._left = rows
-        self.errors: dict[int, NoAnswer] = {}  # question -> the error that says why it will have no answer
-        self._asked_last = False  # True: another process was asked after the time was up
+        self.errors: dict[int, NoAnswer] = {}  # by question: the error that says why the question will have no answer
+        self._asked_last = False  # whether another process was asked after the time limit was exceeded
         self._more = more
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._part)
 
-    # -- filling --------------------------------------------------------------------------------------------------
+    # -- adding answers -------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        """Return whether no more answers count, because all are there or the time is up."""
+        """Return whether later answers are ignored, because all answers have arrived or the time limit is exceeded."""
         return self._left == 0 or self.seconds_left == 0
 
     def asks_again(self) -> bool:
         """Return whether to ask another process for more answers.
 
-        The table asks until all answers are there, and once more after the time is up, for answers that came in time.
+        The table asks until all answers have arrived. When the time limit is exceeded, it asks once more, for answers
+        that have arrived in time.
         """
         if self.done and (self._left == 0 or self._asked_last):
             return False
@@ -78,11 +79,11 @@ class AnswerTable:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return for how many more seconds answers count; None: there is no limit."""
+        """Return for how many more seconds answers count, or None if there is no time limit."""
         return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def sent(self, receipts: Receipts) -> None:
-        """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
+        """Set the receipts of the questions. Questions that were not delivered stop waiting for an answer."""
         self.receipts = receipts
         unsent = ~receipts.sent & (self._part == _WAITS)
         self._part[unsent] = _UNSENT
@@ -90,12 +91,12 @@ class AnswerTable:
         self._news.set()
 
     def end(self) -> None:
-        """Stop waiting: answers that come from now on are late."""
+        """Stop waiting. Answers that arrive from now on are late."""
         self._due = time.monotonic()
         self._news.set()
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Return which of the questions at these places wait for an answer, bool (n,)."""
+        """Return whether the questions at these places wait for an answer, bool (n,)."""
         return np.equal(self._part[places], _WAITS)
 
     def fail(self, place: int, error: NoAnswer) -> None:
@@ -108,13 +109,14 @@ class AnswerTable:
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         """Accept answers to the questions at these places.
 
-        Returns: which answers are the first to their questions and come in time, bool (n,).
+        Returns: which of the answers are the first to their questions and have arrived in time, bool (n,).
         """
         first = np.zeros(len(places), np.bool_)
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            # A question that counts as unsent may have arrived, if its receipt does not know its fate.
+            # If a receipt does not know a question's fate, the question is recorded as unsent, but may have been
+            # delivered.
             first &= self.waits(places) | (self._part[places] == _UNSENT)
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
@@ -123,18 +125,18 @@ class AnswerTable:
         return first
 
     def take_one(self, place: int, batch: Batch, row: int) -> bool:
-        """Accept the answer to one question; return whether it is the first answer and comes in time."""
+        """Accept the answer to one question. Return whether it is the first answer and has arrived in time."""
         return bool(self.take(np.array([place]), batch, np.array([row]))[0])
 
     def add(self, part: AnswerPart) -> None:
-        """Add answers that are the first to their questions."""
+        """Add answers, each of which is the first to its question."""
         self._left -= int(np.count_nonzero(self.waits(part.places)))
         self._part[part.places], self._row[part.places] = len(self.parts), np.arange(part.batch.rows)
         self.parts.append(part)
         self._news.set()
 
     async def change(self) -> None:
-        """Wait until answers come, or the time is up."""
+        """Wait until answers arrive, or the time limit is exceeded."""
         if self._more is not None:
             await self._more(self)
             return
@@ -143,7 +145,7 @@ class AnswerTable:
             async with asyncio.timeout(self.seconds_left):
                 await self._news.wait()
 
-    # -- reading --------------------------------------------------------------------------------------------------
+    # -- reading answers ------------------------------------------------------------------------------------------
 
     @property
     def answered(self) -> NDArray[np.intp]:
@@ -157,12 +159,15 @@ class AnswerTable:
 
     @property
     def failed(self) -> NDArray[np.intp]:
-        """Return the numbers of the questions that arrived and will get no answer, ascending; `errors` says why."""
+        """Return the numbers of the questions that were delivered but will get no answer, ascending.
+
+        `errors` says why.
+        """
         return np.flatnonzero(self._part == _FAILED)
 
     @property
     def blocked(self) -> NDArray[np.intp]:
-        """Return the numbers of the questions that a rule blocked, ascending."""
+        """Return the numbers of the questions that a rule has blocked, ascending."""
         return np.zeros(0, np.intp) if self.receipts is None else np.flatnonzero(self.receipts.codes == BLOCKED)
 
     def __getitem__(self, row: int) -> Message | None:
@@ -171,7 +176,7 @@ class AnswerTable:
         return None if at < 0 else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the value with this name of each answer that is there, in the order of `answered`.
+        """Return the value with this name of each answer that has arrived, in the order of `answered`.
 
         Raises: InvalidColumns if an answer has no such value.
         """
@@ -181,12 +186,12 @@ class AnswerTable:
         return found[ends[self._part[answered]] + self._row[answered]]
 
     def messages(self, at: int) -> Iterator[Message]:
-        """Return the answers of one part as messages."""
+        """Return the answers in one item of `parts` as messages."""
         batch = self.parts[at].batch
         return (Message(self.exp_id, batch, row) for row in range(batch.rows))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame with one row per question.
+        """Return a pandas.DataFrame with one row for each question.
 
         Its columns are from_id, fate ("answered", "failed", "pending", ...) and answer.
         """
@@ -221,15 +226,15 @@ class AnswerTable:
         return html_table(repr(self), columns, len(self.answered))
 
 
-# A function that waits for answers of another process, and adds them.
+# A function that waits for answers that another process has, and adds them.
 MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 
 
 class Answers(AnswerTable):
-    """The answers to a messager's questions: `async for answer in answers` yields them as they come."""
+    """The answers to a messager's questions: `async for answer in answers` yields them as they arrive."""
 
     async def wait(self) -> "Answers":
-        """Wait until all answers are there, or the time is up; return self."""
+        """Wait until all answers have arrived, or the time limit is exceeded; return self."""
         while self.asks_again():
             await self.change()
         return self
@@ -247,10 +252,10 @@ class Answers(AnswerTable):
 
 
 class GroupAnswers(AnswerTable):
-    """The answers to the questions of a group's handle: `for answer in answers` yields them as they come."""
+    """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive."""
 
     def wait(self) -> "GroupAnswers":
-        """Wait until all answers are there, or the time is up; return self."""
+        """Wait until all answers have arrived, or the time limit is exceeded; return self."""
         while self.asks_again():
             finish(self.change())
         return self

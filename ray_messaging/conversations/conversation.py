@@ -1,4 +1,4 @@
-"""A messager's side of conversations: it asks questions, and replies to them."""
+"""The part of a messager that asks questions, and replies to them."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ from ray_messaging.conversations.replies import (
     replies_to,
     waits_for_failure,
 )
-from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message, cause_here
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import BLOCKED, FATES, NAMES, UNKNOWN
@@ -57,7 +57,8 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        self.name = engine.name  # this is also the name of the messager's service, of which there is one at a time
+        # Also the name of the messager's service, because a messager has only one service at a time.
+        self.name = engine.name
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
@@ -65,15 +66,15 @@ class Conversation:
         self.waits = Waits(engine)
         self.left: list[Message] = []  # messages that a service has fetched, but not handled
         self._mailbox: AnswerMailbox | None = None
-        self.opened = False  # True: there is a mailbox for answers; this is an attribute, because each fetch reads it
+        self.opened = False  # whether there is a mailbox for answers; an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
         self.handed_out: list[Slice] = []  # late answers that the last fetch returned
-        self.keeps_late = True  # False: a late answer is committed as soon as it is in the inbox
+        self.keeps_late = True  # if False, a late answer is committed as soon as it is in the inbox
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- opening and closing --------------------------------------------------------------------------------------
 
     async def resume(self) -> None:
-        """Open the mailbox for answers that an earlier messager with the same name has left, if there is one."""
+        """If an earlier messager of the same name has left a mailbox for answers, open it."""
         if (
             self._engine.steps is None
             and self._engine.named
@@ -82,7 +83,7 @@ class Conversation:
             await self._answers()
 
     async def _answers(self) -> AnswerMailbox:
-        """Return the mailbox for answers, and open it if needed. Raises Closed if the messager is closed."""
+        """Return the mailbox for answers, after opening it if necessary. Raises Closed if the messager is closed."""
         if self._mailbox is None:
             await self._open_mailbox()
         if self._mailbox is None or self._engine.closed:
@@ -103,13 +104,16 @@ class Conversation:
                 except BaseException:
                     await mailbox.close()
                     raise
-                if engine.closed:  # The messager was closed while this call waited.
+                if engine.closed:  # the messager was closed while this call waited
                     await mailbox.close()
                     return
                 self._mailbox, self.opened = mailbox, True
 
     async def close(self, *, commit: bool) -> None:
-        """Close the mailbox for answers, and end all questions; with `commit`, first commit handed-out late answers."""
+        """Close the mailbox for answers, and end all questions.
+
+        With `commit`, first commit the late answers that fetches have returned.
+        """
         if commit:
             await self.commit()
         mailbox, self._mailbox, self.opened = self._mailbox, None, False
@@ -120,12 +124,15 @@ class Conversation:
         self._open.end()
 
     def hand_out(self, messages: Messages) -> None:
-        """Record which of the messages that a fetch returns are late answers: the next fetch commits these answers."""
+        """Record which of the messages that a fetch returns are late answers. The next fetch commits them."""
         if self._mailbox is not None:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among these messages, or, if `messages` is None, all that `hand_out` has recorded."""
+        """Commit the late answers among these messages.
+
+        If `messages` is None, commit all that `hand_out` has recorded.
+        """
         if self._mailbox is None:
             return
         if messages is None:
@@ -135,7 +142,7 @@ class Conversation:
         if done:
             await self._mailbox.commit(done)
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- asking questions -----------------------------------------------------------------------------------------
 
     async def ask(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None
@@ -150,7 +157,7 @@ class Conversation:
         return await self._ask(checked, timeout, handling.asker(), handling.waits)
 
     async def ask_batch(self, batch: Batch, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask the only question of a batch from another process. Raises the same errors as `Messager.ask`."""
+        """Ask the only question of a batch that another process has made. Raises the same errors as `Messager.ask`."""
         self._engine.checks.check_senders([batch.from_ids])
         assert batch.lines is not None
         checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
@@ -176,7 +183,7 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            # The question is sent first, because to set the timer takes as long as all checks of the question.
+            # The question is sent first, because setting the timer takes as long as all checks of the question.
             await asyncio.sleep(0)
             async with asyncio.timeout_at(due):
                 receipt = await sent
@@ -187,7 +194,7 @@ class Conversation:
                     mailboxes = self._engine.directory.routing.mailboxes_of(checked.to_id, checked.topic)
                     with waits.waiting(asker, Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)):
                         return await answer
-        except NoAnswer:  # This clause comes first, because NoAnswer is a TimeoutError, too.
+        except NoAnswer:  # this clause must come first, because a NoAnswer is also a TimeoutError
             raise
         except TimeoutError:
             raise _unanswered(checked.to_id, receipt, timeout) from None
@@ -196,10 +203,10 @@ class Conversation:
         raise not_asked(checked.to_id, receipt, timeout)
 
     async def _check_circle(self, checked: CheckedMessage, asker: Asker) -> None:
-        """Raise NoAnswer if the answer would have to wait for the very handler that asks."""
+        """Raise NoAnswer if the answer would have to wait for the handler that asks."""
         engine = self._engine
         if circle_of(asker.chain, checked, engine.directory):
-            await engine.frame_sender.refresh()  # the agent may have moved
+            await engine.frame_sender.refresh()  # the agent may have moved to another mailbox
             circle = [each.agent for each in circle_of(asker.chain, checked, engine.directory)]
             if circle:
                 why = in_circle(zip(circle, [*circle[1:], checked.to_id], strict=True))
@@ -229,7 +236,7 @@ class Conversation:
         try:
             async with asyncio.timeout_at(due):
                 await self._send_questions(batches, answers)
-        except BaseException as error:  # nobody will read the answers: they become ordinary messages
+        except BaseException as error:  # nobody will read the answers, so they become ordinary messages
             answers.end()
             if isinstance(error, TimeoutError) and not isinstance(error, MessagingError):
                 raise _unanswered(None, None, timeout) from None
@@ -252,7 +259,7 @@ class Conversation:
     # -- replying -------------------------------------------------------------------------------------------------
 
     async def reply(self, message: Message, payload: Payload, *, failed: bool = False) -> Receipt:
-        """Answer one question, or, with `failed`, tell the asker that the handler failed.
+        """Answer one question; with `failed`, report to the asker that the handler has failed.
 
         Raises: the same errors as `Messager.reply`.
         """
@@ -276,28 +283,28 @@ class Conversation:
     # -- serving --------------------------------------------------------------------------------------------------
 
     async def begin(self) -> Sequence[Message]:
-        """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
+        """Begin to serve. Return the messages that an earlier service of this messager has left unhandled."""
         left, self.left = self.left, []
         self.waits.ended = ""
         await self.waits.write(anew=True)
         return left
 
     async def serve_by_hand(self) -> None:
-        """Remove the server's note which says that the service has ended, because messages are fetched again."""
+        """Remove the note on the server which says that the service has ended, because messages are fetched again."""
         self.waits.ended = ""
         await self.waits.write()
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
-        """Stop serving; keep the unhandled messages for the next service of this messager.
+        """Stop serving. Keep the unhandled messages for the next service of this messager.
 
-        Args: ended is why the service has ended, for the askers that still wait; "" if the caller has ended it.
+        Args: `ended` says why the service has ended, for the askers that still wait ("": the caller has ended it).
         """
         self.left, self.waits.ended = [*left], ended
         if ended:
             await self.waits.write(anew=True)
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Turn a message whose handler failed into a dead letter."""
+        """Make a message whose handler has failed a dead letter."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
             logger.warning("a message of a foreign client is lost: %s", failure.reason)
@@ -307,7 +314,7 @@ class Conversation:
             await self._engine.transport.bury(origin.mailbox, origin.entry, frame, failure.reason, row=row)
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Tell the asker of a message that its handler failed, unless no answer is expected or one was sent."""
+        """Report to a message's asker that the handler has failed, unless the asker expects no answer or has one."""
         if waits_for_failure(slice_of(message)):
             await self.reply(message, failure.payload, failed=True)
 
@@ -339,7 +346,7 @@ def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float |
 
 
 def not_asked(agent: AgentId | None, receipt: Receipt, timeout: float | None) -> MessagingError:
-    """Build the error for a question that did not arrive, from its receipt."""
+    """Build the error for a question that was not delivered, from its receipt."""
     if receipt.fate == FATES[BLOCKED]:
         return QuestionBlocked(
             f"rule {receipt.rule!r} blocked the question to agent {agent!r}: {receipt.reason}",

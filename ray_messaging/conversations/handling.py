@@ -1,4 +1,4 @@
-"""The messages that handlers of `serve` have in hand, which handlers wait, and what askers learn of failures."""
+"""The messages that handlers of `serve` are handling, which handlers wait, and how askers learn of failures."""
 
 import asyncio
 import logging
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.task_health import end
-from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
 from ray_messaging.message import Handled, Message, handled_here
+from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import slice_of
 from ray_messaging.model.extension import InHand
 from ray_messaging.sending.message_checks import CheckedMessage
@@ -18,13 +18,14 @@ from ray_messaging.wire.notes import Ask, ServiceNote, Slot, encode_service_note
 
 logger = logging.getLogger(__name__)
 
-_MOST_TEXT = 1000  # the most characters of an error's text, which may quote all the data that could not be read
-_LONGEST = 100  # the most links of a chain that are sent, which are the last ones
-_STUCK_S = 0.2  # a note is written only if handlers wait for longer than this: most answers come sooner
+# An error's text is cut to this many characters, because it may quote all the data that could not be read.
+_MOST_TEXT = 1000
+_LONGEST = 100  # at most this many messages of a chain are sent, the last ones
+_STUCK_S = 0.2  # a note is written only if handlers wait for longer than this, because most answers arrive sooner
 
 
 class HandlerFailure(NamedTuple):
-    """The error of a handler: the name of its type, its text, and how many times the handler was tried."""
+    """The error of a handler: the name of its type, its text, and how often the handler was tried."""
 
     error: str
     text: str
@@ -32,7 +33,10 @@ class HandlerFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, attempts: int = 1) -> "HandlerFailure":
-        """Build the failure from an error; its text is cut and freed of lone surrogates, so that it can be sent."""
+        """Build the failure from an error.
+
+        Its text is cut, and lone surrogates in it are escaped, so that it can be sent.
+        """
         try:
             text = str(error)[:_MOST_TEXT]
         except Exception as broken:  # noqa: BLE001 - the text is the user's own code
@@ -41,13 +45,13 @@ class HandlerFailure(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Return the reason for which the message is a dead letter."""
+        """Return the reason why the message becomes a dead letter."""
         times = f" {self.attempts} times" if self.attempts > 1 else ""
         return f"its handler failed{times}: {self.told}"
 
     @property
     def told(self) -> str:
-        """Return the error as one line."""
+        """Return the error's class and text, as people read it."""
         return f"{self.error}: {self.text}" if self.text else self.error
 
     @property
@@ -59,9 +63,9 @@ class HandlerFailure(NamedTuple):
 class Asker(NamedTuple):
     """A handler that asks a question.
 
-    The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` holds the messages
-    whose handlers wait for the answer: the handler of each message has asked the question that is the next message in
-    the chain. The last message is the asking handler's own.
+    The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` has the messages whose
+    handlers wait for the answer. The handler of each message has asked the question that is the next message in the
+    chain. The last message is the one that the asking handler handles.
     """
 
     service: str
@@ -70,9 +74,9 @@ class Asker(NamedTuple):
 
 
 class Handling(Handled):
-    """A message in the hand of a handler of `serve`, until the handler has ended.
+    """A message that a handler of `serve` is handling, until the handler has ended.
 
-    Args: `waits` records which handlers of this process wait; if it is None, the group's actor records this.
+    Args: `waits` records which handlers of this process wait. If it is None, the group's actor records this.
     """
 
     __slots__ = ("_service", "_slots", "waits")
@@ -83,7 +87,7 @@ class Handling(Handled):
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
-        """Return the handler as an Asker, or None if its message came from no mailbox."""
+        """Return the handler as an Asker, or None if its message is in no mailbox."""
         batch, row, *_ = slice_of(self.message)
         if batch.origin is None:
             return None
@@ -95,7 +99,7 @@ class Handling(Handled):
 
 
 def handling_here() -> Handling | None:
-    """Return the message that is handled by the handler which runs here, or started this task; None: no handler."""
+    """Return the message that the handler which runs here, or has started this task, handles; None: no handler."""
     found = handled_here()
     while found is not None and not isinstance(found, Handling):
         found = found.outer
@@ -109,10 +113,10 @@ def asker_here() -> Asker | None:
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the part of a chain that would wait in a circle if its last handler asked this question.
+    """Return the messages of a chain whose handlers would wait in a circle if the last handler asked this question.
 
-    The result is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of
-    the service.
+    The result is () if some handler is, or may be, free for the question, because the chain does not occupy all
+    handlers of the service.
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -122,18 +126,19 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
 
 
 class Waits:
-    """The handlers that wait for answers.
+    """The handlers of a mailbox that wait for answers.
 
-    While every handler of a mailbox waits, the mailbox handles no other message. Then a note on the server says for
-    which questions they wait. `others_handle` returns whether a service that is not among the given ones could
-    have a message in hand.
+    While all handlers of a mailbox wait, the mailbox handles no other message. Then a note on the server says for which
+    questions they wait. `others_handle` returns whether a service that is not among the given services may be handling
+    a message.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
-        self.ended = ""  # why the service has ended; "": it has not, or somebody fetches again
+        self.ended = ""  # why the last service has ended; "" while none has ended, or after a new one began
         self._engine = engine
-        self._waiting: dict[str, tuple[Asker, Ask]] = {}  # question's id -> who waits for the answer
+        # By the id of a question: the handler that waits for its answer.
+        self._waiting: dict[str, tuple[Asker, Ask]] = {}
         self._written = b""
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -141,13 +146,13 @@ class Waits:
 
     @contextmanager
     def waiting(self, asker: Asker, ask: Ask) -> Iterator[None]:
-        """Count a handler as waiting for the answer to one question."""
+        """In the `with` block, count a handler as waiting for the answer to a question."""
         self._waiting[ask.question] = asker, ask
         self._note_change()
         try:
             yield
         finally:
-            self._waiting.pop(ask.question, None)  # After `close`, the question is no longer there.
+            self._waiting.pop(ask.question, None)  # after `close` the question is no longer here
             self._note_change()
 
     def _note_change(self) -> None:
@@ -157,7 +162,7 @@ class Waits:
 
     def _note(self) -> ServiceNote:
         slots = {asker.service: asker.slots for asker, _ in self._waiting.values()}
-        # Service -> id of the message in hand -> questions.
+        # By service, then by the id of the message that is handled: the questions for whose answers the handler waits.
         asks: dict[str, dict[str, list[Ask]]] = {service: {} for service in slots}
         for asker, ask in self._waiting.values():
             asks[asker.service].setdefault(asker.chain[-1].message, []).append(ask)
@@ -168,20 +173,20 @@ class Waits:
         return ServiceNote(self.ended, tuple(in_hand))
 
     async def _keep(self) -> None:
-        """Update the note on the server while handlers wait."""
+        """Update the note on the server for as long as handlers wait."""
         while self._waiting or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)
             self._changed.clear()
             try:
                 await self.write()
-            except MessagingError as error:  # the next change tries again
+            except MessagingError as error:  # the next change writes the note again
                 logger.info("the note on the service of %s could not be written: %s", self._engine.name, error)
             if not self._waiting:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless the same note was written last; with `anew`, write it even then."""
+        """Write the present note, unless the server has it already. With `anew`, write it in any case."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
@@ -189,7 +194,7 @@ class Waits:
                 self._written = note
 
     async def close(self) -> None:
-        """Stop updating the note; if it says that handlers wait, remove it."""
+        """Stop updating the note. If it says that handlers wait, remove it."""
         if self._task is not None:
             await end(self._task)
         self._waiting = {}
@@ -197,4 +202,4 @@ class Waits:
             try:
                 await self.write()
             except MessagingError as error:
-                logger.info("the note on the service of %s stays: %s", self._engine.name, error)
+                logger.info("the note on the service of %s could not be removed: %s", self._engine.name, error)

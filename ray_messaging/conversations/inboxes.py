@@ -1,4 +1,4 @@
-"""The messages that a messager has in hand: inboxes of agents keep them, and each message is committed on its own."""
+"""Inboxes of a messager's agents: fetched messages wait here until they are handled, and are committed one by one."""
 
 import asyncio
 import logging
@@ -19,21 +19,23 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-_MOST = MOST_RANGES // 2  # the most messages in hand: each may need an ack range, and late answers need some, too
+# The most messages that are fetched and not committed. Each of them may need its own range of acknowledged messages in
+# the next commit. The other half of the allowed ranges is left for late answers.
+_MOST = MOST_RANGES // 2
 
 
 class Fetch(Protocol):
     """A function that fetches messages."""
 
     def __call__(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Awaitable[Messages]:
-        """Return new messages."""
+        """Return new messages; wait up to `timeout` seconds for the first one."""
 
 
 class HandOut:
-    """The messages in hand, at most `most`. They are fetched, passed to `take`, and committed once they are handled.
+    """The messages in hand, at most `most`: they were fetched, and the server does not have their commit yet.
 
-    A message is in hand until its commit is durable, so no more than `most` messages come again after a crash. Messages
-    that are handled during a commit are committed together by the next one.
+    They are passed to `take`, and committed after they were handled. So at most `most` messages are delivered again
+    after a crash. Messages that are handled during a commit are committed together by the next commit.
     """
 
     def __init__(
@@ -50,34 +52,34 @@ class HandOut:
         self._in_hand = 0
         self._stopped = False
         self._handled: list[Message] = []  # messages that were handled, but are not committed yet
-        self._news = asyncio.Event()  # a message was handled, or `run` may have to end
+        self._news = asyncio.Event()  # set when a message was handled, or `run` may have to end
         self._room = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        """Return whether no more messages are fetched until a message in hand is handled."""
+        """Return whether no more messages are fetched until one of the fetched messages was handled."""
         return self._in_hand >= self._most
 
     def handled(self, message: Message) -> None:
-        """Mark a message as handled: it is committed soon."""
+        """Mark a message as handled, so that it is committed soon."""
         self._handled.append(message)
         self._news.set()
 
     def release(self, messages: int = 1) -> None:
-        """Mark some messages as no longer in hand."""
+        """Reduce the number of messages that are fetched and not committed."""
         self._in_hand -= messages
         self._room.set()
         self._news.set()
 
     def stop(self) -> None:
-        """Stop fetching; `run` returns once no message is in hand."""
+        """Stop fetching. `run` returns when all fetched messages are committed or put back."""
         self._stopped = True
         self._news.set()
 
     async def run(self, first: deque[Message]) -> None:
-        """Fetch and commit messages until `stop` is called. If fetching fails first, raise its error.
+        """Fetch and commit messages until `stop` is called. If fetching fails before that, raise its error.
 
-        Args: `first` are messages that were fetched earlier; they are taken out, and passed to `take` first.
+        Args: `first` are messages that were fetched earlier. They are removed from it, and passed to `take` first.
         """
         fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
@@ -108,7 +110,7 @@ class HandOut:
             await self._room.wait()
 
     async def _fetch(self, first: deque[Message]) -> None:
-        """Pass the messages of `first` to `take`, then fetched messages, without end."""
+        """Pass the messages of `first` to `take`, and then fetched messages, without end."""
         while first:
             await self._wait_for_room()
             self._in_hand += 1
@@ -119,14 +121,15 @@ class HandOut:
             for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
                 self._in_hand += 1
                 self._take(message)
-            for _ in range(2):  # first let the handlers of these messages run, and then let their messages be sent
+            # In the first turn the handlers of these messages run, in the second turn the messages that they send.
+            for _ in range(2):
                 await asyncio.sleep(0)
 
 
 class AgentInbox(msgspec.Struct, eq=False):
-    """The messages of one agent that are in hand but not being handled.
+    """The messages of one agent that were fetched, but that no reader handles yet.
 
-    `error` is why no more messages will come; it is None if more may come.
+    `error` says why no more messages will arrive. It is None if more may arrive.
     """
 
     messages: deque[Message] = msgspec.field(default_factory=deque)
@@ -136,9 +139,9 @@ class AgentInbox(msgspec.Struct, eq=False):
 
 
 class Inboxes:
-    """The inboxes of one messager's agents, which one task fills. Each message is committed on its own.
+    """The inboxes of one messager's agents, which one task fills. Each message is committed by itself.
 
-    Args: `is_committed` returns whether `ack` has already committed a message.
+    Args: `is_committed` returns whether a message was already committed by `ack`.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class Inboxes:
         self._is_committed = is_committed
         self._inboxes: dict[AgentId | None, AgentInbox] = {}
         self._filling: asyncio.Task[None] | None = None
-        self._error: MessagingError | None = None  # why no more messages come
+        self._error: MessagingError | None = None  # the error because of which no more messages arrive
         self._warned = False
 
     def messages_of(self, agent_id: AgentId | None) -> "InboxMessages":
@@ -161,14 +164,14 @@ class Inboxes:
         return InboxMessages(self, inbox)
 
     def fill(self) -> None:
-        """Start fetching messages, if that is not going on already."""
+        """Begin to fetch messages, unless a task fetches them already."""
         if self._filling is None or self._filling.done():
             self._error = None
             self._filling = asyncio.create_task(self.hand_out.run(deque()), name="ray_messaging inboxes")
             self._filling.add_done_callback(self._ended)
 
     async def take_from(self, inbox: AgentInbox) -> Message:
-        """Return the next message of an inbox, and wait for it if there is none."""
+        """Return the next message of an inbox. If there is none, wait for it."""
         while not inbox.messages and self._error is None and inbox.error is None:
             inbox.news.clear()
             await inbox.news.wait()
@@ -179,7 +182,7 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left this mailbox. Agents that are back can be read again."""
+        """End the wait of readers whose agents have left this mailbox. Agents that have come back can be read again."""
         for agent, inbox in self._inboxes.items():
             inbox.error = None
             if agent is not None and not listens_for(agent):
@@ -189,7 +192,10 @@ class Inboxes:
                 inbox.news.set()
 
     def put_back(self, inbox: AgentInbox, message: Message) -> None:
-        """Put back a message whose handling did not end, unless it is already committed: the next reader gets it."""
+        """Put back a message that was not handled to its end, so that the next reader gets it.
+
+        A message that is already committed is not put back.
+        """
         if self._is_committed(message):
             self.hand_out.release()
         else:
@@ -209,9 +215,9 @@ class Inboxes:
         if idle.get(most):
             self._warned = True
             logger.warning(
-                "no inbox gets further messages: %d messages, the most at a time, are fetched and not handled, %d of "
-                "them for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another messager host "
-                "that agent",
+                "no inbox gets further messages, because %d messages are fetched and not handled, which is the limit; "
+                "%d of them are for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another "
+                "messager host that agent",
                 _MOST,
                 idle[most],
                 most,
@@ -228,22 +234,21 @@ class Inboxes:
             inbox.news.set()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop fetching; with `commit`, commit the handled messages."""
+        """Stop fetching. With `commit`, commit the handled messages."""
         if self._filling is None:
             return
         await end(self._filling)
         if commit:
-            with suppress(MessagingError):  # If the commit fails, the messages are delivered again.
+            with suppress(MessagingError):  # if the commit fails, the messages are delivered again
                 await self.hand_out.commit()
 
 
 class InboxMessages(AsyncIterator[Message]):
-    """Iterator over the messages of one agent as they come.
+    """Iterator over the messages of one agent as they arrive.
 
-    Asking for the next message marks the previous message as handled.
-
-    A `for` block that is left drops its iterator, which then puts the message in hand back at once. A generator would
-    do so only later, when the next reader may already have later messages.
+    Asking for the next message says that the previous message was handled. When a `for` block is left, Python frees
+    this iterator, which then puts the message that was being handled back at once. A generator would do this only
+    later, when the next reader may already have later messages.
     """
 
     def __init__(self, inboxes: Inboxes, inbox: AgentInbox) -> None:
@@ -264,7 +269,7 @@ class InboxMessages(AsyncIterator[Message]):
         return message
 
     async def aclose(self) -> None:
-        """Stop reading. The message in hand goes back to the inbox, unless it is already committed."""
+        """Stop reading. The message that is being handled goes back to the inbox, unless it is already committed."""
         self._leave()
 
     def __del__(self) -> None:
@@ -278,7 +283,7 @@ class InboxMessages(AsyncIterator[Message]):
             self._inboxes.put_back(self._inbox, message)
 
     def _end(self) -> Message | None:
-        """Take the message in hand from the reader, and return it; None if there is none."""
+        """Return the message that is being handled, which the reader then no longer has, or None if there is none."""
         handled, self._in_hand = self._in_hand, None
         if handled is None:
             return None

@@ -24,7 +24,10 @@ _NO_ROWS: Rows = np.empty(0, np.intp)
 
 
 class LoneAnswers:
-    """The answers to questions that were asked one by one. Each question has a future, not a row in an AnswerTable."""
+    """The answers to questions that were asked one by one.
+
+    Each question has a future in place of a row of an AnswerTable.
+    """
 
     def __init__(self, exp_id: str, futures: "Sequence[Future[Message]]") -> None:
         self._exp_id = exp_id
@@ -36,12 +39,12 @@ class LoneAnswers:
         return all(future.done() for future in self._waiting.values())
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Return which of the questions at these places wait for an answer, bool (n,)."""
+        """Return whether the questions at these places wait for an answer, bool (n,)."""
         there = [place in self._waiting and not self._waiting[place].done() for place in places.tolist()]
         return np.array(there, np.bool_)
 
     def take_one(self, place: int, batch: Batch, row: int) -> bool:
-        """Accept the answer to one question; return whether it is the first answer and comes in time."""
+        """Accept the answer to one question. Return whether it is the first answer and has arrived in time."""
         future = self._waiting.pop(place, None)
         if future is None or future.done():
             return False
@@ -51,29 +54,29 @@ class LoneAnswers:
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         """Accept answers to the questions at these places.
 
-        Returns: which answers are the first to their questions and come in time, bool (n,).
+        Returns: which of the answers are the first to their questions and have arrived in time, bool (n,).
         """
         pairs = zip(places.tolist(), rows.tolist(), strict=True)
         return np.array([self.take_one(place, batch, row) for place, row in pairs], np.bool_)
 
     def fail(self, place: int, error: Exception) -> None:
-        """Raise an error at the caller of a question, if the caller still waits for the answer."""
+        """Make the caller of a question raise an error, if it still waits for the answer."""
         future = self._waiting.pop(place, None)
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # retrieved, so that asyncio does not log it if the caller is gone
+            future.exception()  # without this call, asyncio would log the error if the caller is gone
 
     def end(self) -> None:
-        """Raise Closed at all callers that still wait."""
+        """Make all callers that still wait raise Closed."""
         for place in [*self._waiting]:
             self.fail(place, Closed("this messager was closed before the answer came"))
 
 
 class OpenQuestion(NamedTuple):
-    """A question that waits, or several questions asked together, and the mailboxes that host the asked agents now.
+    """A question that waits, or several that were asked together, and the mailboxes that host the asked agents now.
 
-    `key` identifies the question or questions; for a lone question, `key` is the question's id. `fail` ends the wait,
-    and takes the reason.
+    `key` identifies them. For a question that was asked alone, `key` is its id. `fail` is called with a reason, and
+    ends the wait.
     """
 
     key: object
@@ -82,7 +85,10 @@ class OpenQuestion(NamedTuple):
 
 
 class AskedBatch(NamedTuple):
-    """The questions of one batch, without payloads. The first of them is the asker's question number `place`."""
+    """The questions of one batch, without payloads.
+
+    `place` is the index of the first of them among all questions that one call has asked.
+    """
 
     batch: Batch
     asker: AnswerTable | LoneAnswers
@@ -98,30 +104,30 @@ class AskedBatch(NamedTuple):
 class OpenQuestions:
     """The questions of a messager that wait for answers, sorted by the numbers in their ids.
 
-    An answer counts if it comes from the agent that was asked, or with `from_any` from any agent.
+    An answer is accepted only if it comes from the agent that was asked. With `from_any`, it may come from any agent.
     """
 
     def __init__(self, exp_id: str, *, from_any: bool = False) -> None:
         self._exp_id = exp_id
         self._from_any = from_any
-        self._texts: set[str] = set()  # the ids of questions, without their numbers
+        self._texts: set[str] = set()  # the beginnings of questions' ids, before the number
         self._asked: list[AskedBatch] = []  # sorted by the numbers of the questions
         self._firsts: list[int] = []
-        self._most = 0  # if `_asked` is longer, its batches that no longer wait are dropped
+        self._most = 0  # when `_asked` has more items than this, batches that no longer wait are dropped
 
     def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
-        """Start to wait for the answers to a batch of lone questions; `answers` are their futures."""
+        """Begin to wait for the answers to questions that were asked one by one. `answers` are their futures."""
         self.add(batch, LoneAnswers(self._exp_id, answers))
 
     def add(self, batch: Batch, asker: AnswerTable | LoneAnswers, place: int = 0) -> None:
-        """Start to wait for the answers to a batch whose ids were just assigned.
+        """Begin to wait for the answers to a batch, whose messages have just got their ids.
 
-        Args: place is the number of the first question in the asker's table.
+        Args: `place` is the number of the first question in the asker's table.
         """
         if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.batch.first for asked in self._asked]
-            # The limit doubles, so that each batch is looked at only a few times, however many questions wait.
+            # The limit doubles. So each batch is looked at only a few times, however many questions wait.
             self._most = 2 * len(self._asked)
         bare = copy(batch)
         bare.lines = bare.extension = None
@@ -136,7 +142,7 @@ class OpenQuestions:
         return any(not each.asker.done for each in self._asked)
 
     def open(self, directory: Directory) -> Iterator[OpenQuestion]:
-        """Yield the questions that wait: each lone question by itself, others grouped by their agents' mailboxes."""
+        """Yield the questions that wait: those asked alone one by one, others grouped by their agents' mailboxes."""
         for asked in [*self._asked]:
             batch = asked.batch
             places = np.arange(asked.place, asked.place + batch.rows)
@@ -152,21 +158,21 @@ class OpenQuestions:
                 yield OpenQuestion((batch.first, route), directory.routing.mailboxes(route), fail)
 
     def end(self) -> None:
-        """Stop waiting for answers: callers that still wait get a Closed error."""
+        """Stop waiting for answers. Callers that still wait raise Closed."""
         for asked in self._asked:
             asked.asker.end()
         self._asked, self._firsts = [], []
 
     def answer(self, found: Slice) -> Rows:
-        """Pass answers to their askers; return the rows that answer no open question, or answer it too late."""
+        """Pass answers to their askers. Return the rows that answer no open question, or answer it too late."""
         batch, low, high, _ = found
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:
             return np.arange(low, high)
-        if high - low == 1:  # For one question, numpy would take five times as long.
+        if high - low == 1:  # for one question, numpy would take five times as long
             return _NO_ROWS if self._answer_one(replies, batch, low) else np.arange(low, high)
         rows = np.arange(low, high)
-        # For each text, whether it belongs to our questions.
+        # For each text, whether a question's id begins with it.
         ours = np.array([text in self._texts for text in replies.texts], np.bool_)
         known = np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
         numbers = replies.numbers[rows]
@@ -179,7 +185,7 @@ class OpenQuestions:
         return rows[~taken]
 
     def _answer_one(self, replies: MessageIdColumn, batch: Batch, row: int) -> bool:
-        """Pass one answer to its asker; return whether it counts."""
+        """Pass one answer to its asker. Return False if it answers no open question, so that it is ignored."""
         number = replies.numbers.item(row)
         if replies.texts[0 if replies.places is None else replies.places[row]] not in self._texts:
             return False
@@ -216,7 +222,7 @@ def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
 
 
 def answer_failed(answer: Message) -> AnswerFailed:
-    """Build the error for a question whose handler failed, from the message that came instead of an answer."""
+    """Build the error for a question whose handler has failed, from the message that came in place of an answer."""
     told = answer.payload if isinstance(answer.payload, dict) else {}
     error, text = str(told.get("error", "error")), str(told.get("text", ""))
     return AnswerFailed(

@@ -1,4 +1,4 @@
-"""A watch over the open questions of one messager. It ends questions that can no longer get an answer."""
+"""A watch over the open questions of one messager. It ends the wait of questions that can no longer get an answer."""
 
 import asyncio
 import logging
@@ -10,23 +10,24 @@ from typing import NamedTuple
 
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.open_questions import OpenQuestion, OpenQuestions
-from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
+from ray_messaging.messager_engine import Engine
 from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
-# The pause between two looks at the questions; both must see a reason, because notes are written with some delay.
+# The pause between two checks of the questions. Both must find the same reason, because notes are written with a delay.
 _LOOK_S = 0.5
-_SHARE = 20  # the pause is at least this many times as long as the last look
-_MOST_NOTES = 1000  # the most mailboxes whose notes one look reads
+_SHARE = 20  # the pause is at least this many times as long as the last check
+_MOST_NOTES = 1000  # the most mailboxes whose notes one check reads
 
 
 class WaitGraph(NamedTuple):
-    """A graph of which question waits for which other question, from the notes of mailboxes whose handlers all wait."""
+    """A graph of which question waits for which other one, made from the notes of mailboxes whose handlers all wait."""
 
     asks: dict[str, Ask]
-    in_hand: dict[str, tuple[Ask, ...]]  # the question that a handler has in hand -> the questions that it has asked
+    # By the id of a question that a handler is handling: the questions that the handler has asked.
+    in_hand: dict[str, tuple[Ask, ...]]
     notes: Mapping[str, ServiceNote]
 
     @classmethod
@@ -37,7 +38,7 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return, for each handler that has a question in hand or could answer it, the questions that it has asked.
+        """Return, for each handler that has a question or could handle it, the questions that the handler has asked.
 
         The result is [] if a handler is free.
         """
@@ -77,26 +78,26 @@ class WaitGraph(NamedTuple):
 
 
 class QuestionWatch:
-    """A watch over the open questions of one messager, which asks the server from time to time what has become of them.
+    """A watch over the open questions of one messager, which reads from time to time what has become of them.
 
-    It ends a question if no mailbox hosts the asked agent any more, if the service of the agent's mailbox has ended, or
-    if the answer would have to wait for itself. Two looks in a row must have seen the same reason.
+    It ends the wait of a question if no mailbox hosts the asked agent any more, if the service of the agent's mailbox
+    has ended, or if the answer would have to wait for itself. Two successive checks must find the same reason.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions) -> None:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        # Question -> the reason, found in the last look, why it cannot get an answer.
+        # By question: the reason that the last check found why the question cannot get an answer.
         self._seen: dict[object, object] = {}
 
     def begin(self) -> None:
-        """Start to watch, for as long as there are open questions."""
+        """Begin to watch, for as long as there are open questions."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="ray_messaging question watch")
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop looking at the mailboxes of askers' questions."""
         if self._task is not None:
             await end(self._task)
 
@@ -125,7 +126,7 @@ class QuestionWatch:
         for each in asked:
             circle = graph.circle(each.key, dead) if each.key in dead else []
             why = _hopeless(each, notes) or in_circle((ask.from_id, ask.to_id) for ask in circle)
-            # In a circle, only the question with the highest id ends, so that the others can go on.
+            # Of a circle, only the question with the highest id is ended, so that the others can go on.
             if not why or (circle and max(ask.question for ask in circle) != each.key):
                 continue
             found[each.key] = why, [ask.question for ask in circle]
@@ -157,7 +158,7 @@ _ENDED = (
 
 
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
-    """Return why no mailbox will answer a question, or "" if a mailbox may still answer it."""
+    """Return why no mailbox will answer a question, or "" if one may still answer it."""
     if not asked.mailboxes:
         return _GONE
     ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]
@@ -167,7 +168,7 @@ def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
 def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
     """Return why a question in a circle of waiting agents gets no answer, or "" if there are no pairs.
 
-    Args: pairs are the agents of the circle: in each pair, the first agent has asked the second.
+    Args: `pairs` are pairs of agents of the circle. In each pair, the first agent has asked the second one.
     """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (

@@ -1,4 +1,4 @@
-"""Batches of answers to questions."""
+"""Build the batches that carry answers to questions."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -29,9 +29,8 @@ def replies_to(
 ) -> list[Batch]:
     """Build the answers to questions, one batch for each slice.
 
-    Args: payloads are one payload for each question, or one for all questions; a payload has at most `payload_bytes` as
-    JSON. With `failed`, the messages do not answer, but say that the handlers failed.
-
+    Args: `payloads` has one payload for each question, or is one payload for all questions. A payload has at most
+    `payload_bytes` as JSON. With `failed`, the messages are not answers, but say that the handlers have failed.
     Raises: NoQuestion if a message expects no answer or was already answered; InvalidColumns, InvalidPayload or
     PayloadTooLarge if the payloads are not valid.
     """
@@ -69,12 +68,12 @@ def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None, *, fai
 
 
 def answer_topic(batch: Batch, row: int, exp_id: str) -> str:
-    """Return the topic of the answer to a question: the question's own, or the user's channel if the user has asked."""
+    """Return the topic of the answer to a question: the question's topic, or the user's channel if the user asked."""
     return ":" + payback_channel(exp_id) if batch.from_ids[row] is None else batch.topic_of(row)
 
 
 def asker_of(batch: Batch) -> str:
-    """Return the mailbox that receives the answers to a batch of questions, or "" if the batch expects no answers."""
+    """Return the mailbox that gets the answers to a batch of questions, or "" if the batch expects no answers."""
     return "" if batch.extension is None else batch.extension.reply_mailbox
 
 
@@ -112,7 +111,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """If the `with` block raises Closed, add the first question, and the agent that cannot answer it, to the text."""
+    """If the `with` block raises Closed, add to its text the first question, and the agent that cannot answer it."""
     try:
         yield
     except Closed as error:
@@ -143,9 +142,9 @@ def _asker(batch: Batch, row: int) -> str:
 
 
 def waits_for_failure(question: Slice) -> bool:
-    """Return whether the asker of a message must be told that its handler failed.
+    """Return whether to report to the asker of a message that its handler has failed.
 
-    The asker need not be told if it expects no answer, has one already, or is a survey, which only counts answers.
+    This is not done if the asker expects no answer, already has one, or is a survey, which only counts answers.
     """
     batch, row, *_ = question
     expects = None if batch.extension is None else batch.extension.expects_answer
@@ -159,7 +158,7 @@ def blocked_among(receipts: Receipts) -> Collection[int]:
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered, except the questions at the places `blocked`, whose answers a rule blocked."""
+    """Mark questions as answered, except those at the places `blocked`, whose answers a rule has blocked."""
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

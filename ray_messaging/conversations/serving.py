@@ -1,4 +1,4 @@
-"""Serving: a handler is called for each message, and many handlers run at once."""
+"""Serving: a handler is called for each message, and many handlers run at the same time."""
 
 import asyncio
 import logging
@@ -35,16 +35,17 @@ Handler = Callable[[Message], Awaitable[Payload | None]]
 OnError = Literal["dead_letter", "end"]
 
 _NO_CONTEXT = nullcontext()
-_OURS = (Closed, Fenced)  # errors of a handler that sends: the reason is this messager, not the message
-# Errors of a reply: what the handler has returned cannot be sent.
+# If a handler's send raises one of these errors, the messager is the reason, and not the message.
+_OURS = (Closed, Fenced)
+# Errors of a reply that cannot be sent, because of what the handler has returned.
 _OF_THE_ANSWER = (NoQuestion, InvalidPayload, PayloadTooLarge)
 
 
 class Serving(NamedTuple):
     """Settings of `serve`.
 
-    The settings say how many handlers may run at once, how many more times a message is tried, how many seconds each
-    try may take (None: no limit), and what an error does.
+    They say how many handlers may run at once, how often a message is tried again, how many seconds each try may take
+    (None: no limit), and what happens after an error.
     """
 
     concurrency: int = 1000
@@ -70,32 +71,38 @@ class Serving(NamedTuple):
 
 
 class Service(Protocol):
-    """The messager whose messages a MessageServer handles. The MessageServer tells it which handlers fail."""
+    """The messager whose messages a MessageServer handles.
+
+    The MessageServer reports to it which handlers have failed.
+    """
 
     name: str  # no other service of the mailbox has this name
 
     @property
     def waits(self) -> Waits | None:
-        """Return the record of which handlers of this process wait, or None if the group's actor keeps it."""
+        """Return the record of which handlers of this process wait, or None if the group's actor has the record."""
 
     async def begin(self) -> Sequence[Message]:
-        """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
+        """Begin to serve. Return the messages that an earlier service of this messager has left unhandled."""
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Turn a message whose handler failed into a dead letter."""
+        """Make a message whose handler has failed a dead letter."""
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Tell the asker of a message that its handler failed."""
+        """Report to the asker of a message that its handler has failed."""
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
-        """Stop serving; take back unhandled messages, and say why this service has ended ("": by its caller)."""
+        """Stop serving.
+
+        Take back unhandled messages, and say why this service has ended ("": its caller has ended it).
+        """
 
 
 class MessageServer:
-    """A loop that fetches messages and runs a handler for each, many at once. Each message is committed on its own.
+    """A loop that fetches messages and runs a handler for each, many at once. Each message is committed by itself.
 
-    If a handler fails, its message becomes a dead letter, the asker is told, and the other handlers go on; or the whole
-    service ends. `serving.on_error` says which of the two happens.
+    `serving.on_error` says what happens if a handler fails. Either its message becomes a dead letter, the asker is
+    told, and the other handlers go on; or the whole service ends.
     """
 
     def __init__(
@@ -109,7 +116,8 @@ class MessageServer:
         tracer: AnyTracer = UNTRACED,
     ) -> None:
         problem = None if callable(handler) else "it cannot be called"
-        if problem := problem or call_problem(handler, 1):  # checked now, or each message would become a dead letter
+        # This is checked before serving, because otherwise each message would become a dead letter.
+        if problem := problem or call_problem(handler, 1):
             raise ConfigError(f"handler={handler!r} must take one argument, async def answer(message): {problem}")
         self._service = service
         self._tracer = tracer
@@ -136,7 +144,7 @@ class MessageServer:
                 await end(task)
                 self._ended(task)
             self._left += first
-            with suppress(MessagingError):  # If the commit fails, the messages are delivered again.
+            with suppress(MessagingError):  # if the commit fails, the messages are delivered again
                 await self._hand_out.commit()
             await self._end()
         assert self._error is not None
@@ -164,7 +172,8 @@ class MessageServer:
         try:
             with self._tracer.handling(message):
                 await self._try(message)
-        except (SystemExit, KeyboardInterrupt) as error:  # these errors would stop the event loop, and so this service
+        # These errors would stop the event loop, and with it this service.
+        except (SystemExit, KeyboardInterrupt) as error:
             await self._tell(message, HandlerFailure.of(error))
             raise _Fatal(error) from error
         finally:
@@ -172,7 +181,7 @@ class MessageServer:
         self._hand_out.handled(message)
 
     async def _try(self, message: Message) -> None:
-        """Handle a message, and try again if it fails; raise the errors that end the service."""
+        """Handle a message, and try again if that fails. Raise the errors that end the service."""
         backoff: Backoff | None = None
         attempts = 0
         while True:
@@ -182,7 +191,7 @@ class MessageServer:
             except _OURS:
                 raise
             except _Fatal as fatal:
-                raise fatal.error from None  # a trace is to show the error, not its wrapper
+                raise fatal.error from None  # the traceback must show the error, and not its wrapper
             except asyncio.CancelledError as error:
                 if self._over:
                     raise
@@ -212,13 +221,13 @@ class MessageServer:
             raise
         except MessagingError as error:
             raise _Fatal(error) from error
-        if not receipt and receipt.fate == FATES[BLOCKED]:  # the asker would wait in vain
-            # The text leaves the rule's reason out, because a rule may block that, too.
+        if not receipt and receipt.fate == FATES[BLOCKED]:  # otherwise the asker would wait in vain
+            # The rule's reason is left out, because a rule may block a text that quotes it.
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")
             await self._tell(message, told)
 
     async def _fail(self, message: Message, error: BaseException, attempts: int) -> None:
-        """Give up on a message whose handler failed; raise the error if it must end the service."""
+        """Give up a message whose handler has failed. If the error must end the service, raise it."""
         failure = HandlerFailure.of(error, attempts)
         logger.error("the handler of message %s failed", message.id, exc_info=error)
         if self._serving.on_error == "end":
@@ -241,7 +250,7 @@ class MessageServer:
         if error is not None:
             self._error = self._error or (error.error if isinstance(error, _Fatal) else error)
             self._hand_out.stop()
-        if error is not None or task.cancelled():  # the message comes again
+        if error is not None or task.cancelled():  # the message will be delivered again
             self._left.append(message)
             self._hand_out.release()
 

@@ -1,1 +1,1 @@
-"""The Valkey server that an experiment starts for itself."""
+"""The Valkey server that an experiment starts if it gets no other server."""

@@ -1,9 +1,9 @@
 """Data directory of an embedded server: its locks, the handover to a successor, and its removal.
 
-The guard, a script outside the package, loads this file as well, so it imports the standard library only.
-
-Two file locks (flock) show which processes are alive. The guard and Valkey hold the exclusive lock, so that two servers
-never run on one directory. The owner holds the shared owner lock, which protects the data even if the guard was killed.
+The owner is the process that wants the server. It starts a guard, a process that runs a script outside of the package.
+The script loads this file too, so this file imports only the standard library. Two file locks (flock) show which
+processes are alive. The guard and Valkey hold the exclusive lock, so that two servers never run on one directory. The
+owner holds the shared owner lock, which protects the data even if the guard was killed.
 """
 
 import fcntl
@@ -18,30 +18,38 @@ from typing import Final
 TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
-SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # exists while a successor of the owner waits for the guard's lock
-# Exists if a successor may come; its mtime says since when owner and guard are gone.
+# A file that exists while a successor of the owner waits for the guard's lock.
+SUCCESSOR_NAME: Final = ".ray_messaging.successor"
+# A file that exists if a successor may come. Its mtime says since when owner and guard have been dead.
 AWAITED_NAME: Final = ".ray_messaging.heir"
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
-LOCK_TIMEOUT_S: Final = 0.5  # A killed server loses its lock within milliseconds.
+LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
 KEPT_TIMEOUT_S: Final = 2.0  # if a driver was killed, the owner of its server ends a moment later
 PAUSE_S: Final = 0.02
-AWAITED_S: Final = 60.0  # Ray starts a successor sooner than this, unless the experiment has ended
+AWAITED_S: Final = 60.0  # unless the experiment has ended, Ray starts a successor within this time
 STOPPING: Final = b"stopping"
 
 
 class CannotStart(Exception):
-    """The server cannot start. `args` are the kind (data_dir, port or server), the reason, and the last log lines."""
+    """The server cannot start.
+
+    `args` are the kind (data_dir, port or server), the reason, and the last lines of the log.
+    """
 
 
 def take_lock(path: Path, *, create: bool) -> int:
-    """Lock a directory; return the lock's file descriptor. Raises BlockingIOError if another process has the lock."""
+    """Lock a directory; return the file descriptor of the lock.
+
+    Raises: BlockingIOError if another process has the lock.
+    """
     name = path / LOCK_NAME
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), name.stat()):  # removed by a sweep before we had the lock
+        # A sweep has removed the file before this process had the lock.
+        if not os.path.samestat(os.fstat(lock), name.stat()):
             raise FileNotFoundError(name)
         mark(lock, b"process %d" % os.getpid())
     except OSError:
@@ -51,21 +59,24 @@ def take_lock(path: Path, *, create: bool) -> int:
 
 
 def mark(lock: int, holder: bytes) -> None:
-    """Write a description of the lock's holder into the lock file."""
-    # The write comes before truncating, because on a full disk only a write without a new block succeeds.
+    """Write into the lock file which process holds the lock."""
+    # The file is truncated only after the write, because on a full disk only a write into an existing block succeeds.
     os.pwrite(lock, holder, 0)
     os.ftruncate(lock, len(holder))
 
 
 def lock_as_owner(path: Path) -> int:
-    """Protect a directory from sweeps while the returned file descriptor is open; raise OSError if that fails."""
+    """Protect a directory from sweeps while the returned file descriptor is open.
+
+    Raises: OSError if that fails.
+    """
     owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_SH)  # only a sweep takes this lock exclusively, for an instant
+    fcntl.flock(owner, fcntl.LOCK_SH)  # only a sweep takes this lock exclusively, for a moment
     return owner
 
 
 def has_owner(path: Path) -> bool:
-    """Return whether the owner of a directory is alive."""
+    """Return whether the owner of a directory lives."""
     try:
         owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -80,14 +91,14 @@ def has_owner(path: Path) -> bool:
 
 
 def expect_successor(path: Path) -> None:
-    """Protect a directory from sweeps until a successor of its owner has had time to appear."""
+    """Protect a directory from sweeps until a successor of its owner has had time to start."""
     awaited = path / AWAITED_NAME
     awaited.touch(mode=0o600)
     os.utime(awaited, (0, 0))
 
 
 def _expects_successor(path: Path) -> bool:
-    """Return whether a successor may still appear for a directory that this process has locked."""
+    """Return whether a successor may still start on a directory that this process has locked."""
     awaited = path / AWAITED_NAME
     if not awaited.exists():
         return False
@@ -95,28 +106,28 @@ def _expects_successor(path: Path) -> bool:
     if seen_at == 0:
         os.utime(awaited, (_now(), _now()))
         return True
-    return 0 <= _now() - seen_at < AWAITED_S  # the difference is negative after a restart of the machine
+    return 0 <= _now() - seen_at < AWAITED_S  # after a restart of the machine, the difference is negative
 
 
 def _now() -> float:
-    """Return the seconds since the machine was started: nobody can set this clock, and all processes share it."""
+    """Return the seconds since the machine was started. Nobody can set this clock, and all processes share it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Make a directory and return its lock. First remove the directories that killed guards left beside it."""
+    """Make a directory and return its lock. Before, remove the directories beside it that killed guards have left."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
-        with suppress(FileNotFoundError, BlockingIOError):  # another guard's sweep removed it before we had the lock
+        # The sweep of another guard removed the directory before this process had the lock.
+        with suppress(FileNotFoundError, BlockingIOError):
             return take_lock(path, create=True)
 
 
 def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, create: bool) -> int:
-    """Wait until the server that runs on a directory hands it over or stops, then lock it; return the lock.
+    """Wait until the server that runs on a directory stops or hands it over, then lock the directory; return the lock.
 
-    Args: `create` is true for a user's directory, and false for a directory that must hold this owner's data.
-
+    Args: `create` is true for a user's directory, and false for a directory that must already have this owner's data.
     Raises: CannotStart if another server goes on running there, the directory cannot be used, or the data are gone.
     """
     deadline = time.monotonic() + timeout_s
@@ -129,7 +140,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
             holder = (path / LOCK_NAME).read_bytes()
             if time.monotonic() > deadline and not (create and holder == STOPPING):
                 raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
-            (path / SUCCESSOR_NAME).touch(mode=0o600)  # a guard without an owner stops its server then
+            (path / SUCCESSOR_NAME).touch(mode=0o600)  # seeing this file, a guard without an owner stops its server
             busy()
             time.sleep(PAUSE_S)
     except OSError as error:
@@ -140,15 +151,15 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:
-    """Remove this user's temporary directories of servers that have neither a living guard nor a living owner."""
+    """Remove this user's temporary directories whose servers have neither a living guard nor a living owner."""
     for path in root.glob(f"{TEMPORARY_PREFIX}*"):
-        with suppress(OSError):  # The directory is in use, or has just been removed.
+        with suppress(OSError):  # the directory is in use, or was just removed
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or has_owner(path):
                 continue
             try:
                 lock = take_lock(path, create=False)
             except FileNotFoundError:
-                path.rmdir()  # a guard died right after mkdir; rmdir refuses a directory with files
+                path.rmdir()  # a guard died right after mkdir; rmdir does nothing to a directory with files
             else:
                 if not _expects_successor(path):
                     remove(path)
@@ -159,7 +170,7 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 def remove(path: Path) -> None:
     """Remove a locked directory.
 
-    The lock file is removed last, so that a later sweep can continue after an interruption.
+    The lock file is removed last. So if this is interrupted, a later sweep can continue.
     """
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
@@ -171,13 +182,16 @@ def remove(path: Path) -> None:
 
 
 def erase(path: Path) -> None:
-    """Remove a stopped server's files from a user's directory, and the directory if it is empty. Raises OSError."""
+    """Remove a stopped server's files from a user's directory, and also the directory if it is then empty.
+
+    Raises: OSError if a file cannot be removed.
+    """
     lock = take_lock(path, create=True)
     try:
         shutil.rmtree(path / APPEND_ONLY_NAME)
         for name in (LOG_NAME, CONFIG_NAME, OWNER_NAME, SUCCESSOR_NAME, AWAITED_NAME, LOCK_NAME):
             (path / name).unlink(missing_ok=True)
-        for socket in path.glob("*.sock"):  # These sockets belonged to servers that were killed.
+        for socket in path.glob("*.sock"):  # these sockets belonged to servers that were killed
             socket.unlink()
         if not any(path.iterdir()):
             path.rmdir()
@@ -186,7 +200,7 @@ def erase(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove the directory of a killed guard, once its server, which dies with it, has released the lock."""
+    """Remove the directory of a killed guard. Its server dies with it, and then releases the lock."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -195,17 +209,17 @@ def discard(path: Path) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(PAUSE_S)
-        except OSError:  # the guard has removed the directory
+        except OSError:  # the guard has already removed the directory
             return
         else:
-            with suppress(OSError):  # If this fails, a later sweep removes it.
+            with suppress(OSError):  # if this fails, a later sweep removes the directory
                 remove(path)
             os.close(lock)
             return
 
 
 def last_lines(path: Path, start: int = 0) -> str:
-    """Return the last lines of the server's log, from byte `start` on; "" if there is no log."""
+    """Return the last lines of the server's log, from byte `start` on, or "" if there is no log."""
     with suppress(OSError), (path / LOG_NAME).open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 8192))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])

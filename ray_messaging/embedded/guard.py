@@ -1,15 +1,17 @@
 """Guard of one Valkey server: it starts the server, stops it after the owner's end, and cleans up.
 
-It is a script for `python -S -E -I`. It is never imported, and imports only fast modules of the standard library.
+It is a script for `python -S -E -I`. It is never imported, and imports only modules of the standard library that load
+fast. The owner is the process that wants the server.
 
     owner -> stdin   one line of JSON, the order; then `r` and a line of JSON, the configuration: start a dead server
                      again, or `s`: stop
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
-If an owner ends without an `s`, the server runs on for `grace_s` and waits for a successor, but no longer than the
-process `host_pid` lives: that process starts successors. If the guard is killed, Valkey is killed with it (PDEATHSIG).
-The owner then starts a new guard on the same data. Without an owner, the next guard removes the temporary directory.
-After the server of an owner that died, the order's `epilogue` runs: a command that works on the remaining data.
+If an owner ends without an `s`, the server runs on for `grace_s` and waits for a successor, but only while the process
+`host_pid` lives, because that process starts successors. If the guard is killed, Valkey is killed with it (PDEATHSIG).
+The owner then starts a new guard on the same data. If the owner has died too, the next guard on the machine removes the
+temporary directory. If an owner has died, the command `epilogue` in its order runs after its server, and works on the
+data that remain.
 """
 
 import ctypes
@@ -25,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
+if not TYPE_CHECKING:  # in an isolated interpreter, the folder of a script is not on the path
     sys.path.append(str(Path(__file__).parent))
     import data_directory
     from guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
@@ -33,34 +35,41 @@ else:
     from ray_messaging.embedded import data_directory
     from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
 
-ANSWER_TIMEOUT_S: Final = 8.0  # time in which the server neither answers nor works; below the owner's limit of 10 s
+# The server is given up if it neither answers nor uses CPU time for this long; the owner's limit is 10 s.
+ANSWER_TIMEOUT_S: Final = 8.0
 READY_POLL_S: Final = 0.01
-PROBE_TIMEOUT_S: Final = 0.25  # another program on the port may never answer
-STOP_TIMEOUT_S: Final = 5.0  # time for the last fsync, after which the server is killed
-REWRITE_TIMEOUT_S: Final = 5.0  # time to write half a gigabyte; with the stop it is below the owner's limit of 15 s
+# The time limit for an answer on the port, where another program may listen that never answers.
+PROBE_TIMEOUT_S: Final = 0.25
+STOP_TIMEOUT_S: Final = 5.0  # the time for the last fsync; after it the server is killed
+# Enough to write half a gigabyte; with the time for stopping, it is below the owner's limit of 15 s.
+REWRITE_TIMEOUT_S: Final = 5.0
 REWRITE_POLL_S: Final = 0.02
 REWRITES: Final = (
     "EVAL \"return tonumber(string.match(redis.call('INFO', 'persistence'), 'aof_rewrite_in_progress:(%d)'))\" 0"
 )
-# Only copied replies count toward a client's output limit; others could fill the memory. Older servers copy all.
+# Only replies that the server copies count toward a client's output limit. Replies that it does not copy could fill the
+# memory. Older servers copy all replies.
 COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # These numbers are from linux/prctl.h.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # numbers from linux/prctl.h
 
 
 def send_event(event: str, **facts: object) -> None:
-    """Send an event to the owner, if it is alive."""
+    """Send an event to the owner, if the owner lives."""
     with suppress(OSError):
         os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
 
 
 def busy() -> None:
-    """Tell the owner that the guard is alive, but not ready yet."""
+    """Tell the owner that the guard lives, but is not ready yet."""
     send_event("waiting")
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; raise OSError if that fails."""
+    """Set an attribute of this process by the system call prctl.
+
+    Raises: OSError if that fails.
+    """
     if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value)) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
@@ -73,12 +82,12 @@ class Valkey:
         self._path = path
         config = path / data_directory.CONFIG_NAME
         same = config.exists() and config.read_text() == order["config"]
-        if not same:  # an equal file stays, because on a full disk it could not be written again
+        if not same:  # if the file has the right text it is kept, because on a full disk it could not be written again
             config.unlink(missing_ok=True)
-            config.write_text(order["config"])  # Our umask gives the file the mode 0600.
+            config.write_text(order["config"])  # with the guard's umask, the file gets the mode 0600
         log = path / data_directory.LOG_NAME
         self._log_start = log.stat().st_size if log.exists() else 0
-        # Valkey inherits the lock, so that it is not free between the guard's death and Valkey's.
+        # Valkey inherits the lock. So the directory stays locked between the guard's death and Valkey's death.
         os.set_inheritable(lock, True)
         guard = os.getpid()
         self.pid = os.fork()
@@ -86,15 +95,16 @@ class Valkey:
             self._exec(guard)
 
     def _exec(self, guard: int) -> None:
-        """Replace the forked child by Valkey; never return."""
+        """Replace the forked child process by Valkey; never return."""
         try:
-            os.chdir(self._path)  # the config has paths relative to it, which need no quoting
+            os.chdir(self._path)  # the paths in the config are relative to this directory, so that they need no quoting
             log = os.open(data_directory.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            os.setpgid(0, 0)  # a kill then also reaches its child that rewrites the append-only file
+            # Valkey's child, which rewrites the append-only file, is in this group, so that a kill reaches it too.
+            os.setpgid(0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == guard:  # the guard may have died before prctl
+            if os.getppid() == guard:  # otherwise the guard died before the call of prctl
                 environment = self._order["environment"] | os.environ
                 command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
@@ -104,7 +114,10 @@ class Valkey:
             os._exit(127)
 
     def exited(self) -> str | None:
-        """Return how the process ended, or None while it runs. It stays a zombie, so that its pid is not reused."""
+        """Return how the process ended, or None while it runs.
+
+        It stays a zombie, so that its process id is not used again.
+        """
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if end is None:
             return None
@@ -116,16 +129,19 @@ class Valkey:
         return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: GuardWatch) -> None:
-        """Wait until the server answers. Raises CannotStart if it does not, Stopped if the owner ends or orders it."""
+        """Wait until the server answers.
+
+        Raises: CannotStart if the server does not answer; Stopped if the owner ends or orders to stop.
+        """
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            # The CPU time that the process has used, as user and as system.
+            # The CPU time that the process has used, in user mode and in system mode.
             now, work = time.monotonic(), int(fields[11]) + int(fields[12])
-            if work > worked:  # while it loads a long append-only file it may not answer
+            if work > worked:  # while the server loads a long append-only file, it works without answering
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 send_event("waiting")
             elif now > deadline:
@@ -133,7 +149,7 @@ class Valkey:
             watch.wait(READY_POLL_S)
 
     def ask(self, command: str) -> bytes:
-        """Send AUTH and a command, if this process has the port; return the answers, or b"" if there are none."""
+        """Send AUTH and a command, if Valkey listens on the port; return the answers, or b"" if there are none."""
         answer, address = b"", (self._order["host"], self._order["port"])
         if not listens(self.pid, address[1]):
             return b""
@@ -144,41 +160,48 @@ class Valkey:
         return answer
 
     def take_fsync(self) -> bool:
-        """Tell Valkey to do the fsync of each second itself from now on; return whether it does."""
+        """Tell Valkey to call fsync each second itself from now on; return whether it does."""
         return self.ask("CONFIG SET appendfsync everysec").endswith(b"+OK\r\n+OK\r\n")
 
     def shrink(self) -> None:
-        """Rewrite the append-only file without its history, if there is time; otherwise the old file stays."""
+        """Rewrite the append-only file without the history of its values.
+
+        If this takes too long, the old file is kept.
+        """
         deadline = time.monotonic() + REWRITE_TIMEOUT_S
         self.ask("BGREWRITEAOF")
         while self.ask(REWRITES).endswith(b":1\r\n") and time.monotonic() < deadline:
             time.sleep(REWRITE_POLL_S)
 
     def stop(self) -> None:
-        """Stop the process and its children, by SIGTERM and then SIGKILL; return when all are gone."""
+        """Stop the process and its children, with SIGTERM and then SIGKILL; return when all of them are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        # If not blocked, SIGCHLD could arrive between exited() and sigtimedwait().
+        # The signal is blocked because it could otherwise arrive, and be lost, between exited() and sigtimedwait().
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         os.kill(self.pid, signal.SIGTERM)
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
             signal.sigtimedwait({signal.SIGCHLD}, left_s)
         os.kill(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # The process died before it had a process group.
+        with suppress(ProcessLookupError):  # the process died before it had a process group
             os.killpg(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        with suppress(ChildProcessError):  # its child that rewrote the append-only file is ours now: we are a subreaper
+        # Valkey's child that rewrote the append-only file is now a child of the guard, which is a subreaper.
+        with suppress(ChildProcessError):
             while True:
                 os.waitpid(-self.pid, 0)
-        # The next process would inherit the blocked signal.
+        # The next Valkey process would inherit the blocked signal.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: GuardWatch) -> None:
-    """Run the server until it dies or cannot start. Raises Stopped, or HandedOver if a successor wants the data."""
+    """Run the server until it dies or cannot start.
+
+    Raises: Stopped if it must stop; HandedOver if a successor wants the data.
+    """
     try:
         port.open()
         valkey = Valkey(order, path, lock)
-    except OSError as error:  # out of memory, disk or processes: that may pass, and the data stay
+    except OSError as error:  # memory, disk or processes are used up; this may pass, so the data are kept
         kind = "port" if error.errno == errno.EADDRINUSE else "server"
         return send_failure(data_directory.CannotStart(kind, f"cannot start Valkey: {error}", ""))
     fsync = None
@@ -207,13 +230,13 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Guard
 
 
 def send_failure(error: data_directory.CannotStart) -> None:
-    """Tell the owner why the server does not start."""
+    """Tell the owner why the server has not started."""
     send_event("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
 
 
 def read_line() -> Any:  # noqa: ANN401 - what JSON holds
     """Read a line of JSON from the owner; raise Stopped if the owner has ended."""
-    # The read is unbuffered, so that a following order stays in the pipe.
+    # With a buffered read, the order that follows would leave the pipe too.
     line = io.FileIO(0, closefd=False).readline()
     if not line.endswith(b"\n"):
         raise Stopped
@@ -221,7 +244,7 @@ def read_line() -> Any:  # noqa: ANN401 - what JSON holds
 
 
 def run_epilogue(order: dict[str, Any], umask: int) -> None:
-    """Replace the guard process by the command that must follow a server whose owner died."""
+    """Replace the guard process by the command that must run after a server whose owner has died."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -230,7 +253,10 @@ def run_epilogue(order: dict[str, Any], umask: int) -> None:
 
 
 def guard(owner: int, umask: int) -> None:
-    """Carry out the owner's orders, and clean up. Raises CannotStart; Stopped or HandedOver at the end."""
+    """Carry out the owner's orders, then clean up.
+
+    Raises: CannotStart if the server cannot start; Stopped or HandedOver at the end.
+    """
     watch = GuardWatch(owner)
     order = read_line()
     path, temporary = Path(order["path"]), order["temporary"]
@@ -249,17 +275,17 @@ def guard(owner: int, umask: int) -> None:
         watch.expect_successor(path / data_directory.SUCCESSOR_NAME, order["grace_s"], order["host_pid"])
         while True:
             serve(order, path, lock, port, watch)
-            while watch.wait(None) != b"r":  # the data are kept until the owner restarts or stops the server
+            while watch.wait(None) != b"r":  # the data are kept until the owner orders to restart or to stop the server
                 pass
             order["config"] = read_line()
-    except Stopped as end:  # after any other end the data stay for a successor
+    except Stopped as end:  # after any other exception, the data are kept for a successor
         if temporary:
             data_directory.remove(path)
         else:
-            # The data stay, but this file holds the password, so it goes.
+            # The data are kept, but not this file, which has the password.
             (path / data_directory.CONFIG_NAME).unlink(missing_ok=True)
         if order["epilogue"] and not isinstance(end, Ordered):
-            os.close(lock)  # the epilogue would inherit this lock
+            os.close(lock)  # otherwise the epilogue would inherit this lock
             run_epilogue(order, umask)
         raise
 
@@ -268,7 +294,7 @@ def main() -> None:
     """Leave the owner's process tree, then run the guard."""
     owner = os.getppid()
     if os.fork() != 0:
-        os._exit(0)  # Ray kills the direct children of a dead worker, so the guard is a grandchild
+        os._exit(0)  # the guard must be a grandchild of the owner, because Ray kills the children of a dead worker
     os.setsid()
     umask = os.umask(0o077)
     os.chdir("/")

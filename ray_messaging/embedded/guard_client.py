@@ -1,4 +1,4 @@
-"""Client of the guard process. It runs in the owner of an embedded server."""
+"""Client of the guard process. It runs in the owner of an embedded server, and sends orders to the guard."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 START_TIMEOUT_S: Final = 10.0
-STOP_TIMEOUT_S: Final = 15.0  # the guard gives Valkey 5 s, then removes the data
+STOP_TIMEOUT_S: Final = 15.0  # the guard gives Valkey up to 10 s to stop, and then removes the data
 GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class GuardClient:
-    """A guard process and the pipes to it. Any thread may call `event`. `gone` is True once the guard has ended."""
+    """A guard process and the pipes to it. Any thread may call `event`. `gone` is True after the guard has ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own file
@@ -37,10 +37,10 @@ class GuardClient:
         self.gone = False
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Send the order to start; return the outcome, an event "ready" or "failed"."""
+        """Send the order to start a server; return the outcome, an event "ready" or "failed"."""
         answer = self._ask(json.dumps(order).encode() + b"\n")
         if answer["event"] == "ready":
-            self._process.wait()  # the process that was started ends after it forks the guard
+            self._process.wait()  # the process that was started has forked the guard, and ends
         return answer
 
     def restart(self, config: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class GuardClient:
         return self._ask(b"r" + json.dumps(config).encode() + b"\n")
 
     def _ask(self, words: bytes) -> dict[str, Any]:
-        with suppress(OSError, ValueError):  # the guard is dead, or stop() closed the pipe
+        with suppress(OSError, ValueError):  # the guard is dead, or `stop` has closed the pipe
             self._orders.write(words)
         reason = f"no sign of life within {START_TIMEOUT_S:g} s"
         while event := self.event(START_TIMEOUT_S):
@@ -60,12 +60,15 @@ class GuardClient:
         return {"event": "failed", "kind": "server", "reason": reason, "log": ""}
 
     def event(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """Return the next event, or None after the timeout. After the guard's end it is always {"event": "gone"}."""
+        """Return the next event, or None after the timeout.
+
+        Once the guard has ended, it is always {"event": "gone"}.
+        """
         while True:
             with self._lock:
                 if event := self._read():
                     return event
-                events = os.dup(self._events.fileno())  # stop() may close the original while we wait
+                events = os.dup(self._events.fileno())  # a copy, because `stop` may close the original during the wait
             try:
                 poll = select.poll()
                 poll.register(events, select.POLLIN)
@@ -88,18 +91,19 @@ class GuardClient:
         return event
 
     def stop(self, guard_pid: int | None) -> None:
-        """Make the guard stop the server and clean up; wait, but kill the guard by `guard_pid` after STOP_TIMEOUT_S."""
+        """Make the guard stop the server and clean up, and wait until it has. After STOP_TIMEOUT_S kill the guard."""
         with suppress(OSError, ValueError):
-            self._orders.write(b"s")  # closing is not enough: a forked child may hold the pipe open
+            self._orders.write(b"s")  # closing the pipe is not enough, because a forked child may hold it open
         self._orders.close()
-        self._process.kill()  # if it has not forked yet; otherwise it has ended already
+        # This has an effect only if the process has not forked the guard yet; otherwise it has ended already.
+        self._process.kill()
         self._process.wait()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while event := self.event(max(0.0, deadline - time.monotonic())):
             if event["event"] == "gone":
                 break
         else:
-            if guard_pid is not None:  # the id was not reused, because the guard has not closed its pipe
+            if guard_pid is not None:  # no other process can have this id, because the guard has not closed its pipe
                 os.kill(guard_pid, signal.SIGKILL)
         with self._lock:
             self._events.close()

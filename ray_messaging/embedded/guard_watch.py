@@ -1,6 +1,6 @@
 """What the guard watches: its owner, a successor, the server's end, its port, and its files on the disk.
 
-It is a part of the guard, a script outside the package, so it imports the standard library only.
+It is loaded by the guard, a script outside of the package, so it imports only the standard library.
 """
 
 import os
@@ -14,29 +14,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-GRACE_PAUSE_S: Final = 0.05  # the time between two looks for a successor, in seconds
+GRACE_PAUSE_S: Final = 0.05  # how long to wait between two checks whether a successor has come, in seconds
 FSYNC_S: Final = 1.0  # the time between two calls of fsync, in seconds
 LISTENS: Final = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 class Stopped(Exception):
-    """Raised if the server must stop, because its owner has ended and no successor came."""
+    """The server must stop, because its owner has ended and no successor has come."""
 
 
 class Ordered(Stopped):
-    """Raised if the owner has ordered the server to stop."""
+    """The server must stop, because its owner has ordered it."""
 
 
 class HandedOver(Exception):
-    """Raised if a successor of the owner wants the data directory."""
+    """The server must stop, because a successor of its owner wants the data directory."""
 
 
 class GuardWatch:
-    """Waits for what the guard must react to: orders or the end of the owner, signals, ended children, a successor."""
+    """Waits for whatever the guard must react to: its owner's orders or end, signals, ended children, a successor."""
 
     def __init__(self, owner: int) -> None:
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # A Ray worker may have blocked signals, and a child inherits the mask.
+        # A Ray worker may have blocked signals, and its children inherit this. So all signals are unblocked.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -44,9 +44,9 @@ class GuardWatch:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._poll.register(0, select.POLLIN)
-        # The pipe alone would not show the owner's death: a child of the owner may hold a copy of its end.
+        # The pipe alone would not show that the owner has died, because a child of the owner may hold the pipe open.
         self._owner = self._pidfd(owner)
-        if self._owner is not None:  # without a pidfd (old kernel, or dead already) only the pipe is watched
+        if self._owner is not None:  # if the kernel is old, or the owner has died already, only the pipe is watched
             self._poll.register(self._owner, select.POLLIN)
         self._host: int | None = None
         self._grace_s = 0.0
@@ -60,13 +60,13 @@ class GuardWatch:
         return None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """After the owner's death wait `grace_s` for a successor's file `path`, while the process `host_pid` lives."""
+        """After the owner's death, wait `grace_s` for a successor's file `path`, while the process `host_pid` lives."""
         self._host = self._pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
         self._successor = path
 
     def wait(self, timeout_s: float | None) -> bytes:
-        """Wait for a child's end, an order of the owner, or the timeout. Return the order, b"" if there is none.
+        """Wait for a child's end, an order of the owner, or the timeout. Return the order, or b"" if there is none.
 
         Raises: Stopped at SIGTERM, or if the owner has ended and its grace period, if any, is over; Ordered if the
         owner orders to stop; HandedOver if a successor has come.
@@ -96,9 +96,9 @@ class GuardWatch:
 
 
 class Port:
-    """Reservation of a port for one server. Clients would send the password to any other program that listens there.
+    """Reservation of a port for one server. Clients would send their password to any other program that listens there.
 
-    Linux lets two sockets bind one address if both set SO_REUSEADDR and neither listens yet.
+    Two sockets can bind one address in Linux if both set SO_REUSEADDR and neither listens yet.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -106,7 +106,7 @@ class Port:
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Allow the server to listen; raise OSError if another program has the port."""
+        """Allow the server to listen on the port; raise OSError if another program uses the port."""
         if self._socket is None:
             family, kind, protocol, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
             taken = socket.socket(family, kind, protocol)
@@ -120,7 +120,7 @@ class Port:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def reserve(self) -> None:
-        """Keep the port reserved, so that no program can listen on it."""
+        """Keep the port reserved after the server has ended, so that no other program can listen on it."""
         if self._socket is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
@@ -128,9 +128,9 @@ class Port:
 def listens(pid: int, port: int) -> bool:
     """Return whether the process `pid` listens on a port of this machine."""
     ours = set()
-    with suppress(OSError):  # the process ended meanwhile
+    with suppress(OSError):  # the process has ended since
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # The process has closed it meanwhile.
+            with suppress(FileNotFoundError):  # the process has closed the file since
                 ours.add(str(file.readlink()))
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open() as lines:
@@ -143,22 +143,21 @@ def listens(pid: int, port: int) -> bool:
 
 
 class Fsync:
-    """A thread that makes the disk write the files of a folder each second.
+    """A thread that calls fsync for the files of a folder each second.
 
     With its own `appendfsync everysec`, Valkey may answer before it writes while an fsync is under way, so a kill would
-    lose confirmed messages. With `appendfsync no` Valkey writes first, and this thread does the missing fsync. If an
-    fsync fails, Valkey does the fsyncs itself from then on, because Valkey refuses messages for as long as the disk
-    does not write.
+    lose confirmed messages. With `appendfsync no` Valkey writes first, and this thread calls fsync. If an fsync fails,
+    Valkey calls fsync itself from then on, because then it refuses messages for as long as the disk does not write.
 
-    Args: `hand_over` tells Valkey to do the fsyncs, and returns whether Valkey does them.
+    Args: `hand_over` tells Valkey to call fsync itself, and returns whether it does.
     """
 
     def __init__(self, folder: Path, hand_over: Callable[[], bool]) -> None:
         self._folder = folder
         self._hand_over = hand_over
-        self._written: dict[str, tuple[int, int]] = {}  # file -> its size and time of change
+        self._written: dict[str, tuple[int, int]] = {}  # for each file, its size and the time of its last change
         self._over = threading.Event()
-        # A disk that hangs holds up this thread only.
+        # A disk that hangs stops only this thread.
         threading.Thread(target=self._run, name="fsync", daemon=True).start()
 
     def close(self) -> None:
@@ -168,7 +167,7 @@ class Fsync:
     def _run(self) -> None:
         failed = False
         while not self._over.wait(FSYNC_S):
-            with suppress(OSError):  # If this fails, it is tried again at the next look.
+            with suppress(OSError):  # if this call fails, the next one is made a second later
                 if failed and self._hand_over():
                     return
                 failed = True

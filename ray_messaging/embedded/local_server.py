@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ray_messaging.config import Steps
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.transports.backend import RedisBackend
 from ray_messaging.transports.step_values import StepSettings
 
@@ -16,8 +16,8 @@ class LocalServer:
     """A Valkey server that belongs to this process. It begins empty, and keeps its data in memory only.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
-    messager, in 0.1 s. It ends with its `with` block, or when no variable and no messager refers to it any more, or
-    with the process, even if the process is killed. Only processes of this user on this machine can reach it.
+    messager, in 0.1 s. It ends with its `with` block, when no variable and no messager refers to it any more, or with
+    the process, even if the process is killed. Only processes of this user on this machine can reach it.
 
     Args: with `steps`, the experiments on this server have steps.
     """
@@ -25,7 +25,8 @@ class LocalServer:
     def __init__(self, steps: Steps | None = None) -> None:
         self._steps = None if steps is None else StepSettings.of(steps)
         self._server = EmbeddedServer(_HOST, append_only=False)
-        # At the end of this process the guard stops the server. A fork of this process must not stop it at its own end.
+        # The guard stops the server when this process ends. A forked copy of this process must not stop it at its own
+        # end.
         weakref.finalize(self, self._server.stop).atexit = False
 
     def __enter__(self) -> Self:
@@ -42,9 +43,9 @@ class LocalServer:
         self._server.stop()
 
     def begin_anew(self, steps: Steps | None = None) -> Self:
-        """Delete all data, for experiments that begin with these steps: quicker than a new server.
+        """Delete all data, for experiments that begin with these steps. This is quicker than starting a new server.
 
-        Nobody may use the server meanwhile. A server that does not run is started.
+        Nobody may use the server during this call. If it does not run, it is started.
 
         Raises: ServerFailed if the server does not start.
         """
@@ -57,5 +58,5 @@ class LocalServer:
         return self
 
     def open_backend(self) -> RedisBackend:
-        """Start the server unless it runs, and return its stores; raise ServerFailed if it does not start."""
+        """Start the server unless it runs, and return its backend; raise ServerFailed if it does not start."""
         return RedisBackend(self._server.start(), first_steps=self._steps)

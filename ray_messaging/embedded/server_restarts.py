@@ -1,4 +1,4 @@
-"""Supervisor that restarts an embedded server with the same data, port and password if it dies."""
+"""Supervisor that restarts an embedded server with the same data, port and password when it has died."""
 
 import logging
 import threading
@@ -7,23 +7,26 @@ from typing import Any, Final
 
 from ray_messaging.common.backoff import SERVER_RESTART, SERVER_RESTART_ATTEMPTS, Backoff
 from ray_messaging.config import RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-SETTLED_S: Final = 5.0  # if a server has run for this long, the data that it loaded are not what kills it
+SETTLED_S: Final = 5.0  # a server that has run for this long was not killed by the data that it has loaded
 JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Keeper of one server: restarts a dead server, until it has died within seconds several times in a row."""
+    """Keeper of one server.
+
+    It restarts the server, until the server has died within seconds several times in succession.
+    """
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
         self._config: RedisConfig | None = None
         self.failure: ConfigError | ServerFailed | None = None
-        self._attempts = 0  # restarts in a row, each of a server that died within seconds
+        self._attempts = 0  # the number of successive restarts after which the server died within seconds
         self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="ray_messaging server supervisor", daemon=True)
@@ -32,12 +35,16 @@ class ServerSupervisor:
         self._last_end = ""
 
     def start(self, *, succeed: bool) -> None:
-        """Start the server (`succeed`: take over a predecessor's). If that fails, `config` raises the failure."""
+        """Start the server. If that fails, `config` raises the failure.
+
+        Args: `succeed` says to take over the server of a previous owner.
+        """
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
             self.failure = error
-            again = succeed and self._server.data_dir is not None  # a first start has no data to bring back
+            # Only a server that is taken over with a `data_dir` has data that a restart may bring back.
+            again = succeed and self._server.data_dir is not None
             if not again or not self._restart(str(error)):
                 return
         if succeed:
@@ -49,14 +56,14 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password; raise the failure if the server is not restarted any more."""
+        """Return the server's address and password. If the server is not restarted any more, raise the failure."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None
         return self._config
 
     def stats(self) -> dict[str, Any]:
-        """Return alive, pid, data_dir, uptime_s (since the last start), restarts and last_end."""
+        """Return alive, pid, data_dir, uptime_s (the time since the last start), restarts and last_end."""
         began_at = self._began_at
         return {
             "alive": began_at is not None,
@@ -68,7 +75,10 @@ class ServerSupervisor:
         }
 
     def stop(self, *, erase: bool = False) -> None:
-        """Stop the server, remove its temporary data, and with `erase` its files in a `data_dir` without data."""
+        """Stop the server and remove its temporary data.
+
+        With `erase`, also remove its files in a `data_dir`, unless the server stores any keys.
+        """
         self._stopping.set()
         self._server.stop(erase=erase)
         if self._thread.is_alive():
@@ -101,7 +111,7 @@ class ServerSupervisor:
                 logger.error("the embedded server cannot start again: %s", error)  # noqa: TRY400 - ours say what is wrong
             else:
                 if self._stopping.is_set():
-                    self._server.stop()  # it started after stop() had found no server to stop
+                    self._server.stop()  # the server has started after `stop` had found no server to stop
                     return False
                 self._restarts += 1
                 text = "the embedded server serves again, %.2f s after its end was noticed"

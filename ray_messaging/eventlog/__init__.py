@@ -1,1 +1,1 @@
-"""The event log: one row per send and recipient, in Parquet segments."""
+"""The event log: a folder of Parquet files with a row for each send to each recipient."""

@@ -1,8 +1,8 @@
-"""The calls that agents remember: a row for each call of a committed step, read from files and from the server.
+"""Calls that agents made by `me.remember`: a row for each call of a committed step, from files and from the server.
 
-`result` is a call's result as JSON. Some results change when they are written as JSON, such as a tuple. For these,
-`exact` has the result in the form of `encode_exactly`, from which the same result can be built again. Files of earlier
-versions have neither tokens nor costs.
+`result` is a call's result as JSON. JSON does not preserve all results: a tuple becomes a list. For such results,
+`exact` has the result in the form of `encode_exactly`, from which an equal result can be decoded. Files of earlier
+versions of this package have neither tokens nor costs.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
 COLUMNS = [name for name in _SCHEMA.names if name not in {"agent_name", "exact"}]
 SUMMED_BY = ("agent", "step", "model", "function", "source")
 _SUMS = ("input_tokens", "cached_tokens", "output_tokens", "cost", "seconds", "tries")
-# One step's calls fill only a few row groups, so a reader of one step skips the rest of the file.
+# Row groups are small, so that a reader of one step can skip most of a file.
 _ROW_GROUP_ROWS = 1024
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -56,9 +56,9 @@ _FORMAT = ds.ParquetFileFormat(
 
 
 class Called(NamedTuple):
-    """A remembered call. `arguments` (None if they are not kept) and `result` are JSON.
+    """A call by `me.remember`. `arguments` (None if they were not stored) and `result` are JSON.
 
-    `source` is as in `EventLog.calls`.
+    `source` is described in `EventLog.calls`.
     """
 
     function: str
@@ -68,7 +68,7 @@ class Called(NamedTuple):
 
     def __str__(self) -> str:
         given = {"args": [], "kwargs": {}} if self.arguments is None else msgspec.json.decode(self.arguments)
-        if not isinstance(given, dict):  # Arguments that JSON cannot hold are stored as text, as `repr` shows them.
+        if not isinstance(given, dict):  # arguments that JSON cannot represent are stored as their repr
             given = {"args": [given], "kwargs": {}}
         texts = [json_text(each) for each in given["args"]]
         texts += [f"{name}={json_text(each)}" for name, each in given["kwargs"].items()]
@@ -76,9 +76,9 @@ class Called(NamedTuple):
 
 
 def calls_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return all groups' calls in some steps as a table to be stored.
+    """Return the calls that all groups made in some steps, as a table for a file.
 
-    It is sorted by step and agent; int ids come before str ids.
+    The table is sorted by step and agent. Int ids come before str ids.
     """
     rows = [(entry.step, call) for entry in entries for call in decode_calls(entry.data)]
     rows.sort(key=lambda row: (row[0], isinstance(row[1].agent, str), row[1].agent))
@@ -86,20 +86,20 @@ def calls_table(entries: Sequence[Collected]) -> pa.Table:
 
 
 def calls_file(table: pa.Table) -> pa.Buffer:
-    """Return the content of a Parquet file with a table of `calls_table`."""
+    """Return the content of a Parquet file for a table from `calls_table`."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True)
     return sink.getvalue()
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls as one table with the columns of the files; raise LogError if a file cannot be read."""
+    """Return all calls as one table with the columns that files have; raise LogError if a file cannot be read."""
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
 
 def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return the columns of all calls that `EventLog.calls` returns. Raises the same errors as `stored_calls`."""
+    """Return all calls with the columns of `EventLog.calls`; raises the same errors as `stored_calls`."""
     table = stored_calls(folder, unwritten)
     if table["agent_name"].null_count < len(table):
         names = pc.coalesce(table["agent_name"], table["agent"].cast(pa.string()))
@@ -122,7 +122,7 @@ def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Da
 
 
 def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
-    """Return the results of the calls of some agents in a step of an earlier run, as {key: result of `encode_exactly`}.
+    """Return the results of calls that some agents made in a step of an earlier run, as {key: encoded result}.
 
     Args: `log_dir` is the folder of the earlier run.
     Raises: LogError if the folder is not there, or cannot be read.
@@ -144,7 +144,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return the remembered calls of some agents, for each agent in a given step, as {(agent, step): calls}.
+    """Return the calls by `me.remember` for some pairs of an agent and a step, as {(agent, step): calls}.
 
     Raises: the same errors as `stored_calls`.
     """
@@ -159,7 +159,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield all calls of some steps as dicts: those in the files, and those in the tables `more`.
+    """Yield all calls of some steps as dicts, from the files and from the tables `more`.
 
     The `agent` of a dict is an int or a str.
     """
@@ -211,12 +211,12 @@ def _used(used: CallUsage) -> dict[str, Any]:
 
 
 def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Return how many calls of a table there are, and what they have used, with a row for each value of some columns.
+    """Return, for each value of some columns, the number of calls in a table, and what these calls have used.
 
     Raises: InvalidQuery if there is no such column.
     """
     if not by or any(name not in SUMMED_BY for name in by):
-        raise InvalidQuery(f"by={list(by)!r} must name columns of the calls: {', '.join(SUMMED_BY)}")
+        raise InvalidQuery(f"by={list(by)!r} must be among the columns {', '.join(SUMMED_BY)}")
     sums = [(name, "sum") for name in _SUMS]
     found = calls.group_by([*by]).aggregate([([], "count_all"), *sums])
     names = ("calls" if name == "count_all" else name.removesuffix("_sum") for name in found.column_names)

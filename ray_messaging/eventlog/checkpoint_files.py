@@ -47,19 +47,19 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
     data = folder.read_file(name)
     if not data:
         raise LogError(
-            f"the checkpoint {folder.where}/{name} is not there, or it is empty: bring it back from where it was "
-            "copied, or fork at an earlier step",
+            f"the checkpoint {folder.where}/{name} is missing or empty: copy it again from the run's folder, "
+            "or fork at an earlier step",
             path=f"{folder.where}/{name}",
         )
     try:
         table = pq.read_table(pa.BufferReader(data))
         if table.schema.metadata.get(_STEP) != b"%d" % step:
-            raise ValueError(f"it is not the checkpoint after step {step}")  # noqa: TRY301 - one way out
+            raise ValueError(f"the file is not the checkpoint after step {step}")  # noqa: TRY301 - one way out
     except (pa.ArrowInvalid, ValueError, AttributeError) as error:
         where = f"{folder.where}/{name}"
         raise LogError(
-            f"the checkpoint {where} is damaged or was cut short ({error}): copy it again if it was copied, or move it "
-            "away and fork at an earlier step",
+            f"the checkpoint {where} is damaged or was cut short ({error}): copy it again if it is a copy, or move "
+            "it away and fork at an earlier step",
             path=where,
         ) from error
     if (written := table.schema.metadata.get(_FORMAT, b"0")) != b"%d" % FORMAT:

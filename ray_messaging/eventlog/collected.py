@@ -1,9 +1,10 @@
-"""The series and remembered calls that groups collect in steps: in files beside the event log, and on the server.
+"""Data that groups collect in steps: values recorded by `collect=`, and calls by `me.remember`.
 
-The files of a kind are `_{kind}/{born}/{first step}-{last step}.parquet`, or have the name that `folder.py` describes
-for object stores. Each file begins with the step after the last step of the file before it, and is complete or absent.
-`born` is the time at which the server began to count the steps: a server that has lost its data counts from 0 again,
-and gets a new folder. Programs that read the log's folder as one table skip these files, because of the underscore.
+The data are in files beside the event log, and the newest data only on the server. The files of a kind are
+`_{kind}/{born}/{first step}-{last step}.parquet`; `folder.py` describes the names on object stores. Each file begins
+with the step after the last step of the file before it, and is complete or absent. `born` is the time at which the
+server began to count the steps. A server that has lost its data counts from 0 again, and its files go to a new folder.
+Programs that read the log's folder as one table skip these files, because their names begin with an underscore.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from ray_messaging.transports.step_values import Collected, CollectedKind
 
 
 class Unwritten(NamedTuple):
-    """Entries that were read from the server. Some of them may also be in files by now.
+    """Collected data that were read from the server. Some entries may also be in files by now.
 
     `born` is the time at which the server began to count the steps.
     """

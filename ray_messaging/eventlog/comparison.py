@@ -1,4 +1,4 @@
-"""Comparison of two runs in steps: how many messages differ in each step, and of how many agents."""
+"""Comparison of two runs: for each step, how many messages differ, and how many agents sent them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Comparison:
 
     `first` is the first message that differs, or None if no message differs. `table` has a row per step: `messages` and
     `blocked` count messages of the first run, `other_messages` and `other_blocked` count messages of the second run.
-    `differ` is how many messages differ (in content, fate or order, or because one run lacks them), and `agents` how
-    many agents have sent such a message. A broadcast counts once.
+    `differ` counts the messages that differ in content, fate or order, or that one run lacks. `agents` counts the
+    agents that sent these messages. A broadcast counts as one message.
     """
 
     first: Difference | None
@@ -35,7 +35,7 @@ class Comparison:
         return self.table.to_pandas().set_index("step")
 
     def plot(self) -> Any:  # noqa: ANN401 - matplotlib's Figure
-        """Return a figure of the messages that differ, and of the agents that sent them, by step.
+        """Return a figure that shows, by step, how many messages differ, and how many agents sent them.
 
         Raises: ImportError, which says how to install matplotlib, if it is not installed.
         """
@@ -71,9 +71,9 @@ class Comparison:
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
     """Compare two runs in steps, each given as a log or its folder, such as runs with different seeds.
 
-    For each agent, the messages are compared, their recipients and their order. Ids are not compared.
+    The messages of each agent are compared, with their recipients and their order. Message ids are not compared.
 
-    Raises: LogError if a folder holds no event log; ConfigError if neither run, or only one of them, had steps.
+    Raises: LogError if a folder contains no event log; ConfigError unless both runs had steps.
     """
     logs = [log if isinstance(log, EventLog) else EventLog.open(log) for log in (mine, theirs)]
     first = logs[0].diff(logs[1])

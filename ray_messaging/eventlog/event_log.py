@@ -1,4 +1,4 @@
-"""Queries of the event log. They are the same for the folder of a finished run and for a running experiment."""
+"""The class `EventLog`, with queries of the log of a finished run, or of a running experiment."""
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
@@ -35,7 +35,7 @@ class FolderSource:
     """A log source that answers queries from the closed segments of a folder."""
 
     live = False
-    unended: str | None = None  # advice for a run that has no recorded end; None: the run has ended
+    unended: str | None = None  # advice if no end of the run is recorded; None: the run has ended
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
@@ -51,7 +51,7 @@ class FolderSource:
             raise LogError(f"{str(log_dir)!r} holds no event log: {missing or advice}", path=str(log_dir))
 
     def follower(self) -> "FolderSource":
-        """Return this source itself: a finished log needs no state for each reader."""
+        """Return this object itself: readers of a finished log need no state of their own."""
         return self
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
@@ -66,15 +66,17 @@ class FolderSource:
             now = self._folder.segments()
             if now == segments:
                 raise
-            # The segments have changed, because a running writer replaced files while this query read them: read them
-            # again.
+            # A running writer replaced files while this query read them, so the query is repeated.
             found = answer(View(self._folder, now), question, arguments)
         if question == "balance" and (lacking := unended(self._folder)):
-            raise Unbalanced(f"the log may lack rows: {lacking}", offenders=[])
+            raise Unbalanced(f"rows may be missing in the log: {lacking}", offenders=[])
         return found
 
     def wait(self, position: int, timeout_s: float) -> bool:  # noqa: ARG002 - no rows will come
-        """Return whether the log has rows after a position. It does not wait: a closed log gets no more rows."""
+        """Return whether the log has rows after a position.
+
+        This does not wait, because a closed log gets no more rows.
+        """
         return bool(self.ask("end") > position)
 
 
@@ -93,10 +95,10 @@ class EventLog:
     def open(cls, log_dir: str | Path) -> "EventLog":
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
-        It logs a warning if no end of the run is recorded: the run may still be going on, or it was killed and rows may
-        be missing.
+        A warning is logged if no end of the run is recorded. Then the run is still going on, or it was killed and rows
+        may be missing.
 
-        Raises: LogError if the folder holds no event log, or cannot be read.
+        Raises: LogError if the folder contains no event log, or cannot be read.
         """
         source = FolderSource(log_dir)
         if source.unended:
@@ -105,19 +107,19 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return advice if no end of the run is recorded, as the log may lack rows; else return None."""
+        """Return advice if no end of the run is recorded, so that rows may be missing; otherwise return None."""
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
     def end(self) -> int:
-        """Return the position of the last row, -1 for an empty log."""
+        """Return the position of the last row, or -1 if the log is empty."""
         return int(self._source.ask("end"))
 
     @property
     def run(self) -> dict[str, Any] | None:
-        """Return the record of the run: experiment, steps, groups, starts with command and versions, rule changes.
+        """Return the record of the run, which has the experiment, settings, groups, starts and rule changes.
 
-        See docs/event-log.md. The result is None if the folder has no record.
+        docs/event-log.md lists its keys. The result is None if the folder has no record.
         """
         found: dict[str, Any] | None = self._source.ask("run")
         return found
@@ -131,54 +133,59 @@ class EventLog:
     def query(
         self, *, internal: bool = False, text: bool = False, expand: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:
-        """Return the matching rows in log order: one per send and recipient.
+        """Return the matching rows in log order. There is a row for each send to each recipient.
 
-        A broadcast has one row per mailbox with hearers, without a recipient: `pairs` is the number of hearers there.
-        from_id and to_id are int64, or both are strs if any id in the result is a str. `position` is a row's number in
-        the log; pass the last one as `after` to get the next page. A row whose payload is in typed columns has null as
-        `payload`, and its values are in the columns `payload.x`. If such values have several types in the result, their
-        column has one type for all: a number type that holds all of them exactly, or text. `to_pandas()` returns
-        pandas' Int64 for ids and steps, and for other whole numbers that some rows lack.
+        A broadcast has one row for each mailbox in which agents hear it. The row has no recipient, and `pairs` is the
+        number of these agents. from_id and to_id are int64, or both are strs if any id in the result is a str.
+        `position` is a row's number in the log; pass the last one as `after` to get the next page. A row whose payload
+        is in typed columns has null as `payload`, and its values are in the columns `payload.x`. If the values of x
+        have several types in the result, their column gets a number type that holds all of them exactly, or else
+        strings. `to_pandas()` returns pandas' Int64 for ids and steps, and for other whole numbers that some rows lack.
 
         Args:
-            internal: Add the internal columns. Of these, entry and row say where in its stream a row was read.
-            text: Return all payloads as JSON text in `payload`, and no other columns of payloads.
-            expand: Return one row for each hearer of a broadcast, all with the broadcast's position. The other fields
-                and `limit` then apply to these rows.
+            internal: Add the internal columns. Two of them, entry and row, say at which place of its stream a row was
+                read.
+            text: Return all payloads as JSON text in the column `payload`, also those in typed columns.
+            expand: Return one row for each hearer of a broadcast. All these rows have the broadcast's position. The
+                other fields and `limit` then apply to these rows.
         """
         return self._table("query", internal=internal, text=text, expand=expand, **fields)
 
     def recent(self, *, width: int = 1000, **fields: Unpack[Fields]) -> pa.Table:
-        """Return the last matching rows, at most `limit` (100), in log order: payloads as JSON text, cut to `width`.
+        """Return the last matching rows, at most `limit` (default 100), in log order.
 
-        `payload_bytes` is the size of the uncut text. The log is read from its end, so this is fast in a long log, too.
-        A broadcast has one row per mailbox, as in `query`.
+        Payloads are JSON text, cut to `width` characters. `payload_bytes` is the size of the text before the cut. The
+        log is read from its end, so this call is fast even in a long log. A broadcast has one row per mailbox, as in
+        `query`.
         """
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def series(self) -> pa.Table:
-        """Return the values that groups collected by `collect=` of `messaging.run`.
+        """Return the values that a run collected by `collect=` of `messaging.run`.
 
-        There is a row per step, or per step and agent. The columns are step, agent (null for an id that is a str, which
-        is in agent_name), and the collected values. The table has no rows if nothing was collected.
+        If aggregates were collected, there is a row for each step, otherwise a row for each agent in each step. The
+        columns are step, agent (null for an id that is a str, which is in agent_name), and the collected values. If
+        nothing was collected, the table has no rows.
         """
         return with_exact_integers(self._source.ask("series"))
 
     def calls(self, *, by: str | Sequence[str] = ()) -> pa.Table:
-        """Return the calls that agents have remembered in committed steps: a row per call, by step and agent.
+        """Return the calls that agents made by `me.remember` in committed steps: one row per call, by step and agent.
 
-        The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source ("model": the
-        function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has;
-        "store": it was in the store; "failed": it has used tokens, and has no result;
-        "unused": it was made ahead of its step, which did not need it), bytes (of the result),
-        by_content (False: the arguments could not be encoded, so that the call is known only by its function and its
-        place among the agent's calls), key, and what the call has used, including failed tries: model, input_tokens,
-        cached_tokens (among the input tokens), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`).
-        These are null where nothing was reported. `agent` is int64, or str if any id is a str.
+        The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
+        of the result), by_content, key, model, input_tokens, cached_tokens (the number of the input tokens that came
+        from a cache), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`). `agent` is int64, or str
+        if any id is a str. Tokens and cost include failed tries, and are null if nothing was reported.
+
+        `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
+        "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the
+        call has used tokens, but has no result, and "unused" if it was made ahead of its step, which did not need it.
+        `by_content` is False if the arguments could not be encoded. Then a call is identified only by its function and
+        by its number among the agent's calls.
 
         Args:
-            by: Columns of which each value has one row, with the number of calls, and the sums of tokens, costs,
-                seconds and tries: agent, step, model, function or source.
+            by: One or several of the columns agent, step, model, function and source. The result then has one row for
+                each value of these columns, with the number of calls, and the sums of tokens, costs, seconds and tries.
 
         Raises: InvalidQuery if `by` has another column.
         """
@@ -187,16 +194,22 @@ class EventLog:
             found = summed_calls(found, [by] if isinstance(by, str) else [*by])
         return with_exact_integers(found)
 
-    def sql(self, query: str) -> pa.Table:
-        """Return the answer to one SELECT over the tables `messages`, as `query` returns them, and `calls`.
+    def sql(self, query: str, *, limit: int | None = None, timeout_s: float | None = None) -> pa.Table:
+        """Return the result of one SQL query over the tables `messages` (see `query`) and `calls` (see `calls`).
 
-        DuckDB answers it, in DuckDB's SQL. Times are in UTC. Sums of whole numbers are int64 if they fit. The query can
-        only read the log.
+        DuckDB runs the query, which must be a SELECT and can read only the log. Times are in UTC. Sums of whole numbers
+        are int64 if they fit.
 
-        Raises: InvalidQuery if the SQL is wrong, or would read other files or change anything; ImportError, which says
-        how to install duckdb, if it is not installed.
+        Args:
+            query: The SELECT.
+            limit: The most rows to return. Further rows are not read.
+            timeout_s: The most seconds that the query may take; None means no limit.
+
+        Raises: InvalidQuery if the SQL is wrong, takes longer than `timeout_s`, or would read other files or change
+        anything; ImportError, which says how to install duckdb, if it is not installed.
         """
-        return self._table("sql", query=query)
+        given = {name: value for name, value in (("limit", limit), ("timeout_s", timeout_s)) if value is not None}
+        return self._table("sql", query=query, **given)
 
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
@@ -205,7 +218,7 @@ class EventLog:
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
-        """Return the thread that a message belongs to: its first question, the answers, the answers to these, etc.
+        """Return the thread that a message belongs to: the first question, its answers, their answers, and so on.
 
         The rows have the columns of `query`. Each generation of answers is in order of time. The table is empty if no
         message has the id.
@@ -213,17 +226,17 @@ class EventLog:
         return self._table("thread", message_id=message_id, text=text)
 
     def why(self, message_id: str, depth: int = DEPTH, *, most: int = MOST) -> Why:
-        """Return why a message was sent: a tree of the messages that its sender had in hand, and why these were sent.
+        """Return why a message was sent: a tree of the messages that its sender had just read, and of their causes.
 
-        In a step, an agent has in hand the messages that it reads in the step; messages that it remembers from earlier
-        steps are not in the tree. Outside of steps, a sender has in hand the message that a handler of `serve`, or the
-        body of `async for`, is handling. If the message is an answer, its question comes first. Print the tree, or call
-        its `rows()`.
+        The causes of a message that was sent in a step are all messages that its sender read in the step. Messages from
+        earlier steps, which the sender may remember, are left out. Outside of steps, the cause is the message that a
+        handler of `serve`, or the body of `async for`, was handling. If the message is an answer, its question comes
+        first. Print the tree, or call its `rows()`.
 
         Args:
-            depth: The levels of the tree below the message.
-            most: The most messages below each message, in the order in which its sender read them; `more` counts the
-                rest.
+            depth: The number of levels below the message.
+            most: The most causes of each message, in the order in which the sender read them. `more` is the number of
+                causes that were left out.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
         outside of steps, is no answer, and its sender was handling no message.
@@ -232,9 +245,9 @@ class EventLog:
         return found
 
     def effects(self, message_id: str, depth: int = DEPTH) -> Effects:
-        """Return which agents a message could have influenced, by step: its readers, readers of their messages, etc.
+        """Return which agents a message could have influenced, by step: its readers, their readers, and so on.
 
-        An agent that the message could have influenced counts as influenced in all later steps.
+        Once a message could have influenced an agent, all later messages of that agent could influence their readers.
 
         Args: depth is a number of steps; the first one is the step in which the message is read.
 
@@ -245,21 +258,21 @@ class EventLog:
         return found
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
-        """Count rows by one or several columns, or by second, minute, hour or day of sent_at; largest counts first."""
+        """Count rows by columns, or by the second, minute, hour or day of sent_at. The largest counts come first."""
         return self._table("count", by=by, **fields)
 
     def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> CountSample:
-        """Count the rows after a position, as `count` does; if there are more than `most` rows, count a sample of them.
+        """Count the rows after a position, as `count` does. If there are more than `most` rows, count a sample of them.
 
-        Use it to refresh a view of a running experiment again and again. Unlike the other queries, it does
-        not wait for messages that the log has not read yet. It returns the counts, the position `reached` (pass it as
-        `after` in the next call), and the `share` of the rows that was counted.
+        Use this to refresh a view of a running experiment often. Unlike the other queries, this one does not wait for
+        messages that the log has not read yet. It returns the counts, the position `reached` (pass it as `after` in the
+        next call), and the `share` of the rows that was counted.
         """
         found: CountSample = self._source.ask("sample", by=by, after=after, most=most)
         return found._replace(counts=with_exact_integers(found.counts, NUMBERS))
 
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:
-        """Return the edges of the message graph by time: one row per message from an agent to an agent.
+        """Return the messages from one agent to another by time, as the edges of a graph.
 
         The columns are from_id, to_id, sent_at, step, subtopic, message_id and position. Only delivered messages are
         returned, unless another `fate` is given.
@@ -294,39 +307,40 @@ class EventLog:
     def balance(self, *, expand: bool = False) -> Balance:
         """Check that every send ended in exactly one fate.
 
-        Args: with `expand`, each hearer of each broadcast is checked; without it, only the rows of broadcasts.
+        Args: With `expand`, the delivery to each hearer of each broadcast is checked. Without it, each broadcast is
+        checked only as a whole.
 
-        Raises: Unbalanced, with the offending sends, if a send has no fate, two fates or repeated rows, and also if
-        rows are known to be missing because the server lost them.
+        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Also if rows
+        are known to be missing because the server lost them.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of a step: equal messages give equal digests, however the agents are spread over groups.
+        """Return the digest of a step. Equal messages give equal digests, in whatever groups the agents are.
 
-        It covers the messages that groups sent in the step, and the messages from outside that were read in the step,
-        except messages from outside that a rule blocked or rewrote. It is final once the step is sealed. A step that
-        did not run has the digest of a step without messages; `messaging.steps.digest` tells such steps apart. See
-        docs/steps.md.
+        The digest covers the messages that groups sent in the step, and the messages from outside that were read in the
+        step. Messages from outside that a rule blocked or rewrote are left out. The digest is final once all groups
+        have ended the step. A step that did not run has the digest of a step without messages; `messaging.steps.digest`
+        tells such steps apart. See docs/steps.md.
         """
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
         """Return the digest of all steps up to `step`.
 
-        The result is equal for two runs if each of these steps has equal digests in both runs.
+        Two runs have the same result if all of these steps have equal digests in both runs.
         """
         return bytes(self._source.ask("history_digest", step=step))
 
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        Both must be runs in steps. In each step, each agent's messages are compared, with their recipients, order,
-        fates, rules and labels; ids are not compared. The first message is the one that comes first by step, then by
-        recipient, then by sender, then by its place among the sender's messages.
+        Both must be runs in steps. In each step, the messages of each agent are compared, with their recipients, order,
+        fates, rules and labels. Message ids are not compared. The first message is the one that comes first by step,
+        then by recipient, then by sender, then by the order of sending.
 
-        Raises: ConfigError if neither run, or only one of them, had steps.
+        Raises: ConfigError unless both runs had steps.
         """
         in_steps = {log.run["steps"] is not None for log in (self, other) if log.run is not None}
         if len(in_steps) > 1:
@@ -336,15 +350,15 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, in JSON's types. `reading.counting.stats` describes them."""
+        """Return statistics of the matching rows, in JSON's types. `reading.counting.stats` lists them."""
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 
     def tail(self, *, timeout_s: float | None = None, **fields: Unpack[Fields]) -> Tail:
         """Iterate over new rows, or over the rows after the position `after`, as soon as they are logged.
 
-        The iteration ends after timeout_s without a row (None: it never times out), after `limit` rows, or at the end
-        of a finished run.
+        The iteration ends when no row has come for timeout_s seconds (None: there is no timeout), after `limit` rows,
+        or after the last row of a finished run.
         """
         after = fields.pop("after", None)
         return Tail(self._source.follower(), after=after, timeout_s=timeout_s, fields={**fields})
@@ -361,7 +375,7 @@ class EventLog:
     ) -> Iterator[pa.Table]:
         """Yield the result of `query` as tables of at most `rows` rows.
 
-        The log is read up to its present end. At least one table is yielded, which may be empty.
+        The log is read up to the row that is the last one now. At least one table is yielded, which may be empty.
 
         Args: with `expand` a table may have more than `rows` rows, because each broadcast becomes one row per hearer.
         """

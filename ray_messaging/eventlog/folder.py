@@ -1,18 +1,18 @@
-"""The event log's folder, which contains Parquet segments. Each segment is complete or absent.
+"""The event log's folder, which contains the log as Parquet files, called segments. A segment is complete or absent.
 
-The footer of a segment also has the log's stream cursors, which say how far the log has read each stream.
+The footer of a segment also has the log's cursors, which say how far the log has read each stream on the server.
 
-A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. It is written under
-a name that readers ignore, made durable, and renamed.
+A segment's name is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. A segment is
+written under a name that readers ignore, made durable, and renamed.
 
-File systems that are not local (object stores) can neither rename nor lock. There a file is written in one piece, and
-appears when it is complete. A writer that has lost the log to a successor may still be writing a file. So that this
-file cannot replace one of the successor, the name of a segment ends with the writer's epoch there:
-`events-{number:08d}-e{epoch}.parquet`. Of several segments with one number, only that of the highest epoch counts. The
-same holds for files of what groups collect, of which those with the same steps are compared.
+Object stores can neither rename files nor lock folders. There a file is written in one piece, and appears when it is
+complete. A writer that a successor has replaced may still be writing a file, which must not replace a file of the
+successor. So on an object store the name of a segment ends with the epoch of its writer:
+`events-{number:08d}-e{epoch}.parquet`. If several segments have the same number, readers use the one with the highest
+epoch. If several files of collected data have the same steps, readers do the same.
 
-In version 5 of the schema, a segment had a file for each set of typed columns. Of these segments, those with only one
-file can be read.
+In version 5 of the schema, a segment could be split into several files, one for each set of typed columns. Segments of
+version 5 can be read if they are not split.
 """
 
 import errno
@@ -46,10 +46,10 @@ from ray_messaging.eventlog.log_schema import (
 from ray_messaging.eventlog.log_uri import checked_uri
 from ray_messaging.transports.step_values import CollectedKind
 
-KEY = b"ray_messaging"  # This library's facts are under this key in the metadata of a segment's footer.
+KEY = b"ray_messaging"  # the key, in the metadata of a segment's footer, of what this library needs
 
 SEGMENT = re.compile(r"events-(\d{8,})(?:-e(\d+))?\.parquet")
-# Version 5 of the schema could split a segment into several files with such names.
+# The names of the files of a split segment in version 5 of the schema.
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_[\w.-]+\.tmp")
@@ -63,11 +63,11 @@ _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 
 
 class StepPosition(NamedTuple):
-    """How far the log has got in an experiment's steps.
+    """How far the log has read an experiment's steps.
 
-    `handled` is the last step whose messages are all in the log. Of a later step, only messages from outside of the
-    steps can be in the log: `outside` maps each box of a later step to the number of its rows from outside. A box has
-    the messages that one mailbox reads in one step.
+    `handled` is the last step whose messages are all in the log. For later steps, only messages from outside of the
+    steps can be in the log. A box has the messages that one mailbox reads in one step. `outside` maps each box of a
+    later step to the number of its rows from outside that are in the log.
     """
 
     handled: int
@@ -75,7 +75,7 @@ class StepPosition(NamedTuple):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One piece of the log. `first_row` is the number of rows in all earlier segments."""
+    """One file of the log. `first_row` is the number of rows in all earlier segments."""
 
     path: str
     number: int
@@ -84,7 +84,7 @@ class Segment(msgspec.Struct, frozen=True):
     cursors: dict[str, str]  # stream -> the last entry of the stream that is in this segment or an earlier one
     exp_id: str
     epoch: int  # the epoch of the writer: a later writer has a higher number
-    size: int  # in bytes
+    size: int  # of the file, in bytes
     # Stream -> the entry that is only partly in the log, and how many of its rows are in it.
     begun: dict[str, tuple[str, int]] = {}
     # Stream -> the number of messages and bytes that were read from it up to this segment.
@@ -97,7 +97,7 @@ class Segment(msgspec.Struct, frozen=True):
 class Staged(NamedTuple):
     """A segment that readers do not see yet.
 
-    `content` is the name of a durable temporary file, or, if the folder is not local, the bytes of the file.
+    `content` is the name of a durable temporary file. On an object store it is the bytes of the future file.
     """
 
     segment: Segment
@@ -141,13 +141,14 @@ class Folder:
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
-                    f"it holds the log of experiment {segment.exp_id!r}, and this is experiment {exp_id!r}: give each "
+                    f"it contains the log of experiment {segment.exp_id!r}, and this is experiment {exp_id!r}: give "
+                    "each "
                     "experiment a log_dir of its own",
                     segment.path,
                 )
 
     def segments(self, *, any_schema: bool = False) -> list[Segment]:
-        """Return the segments, sorted by number, as their footers describe them.
+        """Read the footers of the segments, and return the segments sorted by number.
 
         Args: with `any_schema` segments of another schema are accepted.
 
@@ -157,7 +158,7 @@ class Folder:
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
-        """Write a segment durably; it replaces a segment of the same number. Raises OSError if that fails."""
+        """Write a segment durably, in place of a segment with the same number, if any. Raises OSError if that fails."""
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
@@ -174,7 +175,7 @@ class Folder:
         return Staged(segment, self._durable(f"_{name}", data) if self.local else data)
 
     def publish(self, staged: Staged) -> Segment:
-        """Let a staged segment appear under its name, durably. Raises OSError if that fails."""
+        """Make a staged segment visible to readers, durably. Raises OSError if that fails."""
         segment, content = staged
         if isinstance(content, str):
             Path(content).replace(segment.path)
@@ -184,14 +185,14 @@ class Folder:
         return segment
 
     def erase(self, *, records: bool = False) -> None:
-        """Remove the segments, the files beside them, and leftovers of a crash. Raises LogError if that fails.
+        """Remove the segments, the files beside them, and temporary files. Raises LogError if that fails.
 
         Args: with `records`, also remove the records of the run, and the files of audiences.
         """
         beside = {CHECKPOINTS, *(f"_{kind}" for kind in CollectedKind)} | ({AUDIENCES} if records else set())
         segments = sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
         try:
-            # The newest segments go first, so that an interruption leaves a log that ends early, not one with a gap.
+            # The newest segments are removed first. After an interruption the log then ends early, and has no gap.
             for info in reversed(
                 [
                     *(self._files(_RECORDS) if records else ()),
@@ -210,14 +211,14 @@ class Folder:
             raise self._error(f"its segments cannot be removed: {error}; {self._advice(error)}") from error
 
     def exists(self) -> bool:
-        """Return whether there is a folder at this path; raise LogError if the path cannot be read."""
+        """Return whether the folder exists; raise LogError if its path cannot be read."""
         try:
             return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
         except OSError as error:
             raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
 
     def read_file(self, name: str) -> bytes:
-        """Return the content of a file beside the segments, b"" if it does not exist. Raises LogError if that fails."""
+        """Return the content of a file beside the segments, or b"" if there is none. Raises LogError if that fails."""
         try:
             with self.filesystem.open_input_stream(self._file(name)) as stream:
                 return bytes(stream.read())
@@ -227,23 +228,23 @@ class Folder:
             raise self._error(f"its {name} cannot be read: {error}; {self._advice(error)}") from error
 
     def names(self, path: str) -> list[str]:
-        """Return the names of the files in one of the folders beside the segments, sorted; [] if it does not exist."""
+        """Return the names of the files in a subfolder, sorted; [] if it does not exist."""
         return sorted(info.base_name for info in self._files(_ANY, self._file(path)))
 
     def subfolders(self, name: str) -> list[str]:
-        """Return the names of the folders in one of the folders beside the segments ("": in this folder)."""
+        """Return the names of the folders in a subfolder ("": in this folder itself)."""
         selector = pafs.FileSelector(self._file(name), allow_not_found=True)
         return [info.base_name for info in self._infos(selector) if info.type == pafs.FileType.Directory]
 
     def agent_sets(self) -> list[str]:
-        """Return the digests under which the folder stores sets of agents."""
+        """Return the digests of the sets of agents that are stored in the folder."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
         """Return the files of one kind of collected data, by their steps; raise LogError if the folder cannot be read.
 
-        Args: `born` is the time at which the server began to count the steps of these files; None: the newest such
-        time.
+        Args: `born` is the time at which the server began to count the steps (see `collected`). None: the latest such
+        time in the folder.
         """
         found = self.subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
@@ -259,7 +260,7 @@ class Folder:
     ) -> None:
         """Write collected data of one kind and of some steps, atomically and durably.
 
-        Args: `steps` are the first and the last step, `epoch` is the writer's.
+        Args: `steps` are the first and the last step of the data. `epoch` is the epoch of the writer.
 
         Raises: OSError if that fails.
         """
@@ -267,14 +268,15 @@ class Folder:
         self.write_file(f"_{kind}/{born}/{steps[0]:08d}-{steps[1]:08d}{of_writer}.parquet", data)
 
     def checkpoints(self) -> list[int]:
-        """Return the steps that have a checkpoint after them, ascending; raise LogError if the folder is unreadable."""
+        """Return the steps that have a checkpoint, ascending; raise LogError if the folder cannot be read."""
         files = self._files(_CHECKPOINT_FILE, self._file(CHECKPOINTS))
         return sorted(int(info.base_name.partition(".")[0]) for info in files)
 
     def write_file(self, name: str, data: bytes | pa.Buffer) -> None:
         """Write a file beside the segments, atomically and durably. Raises OSError if that fails.
 
-        Folders in its name are created. If several calls write one file at the same time, the last one counts.
+        Folders in `name` are created. If several calls write the same file at the same time, the last one replaces the
+        others.
         """
         path, (top, *below) = self._file(name), name.split("/")
         if below:
@@ -322,10 +324,10 @@ class Folder:
         return temporary
 
     def _put(self, path: str, data: bytes | pa.Buffer) -> None:
-        """Write a file in one piece.
+        """Write a file to an object store in one piece.
 
-        An object store shows what was written when the stream is closed, and pyarrow closes it also after an error in
-        Python. So all bytes must be there before the stream is opened.
+        The file appears when the stream is closed, and pyarrow also closes the stream after an error in Python. So that
+        no incomplete file appears, all bytes must be known before the stream is opened.
         """
         with self.filesystem.open_output_stream(path) as stream:
             stream.write(data)
@@ -362,16 +364,17 @@ class Folder:
                 raise ConfigError(  # noqa: TRY301 - one way out
                     f"segment {info.path} of the event log has schema "
                     f"{meta['version']}{', with a file for each set of typed columns' if split else ''}, which this "
-                    f"ray_messaging does not read (it writes schema {VERSION}): read the folder with the version of "
+                    f"version of ray_messaging cannot read (it writes schema {VERSION}): read the folder with the "
+                    "version of "
                     "ray_messaging that wrote it, which its _run.json names, and give this version another log_dir"
                 )
             if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
-                raise ValueError("its footer belongs to another segment")  # noqa: TRY301 - one way out
+                raise ValueError("its footer is that of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
-        except ConfigError:  # A ConfigError is also a ValueError, which the next clause would catch.
+        except ConfigError:  # a ConfigError is also a ValueError, which the next clause would catch
             raise
         except (KeyError, msgspec.ValidationError) as error:
-            raise self.damaged(info.path, "its footer lacks what this library writes there") from error
+            raise self.damaged(info.path, "its footer lacks the metadata of this library") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self.damaged(info.path, error) from error
 
@@ -385,7 +388,7 @@ class Folder:
     def _temporary(self, name: str) -> str:
         """Return a path to which no other process writes.
 
-        An earlier writer may still run for a while after another process has taken over its log.
+        The path is unique, because an earlier writer may still run after another process has taken over its log.
         """
         return self._file(f"{name}.{secrets.token_hex(8)}.tmp")
 
@@ -428,14 +431,17 @@ def _number(name: str) -> int:
 
 
 def steps_and_epoch(file: str) -> tuple[int, int, int]:
-    """Return the first and the last step in a file of collected data, and its writer's epoch (-1: not in the name)."""
+    """Return the first step, the last step and the writer's epoch from the name of a file of collected data.
+
+    If the name has no epoch, the epoch is -1.
+    """
     found = _COLLECTED_FILE.fullmatch(file.rpartition("/")[2])
     assert found is not None
     return int(found[1]), int(found[2]), int(found[3] or -1)
 
 
 def _epoch(name: str) -> int:
-    """Return the epoch in the name of a segment; -1 if the name has none."""
+    """Return the epoch in the name of a segment, or -1 if the name has none."""
     found = SEGMENT.fullmatch(name)
     assert found is not None
     return int(found[2] or -1)
@@ -451,7 +457,7 @@ def _encoded(table: pa.Table, meta: dict[str, Any]) -> pa.Buffer:
 
 
 def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
-    """Build a segment from the metadata in its footer; raise msgspec.ValidationError if they are not valid."""
+    """Build a segment from the metadata in its footer; raise msgspec.ValidationError if the metadata are not valid."""
     return msgspec.convert(meta | {"path": path, "size": size}, Segment)
 
 

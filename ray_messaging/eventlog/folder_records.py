@@ -1,11 +1,11 @@
 """Small files of records in the log's folder, beside the segments.
 
-- The record of the run: what ran, with which settings, started by which command.
+- The record of the run: the experiment, its settings, and the commands that started it.
 - The rule changes of the run.
-- The account: which writer owns the folder, and which rows are known to be missing. The server's epochs decide which
-  writer may trim the streams, and the account decides which writer may publish files. Epochs are not enough for that: a
-  server that was flushed has lost its epochs, and a new run may repeat them.
-- The sets of agents of mailboxes. The row of a broadcast has the digest of the set that holds its hearers.
+- The folder's account: which writer owns the folder, and which rows are known to be missing. Only the owner may publish
+  files. The epochs on the server, which say which writer may trim the streams, are not enough for that. If the server
+  was flushed, a new run begins again with the same epochs.
+- The sets of agents of mailboxes. The row of a broadcast has the digest of the set that its hearers are in.
 """
 
 import platform
@@ -24,13 +24,13 @@ from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.log_uri import IN_URL
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
-if TYPE_CHECKING:  # the import would load pyarrow, which an interceptor does not need
+if TYPE_CHECKING:  # the import would load pyarrow, which interceptors do not need
     from ray_messaging.eventlog.folder import Folder
 
 T = TypeVar("T")
 
 FORMAT = 1
-_RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
+RUN = "_run.json"  # programs that read folders of Parquet files skip names that begin with an underscore
 _RULE_CHANGES = "_rule_changes.json"
 ACCOUNT = "_account.json"
 _LONGEST = 200  # the most characters of an argument that are kept
@@ -44,8 +44,8 @@ class RunStart(msgspec.Struct, frozen=True):
     """One start of an experiment that logs into the folder.
 
     `ended` is None while the run goes on. If the run was killed, `ended` stays None until `ray-messaging log finish`
-    has completed the log. `data` is the folder in which the run's embedded server keeps its data; it is None if the run
-    has no embedded server, or several.
+    has completed the log. If the run has exactly one embedded server, `data` is the folder in which that server stores
+    its data. Otherwise `data` is None.
     """
 
     run: str
@@ -61,7 +61,7 @@ class RunStart(msgspec.Struct, frozen=True):
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The run from which a fork was made: its folder, its experiment, and the last step that the fork has from it."""
+    """The run from which a fork was made: its folder, its experiment, and the last step that was copied to the fork."""
 
     folder: str
     experiment: str
@@ -69,10 +69,10 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """All that is known of a run besides its messages.
+    """The record of a run.
 
-    `groups` maps each group to its number of agents, `model` holds the arguments of `messaging.run`. `parent` is None
-    if the run is no fork.
+    `groups` maps each group to its number of agents. `model` has the arguments of `messaging.run`. `parent` is None if
+    the run is not a fork.
     """
 
     format: int
@@ -93,30 +93,30 @@ def read_run(folder: "Folder") -> RunRecord | None:
     def decoded(data: bytes) -> RunRecord:
         if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
             raise ConfigError(
-                f"{folder.where}/{_RUN} has format {known}, and this ray_messaging reads format {FORMAT} only: read "
+                f"{folder.where}/{RUN} has format {known}, and this version of ray_messaging reads only format "
+                f"{FORMAT}: read "
                 "the folder with the version of ray_messaging that wrote it, and give this version another log_dir"
             )
         return msgspec.json.decode(data, type=RunRecord)
 
-    return _read(folder, _RUN, decoded, "the record of the run in {path} is damaged ({error}): remove the file")
+    return _read(folder, RUN, decoded, "the record of the run in {path} is damaged ({error}): remove the file")
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
-    """Return the step after which a fork is to begin, if the folder holds a fork that was never started.
-
-    Otherwise None.
-    """
+    """Return the last step that was copied, if the folder has a fork that was never started; otherwise None."""
     record = read_run(folder)
     return None if record is None or record.parent is None or record.starts else record.parent.step
 
 
 def write_run(folder: "Folder", record: RunRecord) -> None:
-    """Write the record of the folder's run, atomically. Raises OSError if that fails."""
-    folder.write_file(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    """Write the record of the run in a folder, atomically. Raises OSError if that fails."""
+    folder.write_file(RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:
-    """Add a start to the record, unless the record has it. A start with on_existing="reset" begins a new record.
+    """Add a start to the run's record, unless the record has this start already.
+
+    A start with on_existing="reset" begins a new record.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -127,9 +127,9 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 
 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-    """Add the arguments of a call of `messaging.run` to the record. Without a record, do nothing.
+    """Add the arguments of a call of `messaging.run` to the run's record. If there is no record, do nothing.
 
-    Returns: the arguments that the last call recorded, if an earlier start of the run made that call; otherwise None.
+    Returns: the arguments that are in the record already, if an earlier start of the run recorded them; otherwise None.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
@@ -141,7 +141,9 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
 
 
 def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
-    """Add the end of a start, and the groups that took part, to the record. Without a record, do nothing.
+    """Add the end of a run's start, and the groups that took part, to the run's record.
+
+    If there is no record, do nothing.
 
     Raises: the same errors as `note_model`.
     """
@@ -154,7 +156,7 @@ def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool
 
 
 def has_ended(folder: "Folder") -> bool:
-    """Return whether the last run in a folder came to its end, even if it sent no message.
+    """Return whether the record says that the last start of the run in a folder has ended.
 
     Raises: the same errors as `read_run`.
     """
@@ -163,7 +165,7 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return advice if the run's record has no end; return None if the run has ended, or has no record.
+    """Return advice if the run's record has no end of the last start; return None if it has, or if there is no record.
 
     Raises: the same errors as `read_run`.
     """
@@ -198,12 +200,12 @@ def run_facts(folder: "Folder") -> dict[str, Any] | None:
 
 
 def utc_now() -> str:
-    """Return the present time in UTC as ISO text."""
+    """Return the present time as a str in ISO format, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a result may depend on."""
+    """Return the versions of Python and of the packages on which a run's results may depend."""
     names = ("ray-messaging", "ray", "numpy", "pyarrow")
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
@@ -234,10 +236,10 @@ def command_line() -> list[str]:
 class RuleChange(msgspec.Struct, frozen=True):
     """One change of an experiment's rules while it ran.
 
-    `change` is insert, replace, remove, or the name of the call that changed a list of pairs; `rule` is the rule's
-    description. `step` is the first step to which the change applies (None: the experiment has no steps). If `exact` is
-    true, the change applies to the whole of this step. Otherwise it takes effect in the middle of a step, so that two
-    runs with the same change may differ.
+    `change` is insert, replace or remove, or for a rule with a list of pairs, the method that changed the list. `rule`
+    is the rule's description. `step` is the first step to which the change applies (None: the experiment has no steps).
+    If `exact` is true, the change applies to all messages of this step. Otherwise it took effect in the middle of the
+    step, so that two runs with the same change may differ.
     """
 
     at: float  # in unix seconds
@@ -248,14 +250,14 @@ class RuleChange(msgspec.Struct, frozen=True):
 
 
 def read_rule_changes(folder: "Folder") -> list[RuleChange]:
-    """Return the rule changes of the folder's run, in order; raise LogError if the file is damaged."""
+    """Return the rule changes of the run in a folder, in order; raise LogError if the file is damaged."""
     decode = msgspec.json.Decoder(list[RuleChange]).decode
     damaged = "the rule changes in {path} are damaged ({error}): remove the file"
     return _read(folder, _RULE_CHANGES, decode, damaged) or []
 
 
 def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
-    """Write the rule changes of the folder's run, in place of those in the folder. Raises OSError if that fails."""
+    """Replace the rule changes of the run in a folder by the given ones. Raises OSError if that fails."""
     folder.write_file(_RULE_CHANGES, msgspec.json.encode(list(changes)))
 
 
@@ -263,10 +265,10 @@ def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
 
 
 class FolderAccount(msgspec.Struct, frozen=True):
-    """The owner of a folder, and descriptions of the rows that are known to be missing.
+    """The account of a log's folder: its owner, and descriptions of rows that are known to be missing.
 
-    `writer` names the owner, in the form `run/writer`, or during a takeover only the run. `experiment` is the owner's
-    experiment.
+    `writer` names the owner in the form `run/writer`. While another run takes the folder over, it names only the run.
+    `experiment` is the owner's experiment.
     """
 
     writer: str = ""
@@ -274,7 +276,7 @@ class FolderAccount(msgspec.Struct, frozen=True):
     experiment: str = ""
 
     def belongs_to(self, writer: str) -> bool:
-        """Return whether a writer may publish files. Any writer may if the account names no owner."""
+        """Return whether a writer may publish files: whether it is the owner, or the account names no owner."""
         return self.writer in {"", writer}
 
 
@@ -285,10 +287,12 @@ def read_account(folder: "Folder") -> FolderAccount:
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
-    """Make a writer the owner of a folder that the caller has locked. From then on, earlier writers publish no files.
+    """Make a writer the owner of a folder, so that earlier writers publish no more files.
 
-    Raises: OSError if the account cannot be written; LogError if the account is damaged, or if the folder belongs to
-    another experiment, even one that has written no file yet.
+    The caller must have locked the folder.
+
+    Raises: OSError if the account cannot be written; LogError if the account is damaged, or if it names another
+    experiment.
     """
     account = read_account(folder)
     if account.experiment not in {"", experiment}:
@@ -301,7 +305,7 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 
 
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
-    """Add a description of missing rows to the account, if this writer owns the folder. Add each description only once.
+    """Add a description of missing rows to the account, unless the account has it or names another owner.
 
     The caller has locked the folder. Raises OSError if the account cannot be written.
     """
@@ -311,7 +315,7 @@ def note_missing(folder: "Folder", writer: str, text: str) -> None:
 
 
 def forget_missing(folder: "Folder") -> None:
-    """Remove the descriptions of missing rows, because the segments are removed. The caller has locked the folder.
+    """Remove all descriptions of missing rows, because the segments are removed.
 
     Raises OSError if the account cannot be written.
     """
@@ -333,13 +337,16 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
 
 
 def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
-    """Write a set of agents to a file named by its digest, by which rows refer to it. Raises OSError if that fails."""
+    """Write a set of agents to a file, whose name is the digest of the set. Raises OSError if that fails."""
     stored = _Stored(agents.ints.astype("<i8", copy=False).tobytes(), tuple(sorted(agents.strings)))
     folder.write_file(_file(digest), msgspec.msgpack.encode(stored))
 
 
 def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
-    """Return a set of agents, or None if the folder does not have it. Raises LogError if its file is damaged."""
+    """Return the set of agents with a digest, or None if there is no such file.
+
+    Raises LogError if the file is damaged.
+    """
 
     def decoded(data: bytes) -> AgentSet:
         stored = msgspec.msgpack.decode(data, type=_Stored)

@@ -1,4 +1,4 @@
-"""Start of a fork: a copy of a run's folder up to a checkpoint. Afterwards the fork does not need the copied run."""
+"""Copy of a run's folder up to a checkpoint, with which a fork begins. The fork does not need the run afterwards."""
 
 import re
 import shutil
@@ -32,18 +32,19 @@ from ray_messaging.transports.step_values import CollectedKind
 
 
 def checkpoint_before(parent: Folder, at_step: int | None) -> int:
-    """Return the newest step before `at_step` that has a checkpoint (None: the newest of all).
+    """Return the last step before `at_step` that has a checkpoint. If `at_step` is None, return the last of all.
 
     Raises: ConfigError if there is no such step.
     """
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
-    ended = unended(parent) is None  # The log of a run that goes on may lack rows of its last steps.
+    ended = unended(parent) is None  # while a run goes on, rows of its last steps may be missing
     found = [step for step in parent.checkpoints() if ended or step <= logged]
     last = max(logged, *found, -1)
     if at_step is not None and at_step > last + 1:
         raise ConfigError(
-            f"{parent.where} has the steps up to {last}, so it cannot be forked at step {at_step}: fork at an earlier "
+            f"{parent.where} has only the steps up to {last}, so it cannot be forked at step {at_step}: fork at an "
+            "earlier "
             "step, or leave out at_step= to fork after the last checkpoint"
         )
     early = [step for step in found if at_step is None or step < at_step]
@@ -61,7 +62,7 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
 
 
 def record_of(parent: Folder) -> RunRecord:
-    """Return the record of a run; raise LogError if the folder has none."""
+    """Return the record of the run in a folder; raise LogError if there is none."""
     record = read_run(parent)
     if record is None:
         raise LogError(f"{parent.where} has no record of a run: pass the log_dir of a run", path=parent.where)
@@ -69,14 +70,14 @@ def record_of(parent: Folder) -> RunRecord:
 
 
 def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
-    """Copy a run's files and rows up to a checkpoint into the folder of another experiment, which must have no log yet.
+    """Copy a run's files and rows up to a checkpoint into another experiment's folder, which must not have a log yet.
 
-    On this machine the copy appears as a whole: it is made beside the folder, and renamed.
+    In a local file system the copy appears at once when it is complete: it is made beside the folder, and renamed.
 
     Raises: AlreadyExists if the folder has a log, or is local and not empty; LogError if a folder cannot be used.
     """
     if folder.segments() or read_run(folder) is not None:
-        raise _taken(folder, "holds the log of a run")
+        raise _taken(folder, "contains the log of a run")
     if not folder.local:
         try:
             _copy(parent, folder, exp_id, step)
@@ -125,16 +126,16 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 
 
 def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
-    """Return messages from outside, in order of arrival: those that agents read in some steps, or that rules blocked.
+    """Return messages from outside that agents read in some steps, or that rules blocked, in the order of arrival.
 
-    A blocked message never arrived, so the time of its sending decides where it comes. The log may have several rows of
-    a broadcast (for several mailboxes, for example). A broadcast is returned once, without `to_id`.
+    A blocked message did not arrive, so it is ordered by the time at which it was sent. A broadcast may have several
+    rows in the log, such as one for each mailbox. It is returned once, without `to_id`.
 
     Raises: LogError if the hearers of a broadcast are needed, but are not known.
     """
     rows: list[LogRow] = []
     for page in log.pages(step_read=step_read, text=True):
-        ordinals = page["ordinal"].to_numpy()  # A row without an ordinal has NaN here.
+        ordinals = page["ordinal"].to_numpy()  # NaN in rows without an ordinal
         rows += rows_of(page.filter(pa.array(~(ordinals < FIRST_OUTSIDE))))
     in_steps = [row for row in rows if row.step is not None]
     placed = [row for row in in_steps if row.ordinal is not None]
@@ -154,23 +155,24 @@ def outside_of(log: EventLog, step_read: int | slice) -> list[LogRow]:
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:
-    """Return the values that all rows of a broadcast share.
+    """Return the values that are equal in all rows of a broadcast.
 
-    Equal broadcasts that were sent at the same time share them, too.
+    They are also equal in the rows of equal broadcasts that were sent at the same time.
     """
     said = row.text if row.text_before is None else row.text_before
     return row.audience, row.audience_version, row.from_id, row.subtopic, row.sent_at, said, row.sender
 
 
 def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -> set[int]:
-    """Choose one hearer for each group of equal broadcasts; return the positions of the rows that reach this hearer.
+    """Choose one hearer for each set of equal broadcasts; return the positions of the rows that this hearer has.
 
-    Each broadcast reaches each of its hearers once, so the rows of one hearer count the broadcasts. The hearer with
-    most rows is chosen, and among these one whose rows have an ordinal, because the ordinals give the order.
+    A hearer has one row for each broadcast that it hears. So the rows of one hearer say how many equal broadcasts there
+    are. The hearer with the most rows is chosen. Among several such hearers, one whose rows have ordinals is chosen,
+    because the ordinals give the order.
     """
     found, unclear, steps = set[int](), dict[int, int](), set[int | None]()
     for number, rows in enumerate(broadcasts):
-        # Then all rows belong to one broadcast, because no mailbox has two of these rows.
+        # If no mailbox has two of the rows, all rows belong to one broadcast.
         if len({row.mailbox for row in rows if row.ordinal is not None}) == len(rows):
             found.add(rows[0].position)
         else:
@@ -190,12 +192,12 @@ def _rows_of_one_hearer(log: EventLog, broadcasts: Sequence[Sequence[LogRow]]) -
     wanted = [(POSITION.name, "list"), (POSITION.name, "count"), ("ordinal", "count")]
     hearers = pairs.group_by(["broadcast", "to_id"], use_threads=False).aggregate(wanted)
     of = hearers["to_id"].combine_chunks().dictionary_encode("encode").indices.to_numpy()
-    # How many rows of each hearer have an ordinal, over all its broadcasts.
+    # The number of rows with an ordinal that the hearer has, in all sets of equal broadcasts.
     placed = np.bincount(of, hearers["ordinal_count"].to_numpy())[of]
     hearers = hearers.append_column("placed", pa.array(placed))
     best = [(name, "descending") for name in ("position_count", "ordinal_count", "placed")]
-    # Among equally good hearers, the one with most ordinals in all groups comes first, so that one hearer decides the
-    # order of these groups.
+    # Among hearers with as many rows and ordinals, the one with the most ordinals in all sets comes first. So the same
+    # hearer is chosen for many sets, and its ordinals give the order of these broadcasts.
     hearers = hearers.sort_by([("broadcast", "ascending"), *best, ("to_id", "ascending")])
     _, firsts = np.unique(hearers["broadcast"].to_numpy(), return_index=True)
     return found.union(*hearers["position_list"].take(pa.array(firsts)).to_pylist())
@@ -227,13 +229,16 @@ def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: i
 
 
 def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
-    """Return the rows of a file that groups sent up to a step, or that came from outside and were read by then."""
+    """Return the rows of a file that a fork needs.
+
+    These are the messages that groups sent up to a step, and the messages from outside that were read up to then.
+    """
     table = _read(parent, path)
     sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
     logged_with = np.where(ordinals >= FIRST_OUTSIDE, read, sent)
     last = np.flatnonzero(logged_with <= step)
-    # Rows are logged in order. So a message outside of the steps came before the checkpoint if a message of a step up
-    # to the checkpoint was logged after it.
+    # Rows are logged in order. So a message that belongs to no step came before the checkpoint if some later row
+    # belongs to a step up to the checkpoint.
     kept = (logged_with <= step) | (np.isnan(logged_with) & (np.arange(len(table)) <= (last[-1] if len(last) else -1)))
     table = table.filter(pa.array(kept)).drop_columns([POSITION.name])
     at = table.schema.get_field_index("channel")
@@ -246,7 +251,7 @@ def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.
 def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table in a segment's file.
 
-    The table has those of the given columns that the file has (None: all columns).
+    If `columns` are given, the table has only these, as far as the file has them.
     """
     try:
         file = pq.ParquetFile(path, filesystem=parent.filesystem)
@@ -257,7 +262,7 @@ def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa
 
 
 def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """Return a column as floats; NaN where a row has no value, or the table lacks the column."""
+    """Return a column as floats. Rows without a value have NaN, and all rows if the table lacks the column."""
     if name not in table.column_names:
         return np.full(len(table), np.nan)
     return np.asarray(table[name].cast(pa.float64()).to_numpy(), np.float64)

@@ -1,14 +1,14 @@
 """Columns of the event log: one row per send and recipient.
 
-A file lacks those columns of OPTIONAL that have no value in it; they read as null. The last column of each file is
-`position`, the number of the row in the log.
+A column in OPTIONAL is left out of a file in which it has no value. Readers then get nulls. The last column of each
+file is `position`, the number of the row in the log.
 
-A payload is JSON text in `payload`, or it is in typed columns: column x is `payload.x`. If x has several types in a
-file, `payload.x` has the values of the first type, and `payload[int64].x` and other columns with such names have the
-values of the other types. A row has null in the payload columns that do not belong to its payload. A file whose
-payloads have several sets of columns has `payload_columns` as well, which says for each row the names and types of its
-typed columns, in their order. A file with typed columns lacks all columns without a value. If a row with a typed
-payload has the usual channel of its recipient for its subtopic, its channel may be null, and readers compose the
+A payload is JSON text in the column `payload`, or it is in typed columns, where a column x of the sender is
+`payload.x`. If x has several types in a file, `payload.x` has the values of the first type. The values of another type,
+such as int64, are in `payload[int64].x`. A row has null in the typed columns that do not belong to its payload. If the
+payloads in a file have different sets of typed columns, the column `payload_columns` has the names and types of each
+row's typed columns, in their order. A file with typed columns lacks all columns without a value. If a row with a typed
+payload has the usual channel of its recipient for its subtopic, the row's channel may be null, and readers compose the
 channel (see `channel_head`).
 
 The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
@@ -40,7 +40,7 @@ from ray_messaging.common.tables import pandas_types
 from ray_messaging.model.typed.column import STRING
 
 VERSION = 6
-READABLE = (5, VERSION)  # Of version 5, only segments with one file can be read, see `Folder`.
+READABLE = (5, VERSION)  # segments of version 5 only if they are not split, see `folder`
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = (
     "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"
@@ -48,25 +48,25 @@ OF_EXTENSIONS = (
 OPTIONAL = OF_BROADCASTS + OF_EXTENSIONS
 
 TEXT = "payload"  # the column of payloads that are JSON text
-KINDS = "payload_columns"  # the column that names each row's typed columns; null: the payload is JSON text
+KINDS = "payload_columns"  # the column with the names of each row's typed columns; null: the payload is JSON text
 POSITION = pa.field("position", pa.int64(), nullable=False)
 
-_TYPED = "payload."  # the names of typed columns begin with this text, or with `_OF_TYPE` and the type
+_TYPED = "payload."  # names of typed columns begin with this, or with `_OF_TYPE` and a type
 _OF_TYPE = "payload["
-# This key has the beginning of the channels, in the metadata of tables and files with typed payloads.
+# The key, in the metadata of tables and files with typed payloads, of the text that begins the channels.
 _HEAD = b"channel_head"
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
-# An int id is in from_id/to_id, a str id in from_name/to_name; both are null for the user, and for the recipient of a
-# message on a plain channel. `entry` and `row` are the row's source in its stream. They order the rows of one mailbox,
-# and with `mailbox` they are unique. Rows from the log stream (blocked, published, undeliverable, rewritten) have
-# `noted`.
+# An int id is in from_id or to_id, a str id in from_name or to_name. Both are null for the user, and for the recipient
+# of a message on a plain channel. `entry` and `row` say at which place of its stream a row was read. They give the
+# order of the rows of one mailbox, and are unique together with `mailbox`. `noted` is true for rows from the log
+# stream, which are blocked, published, undeliverable or rewritten messages.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
         pa.field("step", pa.int64()),  # the step in which the message was sent
-        pa.field("step_read", pa.int64()),  # the step in which its recipient reads it
+        pa.field("step_read", pa.int64()),  # the step in which the recipient reads the message
         # The number of the message among its sender's accepted messages of the step, from 0.
         pa.field("ordinal", pa.int64()),
         pa.field("channel", _NAME),  # null: readers compose the channel from the recipient's id
@@ -78,8 +78,8 @@ SCHEMA = pa.schema(
         pa.field("audience", _NAME),
         pa.field("audience_version", pa.int64()),
         pa.field("pairs", pa.int64()),  # the number of hearers of a broadcast in the mailbox
-        pa.field("hearing_agents", _NAME),  # the digest of the agents that the mailbox has
-        # Which of the possible hearers hear the broadcast, see `audiences.folding`; null: all of them.
+        pa.field("hearing_agents", _NAME),  # the digest of the mailbox's set of agents
+        # Which of the sender's hearers in the mailbox get the broadcast, see `audiences.folding`; null: all of them.
         pa.field("kept_pairs", pa.binary()),
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
@@ -90,37 +90,37 @@ SCHEMA = pa.schema(
         pa.field("sent_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field(
             "delivered_at", pa.timestamp("us", tz="UTC")
-        ),  # when the server accepted it; null if it was not delivered
+        ),  # when the server accepted the message; null if it was not delivered
         pa.field("fate", _NAME, nullable=False),  # how the send ended, see model.fates
         pa.field("rule", _NAME),  # the rule that blocked or rewrote the message
         pa.field("reason", _NAME),
-        pa.field("sender", _NAME, nullable=False),  # the messager that sent it
+        pa.field("sender", _NAME, nullable=False),  # the messager that sent the message
         pa.field("mailbox", _NAME),  # the mailbox to which the message was delivered
         pa.field("noted", pa.bool_(), nullable=False),
         pa.field("entry", _NAME, nullable=False),
         pa.field("row", pa.int32(), nullable=False),
     ]
 )
-# Columns of ids and other whole numbers that a row may lack.
+# Columns of whole numbers, ids included, that may be null.
 NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.type) and field.nullable)
 
 
 def head_of(exp_id: str) -> dict[bytes, str]:
-    """Return metadata for tables of an experiment, from which readers compose the channels that are stored as null."""
+    """Return metadata for tables of an experiment, with which readers compose channels that are stored as null."""
     return {_HEAD: f"exps:{exp_id}:agents:"}
 
 
 def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema, or a file's metadata
-    """Return the metadata entry with the text that begins the channels of typed rows; empty for rows with JSON text.
+    """Return the text that begins the channels of rows with typed payloads; b"" if there are none.
 
-    A channel that is stored as null is this text, the recipient's id, ":" and the subtopic.
+    A channel that is stored as null consists of this text, the recipient's id, ":" and the subtopic.
     """
     head = (of.metadata or {}).get(_HEAD)
     return {} if head is None else {_HEAD.decode(): head.decode()}
 
 
 def with_pandas_types(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with which pandas reads whole numbers exactly, even if some rows lack numbers."""
+    """Return a schema with which pandas reads whole numbers exactly, even if some are null."""
     named = [schema.field(name) for name in schema.names if name in NUMBERS or _is_typed(name)]
     return schema.with_metadata(pandas_types(named))
 
@@ -129,7 +129,7 @@ def with_pandas_types(schema: pa.Schema) -> pa.Schema:
 
 
 def typed_names(names: Sequence[str]) -> list[str]:
-    """Return the names of the columns that hold typed payloads."""
+    """Return those of the names that are names of typed columns."""
     return [name for name in names if _is_typed(name)]
 
 
@@ -138,24 +138,27 @@ def _is_typed(name: str) -> bool:
 
 
 def sent_name(name: str) -> str:
-    """Return the name that the sender gave to a typed column."""
+    """Return the name that the sender has for a typed column."""
     return name.removeprefix(_TYPED) if name.startswith(_TYPED) else name.partition("].")[2]
 
 
 def plain_name(name: str) -> str:
-    """Return a typed column's name without its type. Files use it if no column of another type has the same name."""
+    """Return a typed column's name without its type. Files have this name if x has only one type."""
     return f"{_TYPED}{sent_name(name)}"
 
 
 def name_with_type(name: str, kind: str) -> str:
-    """Return a typed column's name with its type, as `ColumnType` spells it. Vectors of all lengths share a column."""
+    """Return a typed column's name with its type, as `ColumnType` spells it.
+
+    Vectors of all lengths are in the same column.
+    """
     return f"{_OF_TYPE}{kind.partition(' of ')[0]}].{name}"
 
 
 def with_types_in_names(table: pa.Table) -> pa.Table:
-    """Return a table that has the types in the names of its typed columns.
+    """Return a table in which the names of typed columns contain their types.
 
-    Columns of equal names then have equal types.
+    Then columns of different tables have equal types if they have equal names.
     """
     names = [
         name_with_type(sent_name(field.name), _spelled(field.type)) if field.name.startswith(_TYPED) else field.name
@@ -184,7 +187,7 @@ def joined_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def laid_out(table: pa.Table) -> pa.Table:
-    """Return rows with the column names and the order of columns that files have.
+    """Return a table with the names and the order of columns that files have.
 
     In `table`, the names of typed columns contain their types.
     """
@@ -204,7 +207,7 @@ def laid_out(table: pa.Table) -> pa.Table:
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Return a table without the optional columns that have no value: each would add 2% to the time of writing."""
+    """Return a table without the optional columns that have no value. Each would add 2% to the time of writing."""
     may_go = table.column_names if typed_names(table.column_names) else OPTIONAL
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)
@@ -217,23 +220,23 @@ def with_positions(table: pa.Table, first_row: int) -> pa.Table:
 
 ROW_GROUP_ROWS = 32_768
 
-# A column with more distinct values is stored without a dictionary: each row group repeats the segment's whole
-# dictionary, so a long one would save nothing.
+# A column with more distinct values than this is stored without a dictionary. Each row group repeats the whole
+# dictionary of the segment, so a long dictionary saves nothing.
 DICTIONARY_ENTRIES = ROW_GROUP_ROWS // 4
 
 _NUMBERS = {
     "step", "step_read", "ordinal", "from_id", "to_id", "audience_version", "sent_at", "delivered_at", "row", "position"
 }  # fmt: skip
 _STATISTICS = ["step", "step_read", "from_id", "to_id", "sent_at", "fate", "in_reply_to", "position"]
-_ALIKE = ("message_id", "channel")  # Snappy packs these short texts as tightly as LZ4, in three quarters of the time.
+_ALIKE = ("message_id", "channel")  # Snappy makes these short texts as small as LZ4 does, in 3/4 of the time
 
 
 def as_stored(table: pa.Table) -> pa.Table:
     """Return a table with its columns as Parquet stores them.
 
-    A column without a null becomes not nullable, which halves the time for a column of one value. Dictionaries are
-    unified, because Parquet gives up dictionary encoding if the dictionary changes. A dictionary that is too long is
-    replaced by the texts.
+    A column without nulls is declared as not nullable. That halves the time to write a column in which all values are
+    equal. The chunks of a dictionary column get one common dictionary, because Parquet gives up dictionary encoding if
+    the dictionary changes. A column whose dictionary would be too long becomes plain texts.
     """
     columns = [stored_column(column) for column in table.columns]
     fields = [
@@ -244,7 +247,7 @@ def as_stored(table: pa.Table) -> pa.Table:
 
 
 def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a dictionary column with one dictionary, or as plain texts if that would be too long.
+    """Return a dictionary column with one dictionary, or as plain texts if the dictionary would be too long.
 
     Return other columns as they are.
     """
@@ -258,7 +261,10 @@ def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _texts(column: pa.DictionaryArray) -> pa.Array:
-    """Return the plain texts of a dictionary column. In the log's rows, each value often has an entry of its own."""
+    """Return the plain texts of a dictionary column.
+
+    This is fast if each row has an entry of its own in the dictionary, as often in the log.
+    """
     names, codes = column.dictionary, column.indices
     if len(names) == len(codes) and not codes.null_count and np.array_equal(codes, np.arange(len(codes))):
         return names
@@ -273,7 +279,7 @@ def type_record(schema: pa.Schema) -> dict[str, str]:
 def parquet_options(stored: pa.Table) -> dict[str, Any]:
     """Return the options with which ParquetWriter writes a table of `as_stored`.
 
-    With these options the file does not have Arrow's types, which `type_record` adds.
+    The file then lacks a record of Arrow's types, which `type_record` adds.
     """
     typed = [stored.schema.field(name) for name in typed_names(stored.column_names)]
     numbers = _NUMBERS.union(field.name for field in typed if pa.types.is_integer(field.type))
@@ -286,13 +292,13 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
         "write_statistics": [*_STATISTICS, *map(_path, typed)],
         "write_batch_size": ROW_GROUP_ROWS,
         "write_page_index": True,
-        # The checksum takes 3% of the time. With it, a damaged page raises an error, and is never read as rows.
+        # With the checksum, which takes 3% of the time, reading a damaged page raises an error.
         "write_page_checksum": True,
         "store_schema": False,
     }
 
 
 def _path(field: pa.Field) -> str:
-    """Return the path that Parquet has for a column's values."""
+    """Return the name by which Parquet's options address the values of a column."""
     nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
     return f"{field.name}.list.element" if nested else field.name

@@ -6,23 +6,23 @@ from ray_messaging.errors import ConfigError
 
 IN_URL = re.compile(r"://[^/@\s]*@")  # the user and the password in a URL
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-# pathlib makes one slash of two.
+# A URI that was made a Path: pathlib replaces two slashes by one.
 _URI_AS_PATH = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)")
 
 
 def checked_uri(log_dir: str) -> str:
-    """Return a log_dir unchanged; raise ConfigError for a URI with a password, or one that was made a path.
+    """Return a log_dir unchanged; raise ConfigError for a URI that has a password, or that was made a pathlib.Path.
 
-    The URI of a log is in records, error texts and health reports, so it must have no secret.
+    Records, errors and health reports contain the URI of a log, so it must not have a secret.
     """
     if _PASSWORD.search(log_dir):
         raise ConfigError(
-            f"log_dir={IN_URL.sub('://***@', log_dir)!r} has a password, and records and error texts would show it: "
-            "leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your store has in their place, "
+            f"log_dir={IN_URL.sub('://***@', log_dir)!r} has a password, which records and errors would show: "
+            "leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the variables that your store uses, "
             "in the environment of this program and of Ray's processes"
         )
     if found := _URI_AS_PATH.fullmatch(log_dir):
         raise ConfigError(
-            f"log_dir={log_dir!r} is a URI that pathlib has changed: pass it as text, '{found[1]}://{found[2]}'"
+            f"log_dir={log_dir!r} is a URI that pathlib has changed: pass it as a str, '{found[1]}://{found[2]}'"
         )
     return log_dir

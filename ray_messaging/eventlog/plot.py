@@ -1,4 +1,4 @@
-"""Plot of a log: traffic over time by fate, and deliveries between groups."""
+"""Plot of a log: the number of messages over time by fate, and the deliveries between groups."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.model.fates import FATES, facts_of
 
-_MAP = "Blues"  # a colour map of one hue, from pale to dark
+_MAP = "Blues"  # matplotlib's colour map from pale to dark blue
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
 _LONGEST = 18  # the most characters of a name that are drawn
 # Units of time, with their lengths in seconds.
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
-_MOST_NUMBERS = 12  # With more rows or columns than this, the cells of the map have no numbers.
+_MOST_NUMBERS = 12  # with more rows or columns than this, the map's cells show no numbers
 
 
 def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
@@ -30,7 +30,7 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
     try:
         figure.savefig(path, dpi=_DPI)
     except OSError as error:
-        raise LogError(f"cannot write {str(path)!r}: {error}; draw into another file", path=str(path)) from error
+        raise LogError(f"cannot write {str(path)!r}: {error}; name another file", path=str(path)) from error
 
 
 def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figure
@@ -57,7 +57,7 @@ def new_figure(width: float, *heights: float) -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError("drawing needs matplotlib: pip install 'ray-messaging[plot]'") from error
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)  # This canvas needs no display, and keeps no state between pictures.
+    FigureCanvasAgg(figure)  # this canvas needs no display, and has no state between pictures
     return figure, figure.subplots(len(heights), 1, height_ratios=heights)
 
 

@@ -1,4 +1,4 @@
-"""The series of a run: tables of the values that groups recorded with `collect=`, from files and from the server."""
+"""Tables of the values that a run records with `collect=`, called series, from files and from the server."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -20,7 +20,7 @@ _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
 def series_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return a table of the series that groups have collected in some steps.
+    """Return a table of the values that groups have collected in some steps.
 
     The rows are sorted by step and agent; int ids come before str ids.
     """
@@ -60,7 +60,7 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
 
 
 def values_in(table: pa.Table, step: int) -> dict[str, Any]:
-    """Return what was collected in a step, by column, as `model.series.values_of` does; {} if nothing was."""
+    """Return, by column, the values that were collected in a step (see `model.series.values_of`), or {}."""
     rows = table.filter(pc.equal(table[STEP], step)).drop_columns([STEP])
     if not len(rows):
         return {}
@@ -75,9 +75,9 @@ def values_in(table: pa.Table, step: int) -> dict[str, Any]:
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables of consecutive steps. A count that a table lacks is 0 there.
+    """Join tables of consecutive steps. In the rows of a table that lacks a column of counts, the count is 0.
 
-    A column with ints and floats gets floats.
+    A column that has ints in one table and floats in another becomes floats.
     """
     found = [table for table in tables if len(table)] or tables[:1] or [_EMPTY]
     whole = pa.concat_tables(found, promote_options="permissive")
@@ -88,14 +88,14 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def series_file(table: pa.Table) -> pa.Buffer:
-    """Return a Parquet file of series."""
+    """Return the content of a Parquet file for a table from `series_table`."""
     sink = pa.BufferOutputStream()
     pq.write_table(with_exact_integers(table), sink, compression="zstd")
     return sink.getvalue()
 
 
 def read_series(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return the series; raise LogError if a file cannot be read."""
+    """Return all values that a run collected, as a table; raise LogError if a file cannot be read."""
     files, entries = unwritten.beside_files(folder, CollectedKind.SERIES)
     return joined([*(_read(folder, file) for file in files), series_table(entries)])
 

@@ -1,7 +1,10 @@
-"""The audiences of a log's folder. Their files are memory-mapped, so a folder on an object store has only copies.
+"""The audiences in a log's folder.
 
-The files of a version never change. They are made in a folder of the experiment's node, and copied to the store before
-the version is in the directory. Whoever reads a version on another machine, or after the run, copies it back.
+Their files are memory-mapped, so if the folder is on an object store, it has copies.
+
+The files of a version of an audience never change. They are made in a folder of the experiment's node, and are copied
+to the store before the directory names the version. A process that reads a version on another machine, or after the
+run, copies it from the store to its machine.
 """
 
 import shutil
@@ -18,7 +21,7 @@ from ray_messaging.eventlog.folder import AUDIENCES, Folder
 
 
 class StoredAudiences(LocalFolder):
-    """The audiences of a folder on an object store, with copies in a folder of this machine.
+    """The audiences of a folder on an object store. They are copied to a folder of this machine when they are read.
 
     Args: `here` is the folder of the copies; None: a temporary one.
     """
@@ -31,24 +34,27 @@ class StoredAudiences(LocalFolder):
         self._store = folder
 
     def read(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version; raise OSError if the store cannot be read, else as `LocalFolder.read`."""
+        """Return the pairs of a version.
+
+        Raises: OSError if the store cannot be read; otherwise the same errors as `LocalFolder.read`.
+        """
         local = version_folder(self.folder, name, version)
         if not local.exists():
             try:
                 self._fetch(local)
-            except LogError as error:  # The log's writer repeats what ended with an OSError.
+            except LogError as error:  # the log's writer repeats calls that raise OSError
                 raise OSError(str(error)) from error
         return super().read(name, version)
 
     def keep(self, name: str, version: int) -> None:
         """Copy a version to the store. Raises OSError if that fails."""
         paths = version_folder(self.folder, name, version).iterdir()
-        # The file with the facts comes last: a version that has it is complete.
+        # The file of facts is copied last, because its presence means that the version is complete.
         for path in sorted(paths, key=lambda path: path.name == FACTS):
             self._store.write_file(f"{AUDIENCES}/{path.parent.name}/{path.name}", path.read_bytes())
 
     def _fetch(self, local: Path) -> None:
-        """Copy a version, if the store has it, to a folder of this machine, which appears as a whole."""
+        """Copy a version from the store, if it is there. The local folder appears when the copy is complete."""
         names = self._store.names(f"{AUDIENCES}/{local.name}")
         if FACTS not in names:
             return

@@ -1,4 +1,4 @@
-"""Broadcasts as rules see them, one row for each hearer, and a cache of the pairs that rules bar by ids alone."""
+"""Broadcasts as rules see them, with a row for each hearer; and a cache of the pairs that rules block by their ids."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -12,13 +12,16 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-KEPT_ENTRIES = 2**24  # the most pairs and senders in the cache, of all audiences and rules together: 128 MiB
+KEPT_ENTRIES = 2**24  # the most pairs and senders in the cache, for all audiences and rules together; they take 128 MiB
 _KEPT_CHECKS = 16
 _NONE = np.zeros(0, np.int64)
 
 
 class PairRows(NamedTuple):
-    """The rows of a batch by broadcast. Broadcast i has rows `starts[i]` to `ends[i] - 1`, one for each hearer."""
+    """Which rows of a batch belong to which broadcast.
+
+    Broadcast i has rows `starts[i]` to `ends[i] - 1`, one for each hearer.
+    """
 
     audience: AudiencePairs
     starts: NDArray[np.intp]
@@ -34,7 +37,7 @@ class PairRows(NamedTuple):
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows of the broadcasts with these numbers."""
+        """Return the rows of some broadcasts, given by number."""
         return gathered(self.starts[broadcasts], self.counts[broadcasts])
 
 
@@ -43,7 +46,8 @@ def pair_rows(batch: Batch) -> PairRows | None:
     extension = batch.extension
     if extension is None or extension.audience is None or not batch.rows:
         return None
-    if batch.numbers is None:  # each row is a whole broadcast: to one hearer, or not expanded to its hearers
+    # each row is a whole broadcast: it has one hearer, or there are no rows for its hearers
+    if batch.numbers is None:
         starts = np.arange(batch.rows)
     else:
         starts = np.flatnonzero(np.diff(batch.numbers.astype(np.int64), prepend=-1))
@@ -51,17 +55,20 @@ def pair_rows(batch: Batch) -> PairRows | None:
 
 
 def once_each(batch: Batch, rows: PairRows) -> Batch:
-    """Return a batch with one row, without recipient, for each broadcast, for rules that judge it as one message."""
+    """Return a batch with one row for each broadcast, for rules that judge a broadcast as one message.
+
+    The rows have no recipients.
+    """
     made = batch.take(rows.starts)
     made.to_ids = IdColumn(np.zeros(made.rows, np.int64), np.full(made.rows, NONE, np.uint8))
     return made
 
 
 class BarredPairs:
-    """A cache, by sender, of the pairs that a check bars in one version of an audience.
+    """A cache of the pairs of sender and hearer that a check blocks in one version of an audience, by sender.
 
-    The check is asked about a sender's pairs at the sender's first broadcast only, unless the cache was full then. A
-    barred pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not
+    The check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then. A
+    blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not
     cached.
     """
 
@@ -69,7 +76,8 @@ class BarredPairs:
         self.check = check
         self._senders = _NONE  # the senders in the cache, ascending
         self._hearers = _NONE  # the number of hearers of each sender in the cache
-        self._ends = np.zeros(1, np.int64)  # sender i has the entries `_ends[i]` to `_ends[i + 1]` of `_places`
+        # The blocked hearers of sender i are in `_places`, from `_ends[i]` to `_ends[i + 1]`.
+        self._ends = np.zeros(1, np.int64)
         self._places = _NONE
 
     @property
@@ -78,7 +86,7 @@ class BarredPairs:
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the rows of a batch that are barred, ascending. The cache gets no more than `room` entries."""
+        """Return the rows of a batch that are blocked, ascending. At most `room` entries are added to the cache."""
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
         senders = batch.from_ids.values[pairs.starts]
@@ -108,7 +116,10 @@ class BarredPairs:
     def _learn(
         self, senders: NDArray[np.int64], pairs: PairRows, found: NDArray[np.intp], new: NDArray[np.intp], room: int
     ) -> None:
-        """Add the barred pairs of new senders to the cache, each sender once; add none unless all have room."""
+        """Add the blocked pairs of new senders to the cache, each sender once.
+
+        If they do not all have room, add none.
+        """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         low, high = np.searchsorted(found, [pairs.starts[new], pairs.ends[new]])
@@ -126,17 +137,20 @@ class BarredPairs:
 
 
 class Intersections:
-    """A cache, limited in size, of the pairs that each rule bars in each audience version. It forgets changed rules."""
+    """A cache, limited in size, of the pairs that each rule blocks in each audience version.
+
+    Changed rules are forgotten.
+    """
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
-        # Both caches keep the rule itself, because the id() of a rule that no longer exists could be given to another
-        # rule. The version shows whether the rule has changed.
+        # Both caches keep a reference to the rule, because Python could give another rule the id() of a rule that no
+        # longer exists. The version shows whether the rule has changed.
         self._entries: OrderedDict[tuple[AudiencePairs, int], tuple[Rule, int, BarredPairs]] = OrderedDict()
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:
-        """Return a rule's present check of pairs, or None if the rule has none."""
+        """Return the function by which a rule checks pairs at present, or None if the rule has none."""
         version = _version(rule)
         known = self._checks.pop(id(rule), None)
         if known is None or known[0] is not rule or known[1] != version:
@@ -147,8 +161,9 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows that a rule's present check bars. The batch must have all pairs of its broadcasts."""
-        if not pairs.audience.version:  # the audience of all agents, whose pairs change without a new version
+        """Return the rows that a rule's check blocks. The batch must have all pairs of its broadcasts."""
+        # The audience of all agents has no version, and its pairs may change at any time.
+        if not pairs.audience.version:
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
         key, version = (pairs.audience, id(rule)), _version(rule)
         kept = self._entries.pop(key, None)

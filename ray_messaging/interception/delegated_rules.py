@@ -1,6 +1,6 @@
-"""Rule delegation, on the messager's side.
+"""Rule delegation: a messager applies a copy of the rules itself.
 
-A messager applies a snapshot of the rules itself: batches that pass need no call to the interceptor.
+A batch whose messages all pass then needs no call to the interceptor.
 """
 
 import asyncio
@@ -24,37 +24,39 @@ from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-# While messages pass, a messager reports their number to the interceptor in this interval. If there are many messagers,
-# the interceptor gives them a factor for the interval, so that each reports less often.
+# While messages pass, a messager reports their number to the interceptor once in each interval of this length. If there
+# are many messagers, the interceptor gives them a factor by which the interval is longer.
 _REPORT_S = 0.1 / 3
-_PAUSE_S = 0.02  # after this time without messages, the number of passed messages is reported
+_PAUSE_S = 0.02  # when no message has passed for this time, the number of passed messages is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
-_MANY = 1_000  # from this many entries on, rules are built in a thread
-_REMEMBERED = 256  # passed batches that are remembered, so that a batch that is judged again is counted only once
+_MANY = 1_000  # rules with this many entries or more are built in a thread
+_REMEMBERED = 256  # how many passed batches are remembered, so that a batch that is judged again is counted only once
 
 
 class DelegatedRules:
-    """A rule snapshot of the interceptor, which a messager applies without asking the interceptor.
+    """A snapshot of the interceptor's rules, which a messager applies without asking the interceptor.
 
-    The server accepts messages that passed by the snapshot only while the snapshot's number is valid, so the snapshot
-    needs no time limit: it is used until the server, the interceptor or the end of the lane says that it is outdated.
-    Delegated rules can only pass a whole batch: if they would block one of its rows, the interceptor judges the batch.
-    A process that is killed may not have reported its last passed messages, so the interceptor's count `judged` may be
-    too low by the number of these messages.
+    The server accepts messages that passed by the snapshot only while the snapshot's number is valid. So the snapshot
+    needs no time limit. It is used until the server, the interceptor or the end of the connection shows that it is
+    outdated. Delegated rules can only pass a whole batch. If they would block one of its rows, the interceptor judges
+    the batch. A process that is killed may not have reported its last passed messages. Then the interceptor's count
+    `judged` is too low by the number of these messages.
     """
 
     def __init__(self, exp_id: str) -> None:
         self.passed = 0  # the number of messages that passed by a snapshot
         self._exp_id = exp_id
         self._lane: LaneClient | None = None
-        self._passing: BatchVerdict | None = None  # the verdict on each batch that passes; None: there is no snapshot
+        # The verdict on each batch that passes, or None if there is no snapshot.
+        self._passing: BatchVerdict | None = None
         self._rules: tuple[Rule, ...] = ()
         self._intersections = Intersections()
-        self._stretch = 1.0  # the factor by which the interceptor lengthens the interval of reports
-        self._unreported = 0  # how many of the `passed` messages were not reported to the interceptor yet
+        self._stretch = 1.0  # the factor by which the interceptor has made the interval of reports longer
+        self._unreported = 0  # how many of the `passed` messages the interceptor does not know yet
         self._seen = 0  # the value of `passed` when the timer was set
-        self._recent: dict[int, bool] = {}  # first message's number of a passed batch -> whether it is counted
+        # For each passed batch, whether it is counted, by the number of its first message.
+        self._recent: dict[int, bool] = {}
         self._asked_at = 0.0
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -62,9 +64,10 @@ class DelegatedRules:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()  # looked up at the first batch, because clients are made before a loop runs
+        # Only a method may ask for the loop, because clients are made before a loop runs.
+        return asyncio.get_running_loop()
 
-    # -- passing --------------------------------------------------------------------------------------------------
+    # -- passing messages -----------------------------------------------------------------------------------------
 
     def judge(self, batch: Batch) -> BatchVerdict | None:
         """Return the verdict if the whole batch passes, or None if the interceptor must judge it."""
@@ -79,7 +82,7 @@ class DelegatedRules:
             for rule in self._rules:
                 if self._blocks(rule, batch, pairs):
                     return None
-        except Exception:  # a rule has failed: the interceptor judges the batch, and handles the failure
+        except Exception:  # a rule has failed, so the interceptor judges the batch, and handles the failure
             logger.exception("a delegated rule failed on a batch, so the interceptor judges it")
             self.drop()
             return None
@@ -94,16 +97,16 @@ class DelegatedRules:
 
     @property
     def held(self) -> bool:
-        """Return whether there is a snapshot."""
+        """Return whether this sender has a valid snapshot of the rules."""
         return self._passing is not None
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a snapshot, and it has no rules."""
+        """Return whether there is a snapshot without rules."""
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:
-        """Wait until a request for a snapshot, if one is under way, has succeeded or failed."""
+        """Wait until a request for a snapshot has ended, if one is under way."""
         if self._asking is not None:
             await asyncio.wait((self._asking,))
 
@@ -120,10 +123,11 @@ class DelegatedRules:
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
         """Handle the interceptor's answer about a batch.
 
-        Args: `asked_at` is the event loop's time when the sender asked the interceptor about this batch. `number` is
-        the number of the snapshot that the answer offers; 0: it offers none.
+        Args: `asked_at` is the loop time when the messager asked the interceptor about this batch. `number` is the
+        number of the snapshot that the answer offers (0: none).
         """
-        # The delegated rules let the batch pass, but the server refused it. Now the interceptor counts the batch.
+        # The delegated rules have passed this batch before, but the server has refused it. Now the interceptor counts
+        # it.
         if self._recent.get(batch.first):
             self._recent[batch.first] = False
             self._count(-batch.rows)
@@ -140,7 +144,7 @@ class DelegatedRules:
             self.drop()
 
     def drop(self) -> None:
-        """Drop the snapshot: the interceptor judges the next batch."""
+        """Drop the snapshot, so that the interceptor judges the next batch."""
         self._passing, self._rules = None, ()
 
     # -- asking the interceptor -----------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Report passed messages if the interval has passed, or no more messages have come."""
+        """Report passed messages if the interval is over, or if no more messages have passed."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return

@@ -21,20 +21,20 @@ from ray_messaging.common.sockets import notice_cuts
 from ray_messaging.default_limits_and_leases import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
-# The most requests of one connection that may wait for answers. If one more comes, a request for deferred rows is
-# answered at once, with no verdicts, and any other request ends the connection.
+# The most requests of one connection that may wait for answers. If there is one more, a request about deferred rows is
+# answered at once, without verdicts, and any other request ends the connection.
 WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
-_LARGE = 2**16  # the parts of a frame with at least this many bytes are not joined before they are written
-_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most when a large frame has just begun
+_LARGE = 2**16  # a frame of at least this many bytes is written in several pieces, without joining them
+_SMALL, _AT_ONCE = 2**14, 2**22  # the bytes of a buffer: at least, and at most when a large frame has just begun
 _NOTHING = memoryview(b"")
 
 
 class LaneAddress(NamedTuple):
-    """Host and port of the verdict lane, and the token that opens a connection."""
+    """The address of the verdict lane, and the token that a messager sends when it opens a connection."""
 
     host: str
     port: int
@@ -45,9 +45,9 @@ class LaneAddress(NamedTuple):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A connection that carries frames. A frame above `limit_bytes` ends the connection before the frame is read.
+    """A connection that carries frames. If a frame is larger than `limit_bytes`, the connection ends before it is read.
 
-    The socket is read into one buffer, in which a frame stays until it is handled, so that no bytes are copied.
+    The socket is read into one buffer. A frame stays in the buffer until it is handled, so that no bytes are copied.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -55,24 +55,24 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.received = 0
         self._buffer = _NOTHING
-        self._low, self._high = 0, 0  # the bytes between these positions in the buffer are not handled yet
+        self._low, self._high = 0, 0  # the bytes between these two positions in the buffer are not handled yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports do not derive from asyncio's
+        """Store the asyncio transport of the new connection."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
         notice_cuts(transport.get_extra_info("socket"))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
-        """Return the part of the buffer into which the next bytes are written."""
+        """Return the free end of the buffer, into which the next bytes are written."""
         if self._low or self._high == len(self._buffer):
             self._make_room()
         return self._buffer[self._high :]
 
     def _make_room(self) -> None:
-        """Move the unhandled bytes to the front of a buffer that is large enough for the frame which has begun.
+        """Move the unhandled bytes to the beginning of a buffer that is large enough for the frame that they begin.
 
-        A peer cannot claim memory by announcing a large frame: above `_AT_ONCE` the buffer has at most twice as many
-        bytes as have come.
+        The other side cannot make this process allocate much memory by announcing a large frame. A buffer above
+        `_AT_ONCE` has at most twice as many bytes as have arrived.
         """
         held = self._high - self._low
         whole = 0 if held < _LENGTH.size else _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._low)[0]
@@ -82,12 +82,12 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._buffer, self._low, self._high = buffer, 0, held
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle each complete frame, after `nbytes` more bytes have come."""
+        """Handle each complete frame, after `nbytes` more bytes have arrived."""
         self._high += nbytes
         self.handle()
 
     def handle(self) -> None:
-        """Pass each complete frame to `frame_received`, unless the connection is `crowded`."""
+        """Pass each complete frame to `frame_received`, unless `crowded` returns True."""
         buffer = self._buffer
         while buffer is self._buffer and self.unhandled >= _LENGTH.size and not self.crowded():
             (length,) = _LENGTH.unpack_from(buffer, self._low)
@@ -103,31 +103,31 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self.frame_received(frame)
         if buffer is self._buffer and not self.unhandled:
             self._low = self._high = 0
-            if len(buffer) > _SMALL:  # Thousands of callers may each hold a buffer, so a large buffer is given back.
+            if len(buffer) > _SMALL:  # a large buffer is not kept, because thousands of callers may have one each
                 self._buffer = _NOTHING
 
     @property
     def unhandled(self) -> int:
-        """Return how many bytes have come that are not handled yet."""
+        """Return how many bytes have arrived that are not handled yet."""
         return self._high - self._low
 
     def send(self, *parts: bytes) -> None:
-        """Write one frame, given in parts."""
+        """Write one frame, whose content is given as several byte strings."""
         assert self.transport is not None
         size = sum(map(len, parts))
         whole = (_LENGTH.pack(size), *parts)
-        if size < _LARGE:  # for a small frame, one copy is cheaper than writing several buffers
+        if size < _LARGE:  # for a small frame, one copy takes less time than writing several buffers
             self.transport.write(b"".join(whole))
         else:
             self.transport.writelines(whole)
 
     def crowded(self) -> bool:
-        """Return whether frames must wait in the buffer. A subclass that returns True calls `handle` again later."""
+        """Return whether frames must wait in the buffer. A subclass that returns True must call `handle` later."""
         return False
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
-        """End the connection, because the peer breaks the protocol."""
-        # The frame that is being handled still uses the old buffer.
+        """End the connection, because the other side breaks the protocol."""
+        # The frame that is being handled still uses the old buffer, so the buffer is only replaced.
         self._buffer, self._low, self._high = _NOTHING, 0, 0
         if self.transport is not None:
             self.transport.abort()
@@ -138,20 +138,22 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 class LaneClient(FrameProtocol):
-    """A messager's connection to the interceptor's verdict lane."""
+    """A messager's connection to the verdict lane, over which it asks the interceptor for verdicts."""
 
     def __init__(self) -> None:
         super().__init__(FRAME_LIMIT)
         self._numbers = 0
         self._opening: asyncio.Future[None] | None = None
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._abandoned: set[int] = set()  # requests whose callers were cancelled: their answers are dropped
+        # Numbers of requests whose callers were cancelled, so that the answers are dropped.
+        self._abandoned: set[int] = set()
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
         """Connect to the lane and send the token.
 
-        Raises: OSError if that fails; TimeoutError, an OSError too, if it takes longer than timeout_s or OPENING_S.
+        Raises: OSError if that fails; TimeoutError, which is an OSError too, if it takes longer than timeout_s or
+        OPENING_S.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(OPENING_S, timeout_s)):
@@ -167,13 +169,14 @@ class LaneClient(FrameProtocol):
 
     @property
     def alive(self) -> bool:
-        """Return whether the connection is up, as far as is known."""
+        """Return whether the connection is open, as far as this process knows."""
         return self.transport is not None and not self.transport.is_closing()
 
     async def ask(self, request: bytes, kind: int = JUDGE) -> bytes:
-        """Send a request of a kind and return its answer; raise OSError if the connection is lost.
+        """Send a request and return its answer; raise OSError if the connection is lost.
 
-        The answer about deferred rows (`WAIT`) comes once there are verdicts, or after PATIENCE_S.
+        Args: `kind` is the kind of the request. The answer to `WAIT`, about deferred rows, arrives when there are
+        verdicts, or after PATIENCE_S.
         """
         if not self.alive:
             raise ConnectionResetError("the verdict lane is closed")
@@ -195,7 +198,10 @@ class LaneClient(FrameProtocol):
             self.transport.abort()
 
     def frame_received(self, frame: memoryview) -> None:
-        """Handle an answer: drop it if its request was abandoned, end the connection if its request is not known."""
+        """Give an answer to the caller that waits for it.
+
+        If the caller was cancelled, drop the answer. If no such request was made, end the connection.
+        """
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)
         elif len(frame) < NUMBER.size:
@@ -210,7 +216,7 @@ class LaneClient(FrameProtocol):
             self._abandoned.discard(number)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all open requests with a ConnectionResetError."""
+        """Fail all requests that wait for answers with a ConnectionResetError."""
         lost: list[asyncio.Future[Any]] = [] if self._opening is None else [self._opening]
         for future in (*lost, *self._waiting.values()):
             if not future.done():

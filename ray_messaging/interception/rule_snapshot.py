@@ -1,4 +1,4 @@
-"""Rule snapshots: rules that judge by ids alone, as data that an interceptor sends to messagers."""
+"""Rule snapshots: copies, as data, of rules that judge by ids alone. An interceptor sends them to messagers."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -6,15 +6,15 @@ from typing import Annotated
 import msgspec
 
 from ray_messaging.errors import FrameError, InvalidAddress, RuleError
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.allow_graph import AllowGraph, AllowGraphSnapshot, Int64
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.rule_tables import Table
 
-MIN_SNAPSHOT_NUMBER = 2**32  # snapshot numbers are higher than all codes that stand in place of epochs
-MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
+MIN_SNAPSHOT_NUMBER = 2**32  # numbers of snapshots are higher than all special values that stand in place of epochs
+MAX_ENTRIES = 20_000  # the most pairs, edges and members of all rules together, because every messager has a copy
 MOST_STRETCH = 20.0
-# The instance attributes of each class. A rule with other attributes was changed by hand: it may decide differently.
+# The instance attributes of each class. If a rule has others, a user has changed it, and it may decide differently.
 _ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
     AllowGraph: {
@@ -25,7 +25,7 @@ _ATTRIBUTES = {
 
 
 class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):
-    """A `BlackList` as data."""
+    """The data of a `BlackList` rule, with which a sender can judge its own messages."""
 
     name: str
     pairs: Sequence[tuple[Int64 | str | None, Int64 | str | None]]
@@ -34,9 +34,9 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
-    `held` is the number of the snapshot that the messager has (0: it has none). `passed` is the number of messages that
-    passed by delegated rules since the last request. `passed` is negative if the interceptor has now judged messages
-    that were counted in earlier requests.
+    `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that have
+    passed by delegated rules since the last request. It is negative if the interceptor has judged messages that were
+    counted in earlier requests.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -47,9 +47,9 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's answer to a request for a rule snapshot.
 
     `number` is the number under which verdicts by delegated rules are valid now (0: no rules are delegated). It is
-    unique among all states of the rules and all interceptors. `rules` is None if the messager already holds the rules.
-    `stretch` is a factor for the interval of a messager's reports: if there are many messagers, each of them reports
-    less often.
+    unique among all states of the rules and all interceptors. `rules` is None if the messager already has the rules.
+    `stretch` is a factor for the interval of a messager's reports. If there are many messagers, it makes each of them
+    report less often.
     """
 
     number: int
@@ -62,7 +62,7 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
         return sum(_entries(rule) for rule in self.rules or ())
 
     def build(self) -> tuple[Rule, ...]:
-        """Build the rules of this snapshot; raise FrameError if its data are not valid."""
+        """Build the rules of this snapshot; raise FrameError if its data are invalid."""
         try:
             return tuple(map(_build, self.rules or ()))
         except (RuleError, InvalidAddress) as error:
@@ -92,7 +92,7 @@ def can_delegate(rules: Sequence[Rule]) -> bool:
 
 
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return the number of entries of rules that can be delegated."""
+    """Return how many pairs, edges and members rules have that can be delegated."""
     return sum(rule.size if isinstance(rule, AllowGraph) else len(rule.state or ()) for rule in rules)
 
 

@@ -1,8 +1,8 @@
-"""Verdict clients: a messager's access to an interceptor.
+"""Verdict clients, by which a messager asks an interceptor for verdicts.
 
-There is one class of client for each kind of interceptor: an interceptor in this process, the actor of this library
-(over its verdict lane or by Ray call), or a user's actor with `forward`. Handles of Ray actors are only called, so
-nothing here imports Ray.
+Each kind of interceptor has its class of client: an interceptor in this process, the actor of this library (over its
+verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so this file
+does not import Ray.
 """
 
 import asyncio
@@ -33,23 +33,23 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import encode
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
-_ADDRESS_S = 5.0  # the longest wait until an actor answers where its lane is, if a lane was open before
-_CALLS = 256  # concurrent `forward` calls to a user's actor
-# Ray's error for an actor that will not come back. It is given by name, because Ray is not imported here.
+_GLANCE_S = 0.2  # the longest wait for an actor's answer whether its server is lost
+_ADDRESS_S = 5.0  # the longest wait for an actor's answer where its lane is, if a lane was open before
+_CALLS = 256  # the most concurrent `forward` calls to a user's actor
+# Ray's error for an actor that will not come back. It is given by name, because this file does not import Ray.
 _GONE = {"ActorDiedError"}
-# Ray's error for an exception in the user's own code: asking again would not help.
+# Ray's error for an exception in the user's own code. Asking again would not help.
 _APPLICATION_ERROR = "RayTaskError"
 
 
 class VerdictClient:
-    """A messager's access to an interceptor; `route` names the kind of access, as `stats()` shows it."""
+    """A messager's access to an interceptor. `route` names the kind of access, as `stats()` shows it."""
 
     route: str
 
@@ -62,11 +62,14 @@ class VerdictClient:
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows, once there are any, or after PATIENCE_S; raise `judge`'s errors."""
+        """Return the verdicts on deferred rows when there are some, or after PATIENCE_S.
+
+        Raises the errors of `judge`.
+        """
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that passes broadcasts without expanding them to hearers; None if there may be rules."""
+        """Return a verdict by which broadcasts pass without looking at their hearers, or None if there may be rules."""
         return None
 
     @property
@@ -75,9 +78,10 @@ class VerdictClient:
         return False
 
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
-        """Handle the server's answer that verdicts of this client do not count any more.
+        """Drop verdicts of this client, because the server has answered that they are no longer valid.
 
-        Args: with `successor`, another interceptor has taken over, and the earlier interceptor must not be asked again.
+        Args: `successor` says that another interceptor has taken over, and that the earlier one must not be asked
+        again.
         """
         await self.close()
 
@@ -92,13 +96,13 @@ def verdict_client_for(
 
     Args:
         exp_id: the experiment of the messages; this library's actor refuses messages of another experiment.
-        delegate_rules: whether the client may apply delegated rules, because the server checks the snapshot's number.
-
+        delegate_rules: whether the client may apply delegated rules. This is safe only if the server checks the
+            snapshot's number.
     Raises: ConfigError if the interceptor is none of these, or has rules that nobody would ask.
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
-    from ray_messaging.interception.server.interceptor import Interceptor  # noqa: PLC0415 - groups need none of it
+    from ray_messaging.interception.interceptor.interceptor import Interceptor  # noqa: PLC0415 - groups need none of it
 
     if isinstance(interceptor, Interceptor):
         if interceptor.rules.whole and not interceptor.supervised:
@@ -116,9 +120,9 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor.
+    """The client of a messager without an interceptor.
 
-    All messages pass. If the experiment has an interceptor, the server refuses the messages.
+    All messages pass. If the experiment has an interceptor, the server refuses them.
     """
 
     route = "none"
@@ -134,7 +138,7 @@ class PassAll(VerdictClient):
 
 
 class LocalVerdictClient(VerdictClient):
-    """The client of an interceptor in this process, which takes batches as objects, without encoding."""
+    """The client of an interceptor in this process. It passes batches as objects, without encoding them."""
 
     route = "local"
 
@@ -143,13 +147,13 @@ class LocalVerdictClient(VerdictClient):
         self._last: tuple[Batch, BatchVerdict] | None = None
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch. If the same batch is repeated at once, the same verdicts are returned."""
+        """Return the verdicts on a batch. If the same batch comes twice in succession, return the same verdicts."""
         if self._last is None or self._last[0] is not batch:
             self._last = batch, await self._interceptor.judge(batch)
         return self._last[1]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows, as soon as there are any, or after PATIENCE_S."""
+        """Return the verdicts on deferred rows when there are some, or after PATIENCE_S."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
 
@@ -159,16 +163,17 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts without expanding them, or None if there are rules."""
-        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # puts the rules of the batch's step in force
+        """Return a verdict by which broadcasts pass without looking at their hearers, or None if there are rules."""
+        # This call makes the interceptor use the rules of the batch's step.
+        await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     """Call `attempt` until it succeeds, for at most `timeout_s`, and return its result.
 
-    Raises: InterceptorUnavailable if no attempt succeeds, or the actor is gone for good; Closed, Fenced or ConfigError
-    at once, because further attempts would fail, too.
+    Raises: InterceptorUnavailable if no attempt succeeds, or if the actor is gone for good; Closed, Fenced or
+    ConfigError at once, because further attempts would fail, too.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     backoff = Backoff(INTERCEPTOR_RETRY, deadline=deadline)
@@ -178,10 +183,10 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
             async with asyncio.timeout_at(deadline):
                 return await attempt()
         except Exception as error:
-            why = getattr(error, "cause", None)  # Ray's error has the exception in the actor as its cause
+            why = getattr(error, "cause", None)  # Ray's error has the actor's exception as its cause
             if (
                 (isinstance(why, ConfigError) and not isinstance(why, TransitError))
-                # Another start of the experiment has taken it over.
+                # Another start of the experiment has taken over.
                 or (isinstance(why, Fenced) and why.name != INTERCEPTOR)
                 or isinstance(why, Closed)  # the experiment has ended
             ):
@@ -189,7 +194,7 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
             if isinstance(error, Closed):  # Ray has ended in this process
                 raise
             if not isinstance(error, TimeoutError):
-                reason = error  # says more than the TimeoutError with which the last attempt may end
+                reason = error  # the last attempt may end with a TimeoutError, which says less than this error
             if backoff.exhausted or type(error).__name__ in _GONE:
                 raise _unavailable(reason or error, timeout_s) from error
             logger.info("the interceptor does not answer (%s), asking again", type(error).__name__)
@@ -197,7 +202,7 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
 
 
 def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
-    # Ray's own text has the whole traceback, so the cause is shown instead.
+    # Ray's own text has the whole traceback, so the text of the cause is used instead.
     error = getattr(error, "cause", None) or error
     return InterceptorUnavailable(
         f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so nothing was "
@@ -227,7 +232,7 @@ class RemoteVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
         self._with_payload = False
         self._lane: LaneClient | None = None
-        self._address: LaneAddress | None = None  # the address of the last lane that could be opened
+        self._address: LaneAddress | None = None  # the address of the lane that was last opened
         self._by_ray_until = 0.0
         self._opening = asyncio.Lock()
         self.route = "lane"
@@ -244,7 +249,7 @@ class RemoteVerdictClient(VerdictClient):
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
-        if self._delegated_rules is not None and batch.rows:  # an empty batch must reach the interceptor itself
+        if self._delegated_rules is not None and batch.rows:  # an empty batch must reach the interceptor
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
                 return passed
@@ -256,11 +261,11 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts.batch_verdict(batch.rows)
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost the payloads."""
+        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost them."""
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes broadcasts without expanding them, or None if the rule snapshot has rules."""
+        """Return a verdict by which broadcasts pass without looking at their hearers, or None if there are rules."""
         rules = self._delegated_rules
         if rules is None:
             return None
@@ -275,7 +280,7 @@ class RemoteVerdictClient(VerdictClient):
             verdicts = decode_verdicts(await self._ask(request, patient=patient))
             if verdicts.judged:
                 return verdicts
-        raise InterceptorUnavailable(  # A message without a verdict must not pass, so its send fails.
+        raise InterceptorUnavailable(  # a message without a verdict must not pass, so its send fails
             "the interceptor got the payloads, but gave no verdict, so nothing was sent: look at its actor, then "
             "send again"
         )
@@ -302,7 +307,7 @@ class RemoteVerdictClient(VerdictClient):
             except TimeoutError as error:
                 self._drop(lane)
                 raise _unavailable(error, limit_s) from error
-            except OSError:  # the connection is lost; if the interceptor died, its successor serves another lane
+            except OSError:  # the connection is lost; if the interceptor has died, its successor has another lane
                 self._drop(lane)
         try:
             return await _retry(lambda: self._ask_anew(request, patient=patient), limit_s)
@@ -312,10 +317,10 @@ class RemoteVerdictClient(VerdictClient):
             raise
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
-        """Ask over the actor's current lane, or by Ray call if the lane cannot be opened."""
+        """Ask over a lane that is opened anew, or by a Ray call if it cannot be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
-        async with self._opening:  # several requests may find the lane cut at the same time
+        async with self._opening:  # several requests may find at the same time that the lane is lost
             lane = self._lane if self._lane is not None else await self._open()
         if lane is None:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
@@ -330,9 +335,9 @@ class RemoteVerdictClient(VerdictClient):
     async def _open(self) -> LaneClient | None:
         """Open the actor's current lane; return None if that fails.
 
-        The last lane is tried first, because after a cut of the network the lane can be reached sooner than the actor:
-        Ray pauses for long between its attempts to connect. If neither lane nor Ray answers, raise TimeoutError; the
-        caller tries again.
+        The last lane is tried first. After the network was interrupted, the lane can be reached sooner than the actor,
+        because Ray pauses for long between its attempts to connect. If neither lane nor Ray answers, raise
+        TimeoutError, after which the caller tries again.
         """
         before = self._address
         if before is not None:
@@ -342,7 +347,7 @@ class RemoteVerdictClient(VerdictClient):
         async with asyncio.timeout(None if before is None else _ADDRESS_S):
             address = LaneAddress(*await self._handle.lane.remote(**self._options))
         try:
-            # Opening the lane may take half of the time. The other half is for the Ray call, if the lane cannot be
+            # Opening the lane may take half of the time. The other half is for a Ray call, in case the lane cannot be
             # opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
         except OSError as error:
@@ -361,7 +366,7 @@ class RemoteVerdictClient(VerdictClient):
             self._lane = None
 
     async def outdated(self, *, successor: bool) -> None:
-        """Drop the delegated rules; if there is another interceptor, close the connection to the lane, too.
+        """Drop the delegated rules. If there is another interceptor, also close the connection to the lane.
 
         If only the rules have changed, the lane stays open, because all senders ask again at about the same time.
         """
@@ -380,7 +385,7 @@ class RemoteVerdictClient(VerdictClient):
 
 
 class ForeignVerdictClient(VerdictClient):
-    """The client of a user's actor: `forward` is called as in AgentSociety, for each message that has both ids."""
+    """The client of a user's actor. It calls `forward` as AgentSociety does, for each message that has both ids."""
 
     route = "forward"
 
@@ -399,7 +404,10 @@ class ForeignVerdictClient(VerdictClient):
         return BatchVerdict(refused, epoch=FOREIGN)
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
-        """Begin the calls of `forward` in order, and await them together, as if AgentSociety had many senders."""
+        """Begin the calls of `forward` in order, and await them together.
+
+        So they overlap as calls of many senders would.
+        """
         calls = [asyncio.ensure_future(_retry(partial(self._forward, batch, row), self._timeout_s)) for row in rows]
         try:
             return await asyncio.gather(*calls)
@@ -409,15 +417,15 @@ class ForeignVerdictClient(VerdictClient):
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused, or b"" if it may pass."""
-        # This is exactly the text that AgentSociety's messager makes, because actors search it for parts like '"type":
-        # "news"'.
+        # This is exactly the text that AgentSociety's messager makes, because actors search it for texts such as
+        # '"type": "news"'.
         text = json.dumps(Message("", batch, row).payload)
         try:
             passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], text)
         except Exception as error:
             if not any(base.__name__.startswith(_APPLICATION_ERROR) for base in type(error).__mro__):
                 raise
-            # Ray's text has the whole traceback; its last line says what went wrong.
+            # Ray's text has the whole traceback. Its last line says what went wrong.
             last = str(error).strip().rpartition("\n")[2]
             logger.warning("the interceptor's forward failed on a message, which is blocked: %s", last)
             return f"the interceptor failed: {last or type(error).__name__}".encode(errors="replace")

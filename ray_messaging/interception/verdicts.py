@@ -1,4 +1,4 @@
-"""Verdicts on a batch: as an object with the verdicts by row, and as the reply that an interceptor sends."""
+"""The verdicts on a batch: as an object with verdicts by row, and as the reply that an interceptor sends."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,17 +12,17 @@ from ray_messaging.wire.notes import RuleNote
 
 T = TypeVar("T")
 
-INTERCEPTOR = "interceptor"  # the `name` of the Fenced error of an interceptor: its successor can be asked
-# Codes that stand in place of an interceptor's epoch:
-FOREIGN = -1  # verdicts by a user's own interceptor, which is not the experiment's interceptor
-NOBODY = -2  # no verdicts: accepted only if the experiment has no interceptor
-MIXED = -3  # verdicts by several interceptors: never accepted
+INTERCEPTOR = "interceptor"  # the `name` in the Fenced error of an interceptor that has a successor
+# Numbers that stand in place of an interceptor's epoch:
+FOREIGN = -1  # the verdicts of a user's own interceptor, which the server does not know
+NOBODY = -2  # no verdicts; the server accepts this only if the experiment has no interceptor
+MIXED = -3  # the verdicts of several interceptors; the server never accepts this
 _EPOCHS = 2**62
-PATIENCE_S = 2.0  # a request that waits for deferred messages is answered after this time, with or without verdicts
+PATIENCE_S = 2.0  # a request about deferred messages is answered after this time, even if there are no verdicts
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
-    """The new payload of some rows (uint32, little endian), and the last rule that changed the payload."""
+    """The new payload of some rows (uint32, little endian), and the last rule that has changed it."""
 
     rule: str
     rows: bytes
@@ -37,12 +37,12 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 
 
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
-    """The interceptor's reply to one batch.
+    """The interceptor's reply about one batch.
 
     `epoch` is the interceptor's epoch, or the number of the rule snapshot by which the batch passed. If `judged` is
-    False, nothing was decided, because the rules need payloads, which the next request must include. `wants_payload`
-    says whether later batches must include payloads. `deferred` are the rows (uint32) that wait for a slow rule.
-    `snapshot` is the number of the rule snapshot that is valid and can be requested; 0 if there is none (see
+    False, nothing was decided, because the rules need payloads, which the next request must contain. `wants_payload`
+    says whether later batches must contain payloads. `deferred` are the rows (uint32) that wait for a slow rule.
+    `snapshot` is the number of the rule snapshot that is valid and can be requested, or 0 if there is none (see
     `rule_snapshot`).
     """
 
@@ -56,7 +56,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     snapshot: int = 0
 
     def batch_verdict(self, count: int) -> "BatchVerdict":
-        """Return the verdicts by row; raise FrameError if they are not on a batch of `count` rows, or damaged."""
+        """Return the verdicts by row; raise FrameError if they are damaged, or not about a batch of `count` rows."""
         found = BatchVerdict(epoch=self.epoch)
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
@@ -93,7 +93,10 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         self.deferred |= other.deferred
 
     def moved(self, places: Mapping[int, int]) -> "BatchVerdict":
-        """Return the verdicts on some rows for another batch, in which row i of this batch is at `places[i]`."""
+        """Return the verdicts on some rows as verdicts on another batch.
+
+        Row i of this batch is row `places[i]` there.
+        """
         return BatchVerdict(
             {place: self.blocked[row] for row, place in places.items() if row in self.blocked},
             {place: self.rewritten[row] for row, place in places.items() if row in self.rewritten},
@@ -110,7 +113,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
             VerdictReply(
                 epoch,
                 wants_payload=wants_payload,
-                # A reason may quote text that cannot be encoded.
+                # A reason may quote text that cannot be encoded as UTF-8.
                 blocked=tuple(
                     RuleNote(rule, reason.encode(errors="backslashreplace").decode(), _bytes(rows))
                     for (rule, reason), rows in groups.items()

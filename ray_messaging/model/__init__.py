@@ -1,1 +1,1 @@
-"""Columns of messages: a batch, its ids and payloads, and sets of agents."""
+"""Data types without I/O: batches of messages as columns, sets of agents, aggregates, and exact encodings."""

@@ -12,13 +12,13 @@ from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.columns import INT, STR, IdColumn
 
 _SHOWN = 5  # how many agents a repr names
-_PIECE = 65_536  # the number of ids that become Python objects at once
+_PIECE = 65_536  # the most ids that are turned into Python objects at a time
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
     """Return ids as a column without repetitions, in the given order; raise InvalidAddress for the first invalid id.
 
-    Args: `once` says that a repetition is invalid as well.
+    Args: With `once` an id that comes twice is invalid, too.
     """
     if isinstance(agents, AgentSet):
         return agents.column
@@ -26,7 +26,7 @@ def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> Id
     found = _distinct(ids)
     if once and len(found) < len(ids):
         twice = next(agent for agent, count in Counter(ids.tolist()).items() if count > 1)
-        raise InvalidAddress(f"agent {twice!r} comes twice in agents: give each once", value=twice)
+        raise InvalidAddress(f"agent {twice!r} comes twice in agents: give each agent once", value=twice)
     return found
 
 
@@ -40,7 +40,7 @@ def _distinct(ids: IdColumn) -> IdColumn:
 
 
 def check_agents(agents: object) -> None:
-    """Raise InvalidAddress if `agents` is no collection of ids, or has values besides ids, which would be lost."""
+    """Raise InvalidAddress if `agents` is not a collection of ids, or also has values, which would be lost."""
     if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
         raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)
     # The nodes of a networkx graph are a Mapping, but also a Set, so they are accepted.
@@ -51,7 +51,7 @@ def check_agents(agents: object) -> None:
     if isinstance(agents, ItemsView):
         raise InvalidAddress("agents are the items of a dict, whose values would become ids: pass its keys", value=None)
     if isinstance(agents, enumerate):
-        raise InvalidAddress("agents are an enumerate, whose pairs would become ids: pass the ids alone", value=None)
+        raise InvalidAddress("agents are an enumerate, whose pairs would become ids: pass only the ids", value=None)
     if hasattr(agents, "itertuples"):
         raise InvalidAddress("agents are a DataFrame: pass its index, or the column of their ids", value=None)
 
@@ -65,14 +65,14 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
         try:
             return IdColumn(np.fromiter(listed, np.int64, len(listed)))
         except OverflowError:
-            pass  # Some id does not fit int64. The call below raises the error, which names the id.
+            pass  # some id does not fit int64; the call below raises an error that names the id
     return IdColumn.checked(listed)
 
 
 def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return values sorted and without repetitions; a sorted input is returned unchanged."""
     if not bool((values[1:] > values[:-1]).all()):
-        # A stable sort is fast, because it merges runs that are sorted already.
+        # A stable sort is fast here, because it merges stretches of values that are sorted already.
         values = np.sort(values, kind="stable")
         values = values[np.append(True, values[1:] != values[:-1])]
     return values
@@ -83,7 +83,7 @@ def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
     if not len(ints):
         return np.full(len(ids), -1, np.intp)
     values, low, high = ids.values, int(ints[0]), int(ints[-1])
-    if high - low == len(ints) - 1:  # the ints have no gaps, so a subtraction replaces the search
+    if high - low == len(ints) - 1:  # the ints are consecutive, so an id's index is a difference
         found = values - low
         missing = (values < low) | (values > high)
     else:
@@ -97,7 +97,10 @@ def int_places(ints: NDArray[np.int64], ids: IdColumn) -> NDArray[np.intp]:
 
 
 class AgentSet(Collection[AgentId]):
-    """Set of agents: `ints`, ascending int64 (n,), and `strings`. Iteration yields the ints first."""
+    """Set of agents.
+
+    `ints` are the int ids, ascending int64 (n,), and `strings` the str ids. Iteration yields the ints first.
+    """
 
     __slots__ = ("ints", "strings")
 
@@ -172,7 +175,10 @@ NO_AGENTS = AgentSet(np.zeros(0, np.int64))
 
 
 class ChannelSet(Collection[str]):
-    """Set of channels: agents' channels, by subtopic, and plain channels. Only plain channels are stored as text."""
+    """Set of channels.
+
+    Channels of agents are stored as a set of agents for each subtopic, and only other channels as text.
+    """
 
     __slots__ = ("_agents", "_exp_id", "plain")
 
@@ -195,8 +201,9 @@ class ChannelSet(Collection[str]):
             return True
         try:
             agent_id, subtopic = parse_channel(self._exp_id, channel)
-        except InvalidAddress:  # The channel of a foreign client need not have the form of an agent's channel.
+        except InvalidAddress:  # a foreign client's channel may look like an agent's channel and have an invalid id
             return False
-        # An id has one canonical spelling. A channel with another spelling of the id is another channel.
+        # An id has one canonical spelling. A channel that spells the id in another way, such as 007 for 7, is not the
+        # agent's.
         known = agent_id is not None and agent_id in self._agents.get(subtopic, NO_AGENTS)
         return known and build_channel(self._exp_id, agent_id, subtopic) == channel

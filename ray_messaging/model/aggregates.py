@@ -1,7 +1,8 @@
-"""Aggregates of the agents' values in a run's steps, such as a mean. They are exact in any order of agents and groups.
+"""Aggregates over the agents of a run, such as a mean, for `collect=`.
 
-A group sends a partial result of its own agents, and the partial results of all groups are merged. Sums are exact, and
-each result is rounded at most once, so the number of groups changes no digit.
+Each group computes a partial result from its own agents, and the partial results of all groups are merged. Sums are
+exact, and each result is rounded at most once. So the result does not depend on the number of groups, or on the order
+of agents.
 """
 
 from collections import Counter
@@ -24,13 +25,9 @@ _HALF = 26  # Mantissas are added in halves of this many bits, so that the sum o
 
 
 class Aggregate:
-    """Base of aggregates for `collect=`: in each step one number, or one for each value, of a key in all states.
+    """Base of aggregates for `collect=`. An aggregate computes, in each step, one or several numbers from all agents.
 
-    Agents that have stopped count, unless `living` is True.
-
-    Args: `name` is the key in the state, and the name of the column. `of` is another key of the state, or a function:
-    an agent's value is then `of(me)`, and in a run with by="group", `of(group)` is an array of all agents' values.
-    `living` leaves out the agents that have called `me.stop()`.
+    x `living` leaves out the agents that have called `me.stop()`.
     """
 
     kind: ClassVar[str]
@@ -39,7 +36,7 @@ class Aggregate:
         self.name = name
         self.of = of
         self.living = living
-        self.among: AgentSet | None = None  # `Of` chooses agents; None: all agents
+        self.among: AgentSet | None = None  # the agents that an `Of` chose; None: all agents
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -49,24 +46,26 @@ class Aggregate:
         return self.of(owner) if callable(self.of) else owner.state[self.name if self.of is None else self.of]
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
-        """Return the kind of the column, and the result of a group's agents for `merged`.
+        """Return the kind of the aggregate, and the partial result of a group's agents, which `merged` needs.
 
-        A partial result without values changes nothing. So a group that has none of the agents that `Of` chose has no
-        influence.
+        A group that has none of the agents that an `Of` chose has an empty partial result, which does not change the
+        merged result.
 
-        Args: `counted` says which of the values count (None: all). Raises: UnfitValue if a value does not fit.
+        Args: `counted` says which of the values are included (None: all of them).
+
+        Raises: UnfitValue if a value does not fit.
         """
         column = self._numbers(values)
         return self.kind, self._partial(column if counted is None else column[counted])
 
     def _numbers(self, values: Values) -> NDArray[Any]:
         if not len(values):
-            # An array of ints, because an array of floats would turn the other groups' ints into floats.
+            # The empty array has the type int64, because a float array would turn the other groups' ints into floats.
             return np.empty(0, np.int64)
         _, column = column_of(self.name, values)
         if isinstance(column, np.ndarray):
             return column.astype(np.int64) if column.dtype.kind == "b" else column
-        raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts texts", 0)
+        raise UnfitValue(f"{self!r} needs numbers, and agents have strs: Count({self.name!r}) counts strs", 0)
 
     def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401 - what msgpack can hold
         raise NotImplementedError
@@ -80,7 +79,7 @@ class Aggregate:
 class Sum(Aggregate):
     """The sum of a number over all agents, for `collect=`. It is exact, except for one rounding at the end.
 
-    It is a whole number if the agents' numbers are, up to 2**53. Args: as for `Mean`.
+    The sum of whole numbers is a whole number, as long as it is at most 2**53. Args: as for `Mean`.
     """
 
     kind = "sum"
@@ -101,7 +100,7 @@ class Mean(Aggregate):
     """The mean over all agents of a number in their states, for `collect=`: one number per step.
 
     The mean is exact, except for one rounding at the end, so it does not depend on how the agents are grouped. Agents
-    that have stopped count, unless `living` is True.
+    that have called `me.stop()` are included, unless `living` is True.
 
     Args: `name` is the key in the state and the name of the column. `of` is another key of the state, or a function: an
     agent's number is then `of(me)`, and in a run with by="group", `of(group)` is an array of all agents' numbers.
@@ -158,10 +157,8 @@ class Max(Aggregate):
 class Quantile(Aggregate):
     """A quantile over all agents of a number in their states, for `collect=`, by linear interpolation.
 
-    It is numpy's `quantile` with one rounding at the end; NaN if some number is NaN, or if there are no agents. Each
-    step keeps the numbers of all agents until it is read.
-
-    Args: `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    The result is that of `numpy.quantile`, rounded once at the end. It is NaN if some number is NaN, or if there are no
+    agents. x is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
     quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
     """
 
@@ -194,16 +191,18 @@ class Quantile(Aggregate):
             return {name: first}
         second = numbers[low + 1].item()
         if first == second or not (isfinite(first) and isfinite(second)):
-            return {name: first if first == second else first + second}  # -inf and inf have no number between them
+            return {name: first if first == second else first + second}  # between -inf and inf this is NaN
         return {name: float(Fraction(first) + (Fraction(second) - Fraction(first)) * Fraction(part))}
 
 
 class Gini(Aggregate):
-    """The Gini coefficient of a number over all agents, for `collect=`: 0 if all have the same, near 1 if one has all.
+    """The Gini coefficient of a number over all agents, for `collect=`.
+
+    It is 0 if all agents have the same number, and near 1 if one agent has nearly all.
 
     It is the mean absolute difference over all pairs of agents, divided by twice the mean, with one rounding at the
     end. It is NaN if some number is NaN or infinite, or if there are no agents, and 0 if all numbers are 0. Each step
-    keeps the numbers of all agents until it is read.
+    stores the numbers of all agents until the event log has read them.
 
     Args: as for `Mean`; the numbers are not negative.
     """
@@ -214,7 +213,7 @@ class Gini(Aggregate):
         column = super()._numbers(values)
         if len(negative := np.flatnonzero(column < 0)):
             place = int(negative[0])
-            raise UnfitValue(f"{self!r} needs numbers from 0 on, and an agent has {column[place].item()!r}", place)
+            raise UnfitValue(f"{self!r} needs numbers of at least 0, but an agent has {column[place].item()!r}", place)
         return column
 
     def _partial(self, column: NDArray[Any]) -> Any:  # noqa: ANN401
@@ -233,7 +232,9 @@ class Gini(Aggregate):
 
 
 class Count(Aggregate):
-    """The number of agents with each value of a key in their states, for `collect=`: a column `name=value` per value.
+    """The number of agents that have each value of a key in their states, for `collect=`.
+
+    There is a column `name=value` for each value.
 
     Args: as for `Mean`; the values are texts, bools or whole numbers.
     """
@@ -241,17 +242,17 @@ class Count(Aggregate):
     kind = "count"
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
-        """Return the kind, and each value with the number of agents that have it; raise UnfitValue for floats."""
+        """Return the kind, and for each value the number of agents that have it; raise UnfitValue for floats."""
         kind, column = column_of(self.name, values) if len(values) else ("", [])
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
             raise UnfitValue(
-                f"{self!r} needs texts, bools or whole numbers, and agents have floats: round the floats", 0
+                f"{self!r} needs strs, bools or whole numbers, but the agents' values are floats: round them", 0
             )
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
-        # All groups must report the same kind, but a group without chosen agents does not know what kind of values the
-        # other groups have.
+        # The server refuses groups that report different kinds. A group without any chosen agent does not know the kind
+        # of the other groups' values, so where an `Of` chose the agents, the kind does not name it.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod
@@ -261,7 +262,9 @@ class Count(Aggregate):
 
 
 class Share(Count):
-    """The share of the agents with each value of a key in their states, for `collect=`: a column `name=value` each.
+    """The share of the agents that have each value of a key in their states, for `collect=`.
+
+    There is a column `name=value` for each value.
 
     The shares of a step add up to 1. Args: as for `Mean`; the values are texts, bools or whole numbers.
     """
@@ -292,7 +295,7 @@ def _counted(kind: str, name: str, partials: Iterable[Any]) -> list[tuple[Any, i
     for partial in partials:
         counts.update(dict(partial))
         types.update({type(value): value for value, _ in partial})
-    # Types can differ only between groups with agents that `Of` chose. In other cases the server refuses the step.
+    # Types differ only if an `Of` chose the agents. Otherwise the server has refused groups whose types differ.
     if len(types) > 1:
         given = " and ".join(repr(value) for value in types.values())
         raise ConfigError(f"{kind}({name!r}) found {given}: the values of all agents must be of one kind")
@@ -300,9 +303,9 @@ def _counted(kind: str, name: str, partials: Iterable[Any]) -> list[tuple[Any, i
 
 
 def _sum_of(column: NDArray[Any]) -> tuple[int, bool, bytes, float]:
-    """Return the number of values, whether all are whole, the exact sum of the finite values, the sum of the others.
+    """Return the parts of a sum: the number of values, whether all are whole, the finite sum, and the infinite sum.
 
-    The exact sum is in units of 2**-1074.
+    The finite sum is exact, in units of 2**-1074. The infinite sum is the sum of the values that are NaN or infinite.
     """
     if column.dtype.kind != "f":
         return len(column), True, _packed(int(column.sum(dtype=object)) << _UNIT), 0.0
@@ -319,7 +322,7 @@ def _added(partials: Iterable[Any]) -> tuple[int, bool, int, float]:
 
 
 def _quotient(total: int, count: int) -> float:
-    """Return the quotient of a sum in units of 2**-1074, rounded once; infinite if it is beyond all floats."""
+    """Return a sum in units of 2**-1074, divided by a count and rounded once; infinity if no float is large enough."""
     try:
         return total / (count << _UNIT)
     except OverflowError:
@@ -328,7 +331,7 @@ def _quotient(total: int, count: int) -> float:
 
 def _extreme(choose: Callable[..., Any], partials: Iterable[Any]) -> Value:
     found = [each for each in partials if each is not None]
-    if not found or any(each != each for each in found):  # Only NaN differs from itself.
+    if not found or any(each != each for each in found):  # only NaN differs from itself
         return nan
     number: Value = choose(found)
     return float(number) if any(type(each) is float for each in found) else number
@@ -348,11 +351,14 @@ def _packed(total: int) -> bytes:
 
 
 def _exact_sum(values: NDArray[Any], weights: NDArray[np.int64] | None = None) -> int:
-    """Return the sum of finite numbers, each times a whole weight, in units of 2**-1074, without any rounding."""
+    """Return the exact sum of finite numbers in units of 2**-1074.
+
+    With `weights` each number is multiplied by its weight, a whole number.
+    """
     values = values.astype(np.float64, copy=False)
     fractions, exponents = np.frexp(values)
     whole = np.ldexp(fractions, _MANTISSA).astype(np.int64)
-    if weights is not None:  # The product of a mantissa and a weight may not fit int64, so Python's ints are used.
+    if weights is not None:  # a mantissa times a weight may not fit int64
         products = whole.astype(object) * weights
         return sum(
             _shifted(int(products[exponents == exponent].sum()), int(exponent)) for exponent in np.unique(exponents)
@@ -369,6 +375,6 @@ def _exact_sum(values: NDArray[Any], weights: NDArray[np.int64] | None = None) -
 
 
 def _shifted(mantissas: int, exponent: int) -> int:
-    # If this is below 0, the number is subnormal, and its mantissa ends in that many zeros.
+    # If `shift` is negative, the number is subnormal, and its mantissa ends in -shift zeros.
     shift = exponent - _MANTISSA + _UNIT
     return mantissas << shift if shift >= 0 else mantissas >> -shift

@@ -1,4 +1,4 @@
-"""Batch: messages of one sender as columns."""
+"""The class `Batch`: messages of one sender as columns."""
 
 from copy import copy
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.model.typed.typed_values import column_of, part_of
 
 _SHORT = 2**16
-CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: the contents of W3C's traceparent
+CONTEXT_BYTES = 25  # a W3C traceparent in binary: the trace id has 16 bytes, the span id 8, the flags 1
 
 
 class Origin(NamedTuple):
-    """Source of a batch that was read: its mailbox, its entry in the mailbox, and the delivery lease that has it."""
+    """Where a batch was read: the mailbox, the entry in the mailbox, and the delivery lease that covers the entry."""
 
     mailbox: str
     entry: str
@@ -28,7 +28,8 @@ class Origin(NamedTuple):
 class TracePoint(NamedTuple):
     """The span that sent a batch, the time when this process got the batch, and the span that fetched it.
 
-    A span's context has `CONTEXT_BYTES` bytes; `fetched` is empty before a fetch. `since` is in unix seconds.
+    Each span is given by its context, `CONTEXT_BYTES` bytes. Before the batch is fetched, `fetched` is empty. `since`
+    is in unix seconds.
     """
 
     sent: bytes
@@ -40,12 +41,15 @@ TopicColumn = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
-    """Return the index of each message's topic as uint16, or as uint32 if so many topics need it."""
+    """Return the index of each message's topic as uint16, or as uint32 if there are too many topics for uint16."""
     return np.asarray(places, np.uint16) if topics <= _SHORT else np.asarray(places, np.uint32)
 
 
 class Attempt(NamedTuple):
-    """An attempt of a group at a step, which a later driver may repeat. A later attempt compares greater."""
+    """The identity of one attempt of a group to run a step.
+
+    If an attempt fails, the group's next driver makes another one, which compares greater.
+    """
 
     group: str
     step: int
@@ -55,11 +59,12 @@ class Attempt(NamedTuple):
 class Batch(msgspec.Struct, eq=False, kw_only=True):
     """N messages of one sender as columns.
 
-    Message i has the number `first + numbers[i]` (uint32; None: `first + i`), the topic `topics[topic[i]]` (see
-    `topic_column`; None: the only topic), a step (int64 column, or one for all), a time (float64 column, or one for
-    all; unix s) and the payload `lines[i]`, unless the batch has ids only. `labels` maps a label to its rows (uint32,
-    ascending). `noted` are the rows that the event log takes from a log note, and not from this batch (see
-    `wire.notes`). `rows` is n; it is an attribute because a call of `len` is slow.
+    Message i has the number `first + numbers[i]`. `numbers` is uint32; if it is None, the number is `first + i`. The
+    topic is `topics[topic[i]]`; if `topic` is None, all messages have the only topic. The step (int64) and the time
+    (float64, unix seconds) are columns, or one value for all messages. The payload is `lines[i]`, unless the batch has
+    only ids. `labels` maps a label to its rows (uint32, ascending). `noted` are the rows that the event log takes from
+    a log note (see `wire.notes`) instead of this batch. `rows` is n; it is an attribute because a call of `len` is
+    slow.
     """
 
     sender: str
@@ -75,15 +80,15 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     lines: Payloads | None = None
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
-    frame: bytes | None = None  # the bytes from which the batch was decoded; None: it was built or changed here
+    frame: bytes | None = None  # the encoded batch; None: it was built or changed in this process
     rows: int
     origin: Origin | None = None  # None: the batch was not read from a mailbox
-    extension: Extension | None = None  # None: plain messages
+    extension: Extension | None = None  # None: the messages belong to no step, question or audience
     replied: set[int] | None = None  # the rows of questions that this process has answered
-    trace: TracePoint | None = None  # None: the batch is not traced, like most batches
+    trace: TracePoint | None = None  # None: the batch is not traced; most batches are not
 
     def __repr__(self) -> str:
-        # The text leaves payloads out, because it may be logged.
+        # Payloads are left out, because this text may be logged.
         return f"Batch({self.rows:,} messages of {self.sender!r})"
 
     def __len__(self) -> int:
@@ -91,20 +96,23 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def fold(self) -> Fold | None:
-        """Return how the rows represent pairs of sender and hearer, or None if each row is one message."""
+        """Return the `Fold`, if each row represents pairs of sender and hearer, or None if each row is one message."""
         return None if self.extension is None else self.extension.fold
 
     @property
     def messages(self) -> int:
-        """Return the number of messages: a row that represents pairs counts once for each pair."""
+        """Return the number of messages.
+
+        A row that represents several pairs of sender and hearer counts as that many messages.
+        """
         fold = self.fold
         return self.rows if fold is None else fold.pairs
 
     def message_id(self, row: int) -> str:
         """Return the id of one message.
 
-        It consists of the sender, the sender's epoch and the message's number, or for a message of a step, of the step,
-        the ordinal and from_id.
+        The id of a message of a step consists of the step, the message's ordinal in the step, and from_id. The id of
+        another message consists of the sender, the sender's epoch, and the message's number.
         """
         ordinal = self.ordinal
         if ordinal is not None:
@@ -122,7 +130,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def ordinal(self) -> NDArray[np.uint32] | None:
-        """Return each message's ordinal in its step, or None if these messages are not part of a step."""
+        """Return each message's ordinal among its sender's messages in the step; None outside of steps."""
         return None if self.extension is None or self.step is None else self.extension.ordinal
 
     @property
@@ -183,5 +191,5 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
 
 def _places(rows: NDArray[np.intp], wanted: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the positions in `rows` of the wanted rows."""
+    """Return the positions in `rows` at which the wanted rows stand."""
     return np.flatnonzero(np.isin(rows, wanted)).astype(np.uint32)

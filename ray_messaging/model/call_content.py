@@ -1,7 +1,8 @@
-"""The content of a call: its code, its arguments, and the values that the code uses from outside, as a digest.
+"""Digests of calls, by content. A call's content is its code, its arguments, and the outer values that the code uses.
 
-Equal contents have equal digests in all processes of one Python version. For a function, its compiled code is used, so
-comments and line numbers make no difference. An object whose content cannot be determined raises ConfigError.
+Equal contents have equal digests in all processes of one Python version. The digest of a function is made from its
+compiled code, so comments and line numbers make no difference. An object whose content cannot be determined raises
+ConfigError.
 """
 
 import dis
@@ -37,41 +38,42 @@ _INSTALLED: Final = (
 )
 _WRAPPERS = staticmethod, classmethod
 _CODE = FunctionType, property, cached_property, *_WRAPPERS
-# The types of slots, and of `__dict__`, which are no attributes of the user.
+# Attributes of these types are added by Python: they stand for slots, and for `__dict__`.
 _NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType
 _DIGEST_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ByContent(partial[R]):
-    """A function for `me.remember`, with the arguments of `by_content`."""
+    """A function for `me.remember`, and the `sample` and `uses` that were passed to `by_content` for it."""
 
     sample: int | None
     uses: object
 
 
 def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
-    """Return a function for `me.remember` that says how `Calls(store=)` shares the answers of its calls.
+    """Return a function for `me.remember`, whose answers `Calls(store=)` shares in the given way.
 
     Args:
         function: The function, async or plain.
-        sample: How many different answers equal calls share. With 3, each equal call gets one of three answers, chosen
-            by agent, step and seed, and three equal calls of one agent in one step get all three. None: answers are not
-            shared, and each call is made.
-        uses: A value that stands for the objects that the function uses besides its arguments, such as a client of a
-            model: ("gpt-4o", "https://..."). It is needed if the content of such an object cannot be determined.
+        sample: The number of different answers that equal calls share. With 3, each equal call gets one of three
+            answers, chosen by agent, step and seed. If an agent makes three equal calls in one step, it gets all three
+            answers. None: answers are not shared, and each call is made.
+        uses: A value that is used in place of the objects that the function uses besides its arguments. For a client of
+            a model it may be ("gpt-4o", "https://..."). It is needed if the content of such an object cannot be
+            determined.
 
-    Raises: ConfigError for a sample that is no number of answers.
+    Raises: ConfigError if `sample` is neither None nor a whole number of at least 1.
     """
     if sample is not None and (isinstance(sample, bool) or not isinstance(sample, int) or sample < 1):
-        raise ConfigError(f"sample={sample!r} must be the number of answers, at least 1, or None to share no answer")
+        raise ConfigError(f"sample={sample!r} must be a number of answers, at least 1, or None to share no answers")
     found = ByContent(function)
     found.sample, found.uses = sample, uses
     return found
 
 
 def told_by(function: object) -> tuple[int | None, object]:
-    """Return `sample` and `uses` of a function for `me.remember`. The function may be wrapped in partials."""
+    """Return the `sample` and `uses` that `by_content` gave to a function, which may be wrapped in partials."""
     while isinstance(function, partial):
         if isinstance(function, ByContent):
             return function.sample, function.uses
@@ -103,15 +105,15 @@ def _untold(place: str, value: object) -> ConfigError:
 
 
 class _Teller:
-    """Converter of values to lists, texts and numbers, which msgpack encodes in only one way.
+    """Converter of values to lists, strs and numbers, which msgpack encodes in only one way.
 
-    Args: `lenient` leaves out objects other than plain values, functions and classes.
+    Args: With `lenient`, objects other than plain values, functions and classes are left out.
     """
 
     def __init__(self, *, lenient: bool) -> None:
         self._lenient = lenient
-        # Functions, classes and modules may refer to each other. This has the digest of each one that was converted, or
-        # its depth among those that are being converted.
+        # Functions, classes and modules may refer to each other. Each one that was converted has its digest here. Each
+        # one that is being converted has its depth in the chain of conversions.
         self._seen: dict[tuple[bool, object], bytes | int] = {}
         self._depth = 0
 
@@ -140,7 +142,7 @@ class _Teller:
             yield from (_encode(self.told(each, place)) for each in value)
 
     def _once(self, value: Any, tell: Callable[[], list[Any]]) -> list[Any]:  # noqa: ANN401 - as above
-        """Return the content of a function, class or module, as a digest if it has parts."""
+        """Return the content of a function, class or module, which is converted only once."""
         key = self._lenient, value
         if (known := self._seen.get(key)) is not None:
             return ["seen", known]
@@ -178,9 +180,10 @@ class _Teller:
         return ["function", name, [*_parts_of(code)], given, used]
 
     def _made_by_library(self, function: FunctionType) -> list[Any]:
-        """Return the content of a function that a library has made, such as the user's function that it decorates.
+        """Return the content of a function that a library has made, such as a decorated function of the user.
 
-        A decorator's own objects are left out, such as the pauses between tries.
+        The user's function that it wraps is included. The decorator's own objects are left out, such as the pauses
+        between tries.
         """
         if (wrapped := getattr(function, "__wrapped__", None)) is None:
             return self._cells(function)
@@ -210,9 +213,9 @@ class _Teller:
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:
-        """Return the parts of a module that code with some names may use.
+        """Return the parts of a module that some code may use, which contains the given names.
 
-        For a library these are its plain settings.
+        For a library, these are only its attributes that are plain values.
         """
         found: list[Any] = ["module", module.__name__]
         file = getattr(module, "__file__", None)
@@ -226,7 +229,7 @@ class _Teller:
         return found
 
     def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
-        """Return the content of a module that a function imports in its body. For a library this is only its name."""
+        """Return the content of a module that a function imports in its body; for a library, only its name."""
         package = outside.get("__package__")
         whole = resolve_name("." * level + name, package) if level and package else name
         if whole == "os" or not _is_found_in_library(whole.partition(".")[0]):
@@ -243,7 +246,7 @@ class _Teller:
         told: list[Any] = [self.told(base, place) for base in (type(kind), *kind.__bases__)]
         if issubclass(kind, Enum):
             told += [[each.name, self.told(each.value, place)] for each in kind]
-        elif callable(schema := getattr(kind, "model_json_schema", None)):  # pydantic's
+        elif callable(schema := getattr(kind, "model_json_schema", None)):  # a pydantic model
             told.append(msgspec.json.encode(schema(), order="deterministic"))
             parts |= {name: part.wrapped for name, part in parts.items() if hasattr(part, "decorator_info")}
         else:
@@ -282,14 +285,14 @@ class _Teller:
             return ["member", self.told(kind, place), value.name]
         if isinstance(value, re.Pattern):
             return ["pattern", value.pattern, value.flags]
-        # A wrapper such as that of functools.lru_cache.
+        # The value wraps a function, as functools.lru_cache does.
         if isinstance(getattr(value, "__wrapped__", None), FunctionType) and (
             self._lenient or _is_of_library(kind.__module__)
         ):
             return ["wrapped", self.told(kind, place), self.told(value.__wrapped__, place)]
         if self._lenient:
             return ["left out"]
-        if callable(tell := getattr(kind, "call_content", None)):  # as `models.Chat` has it
+        if callable(tell := getattr(kind, "call_content", None)):  # such as `models.Chat`
             return ["told", self.told(kind, place), self.told(tell(value), place)]
         try:
             return ["exact", encode_exactly(value, place)]
@@ -302,8 +305,8 @@ class _Teller:
             hidden = [getattr(value, f"__pydantic_{name}__", None) for name in ("private", "extra")]
             return ["model", told, self.told([vars(value), *hidden], place)]
         if told[0] == "library" and not is_dataclass(value):
-            # The clients of OpenAI, Anthropic and httpx have a base_url. Their other attributes are connections, and
-            # are left out.
+            # Clients of OpenAI, Anthropic and httpx have a base_url. Their other attributes are left out, because they
+            # are connections.
             if (url := getattr(value, "base_url", None)) is not None and kind.__module__.partition(".")[
                 0
             ] != "builtins":
@@ -323,7 +326,7 @@ class _Teller:
         return ["object", told, named, self._inherited(value, kind, place)]
 
     def _inherited(self, value: Any, kind: Any, place: str) -> Any:  # noqa: ANN401 - an object
-        """Return the content of an object besides its attributes, if its class is derived from dict or the like."""
+        """Return what an object contains besides its attributes, such as the items of a subclass of dict."""
         bases = [base for base in kind.__mro__ if base is not object and base.__module__ not in ("abc", "typing")]
         if not any(_is_of_library(base.__module__) for base in bases):
             return None
@@ -332,8 +335,8 @@ class _Teller:
         try:
             parts = value.__reduce_ex__(2)
             _, args, state, items, pairs = [*parts, None, None, None][:5]
-            # Unless a class defines its own pickling, its state consists of its attributes, which are converted
-            # elsewhere.
+            # If a class does not define its own pickling, an object's state is its attributes, which other code
+            # converts.
             own = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
             inherited = [*args], None if own else state, [*(items or ())], [*(pairs or ())]
         except Exception:  # noqa: BLE001 - the class's own code may raise any error
@@ -342,7 +345,7 @@ class _Teller:
 
 
 def _counts(name: str, part: object) -> bool:
-    """Return whether an attribute of a class is part of its content. Attributes that Python itself adds are not."""
+    """Return whether an attribute of a class is part of the class's content, and not added by Python itself."""
     if isinstance(part, _CODE):
         return True
     return (
@@ -357,7 +360,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _is_of_library(module: str | None) -> bool:
-    """Return whether a module is installed, and not the user's own."""
+    """Return whether a module belongs to an installed library, and not to the user's own code."""
     if module is None or module.partition(".")[0] in (*sys.stdlib_module_names, "ray_messaging"):
         return True
     return _is_installed(getattr(sys.modules.get(module), "__file__", None) or "")
@@ -365,7 +368,7 @@ def _is_of_library(module: str | None) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _is_found_in_library(module: str) -> bool:
-    """Return whether a module, which may not be imported yet, is installed."""
+    """Return whether a module belongs to an installed library, without importing the module."""
     if _is_of_library(module):
         return True
     try:
@@ -377,7 +380,7 @@ def _is_found_in_library(module: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _imports_in(code: CodeType) -> tuple[tuple[str, int], ...]:
-    """Return the modules that code imports itself, each with the number of its leading dots."""
+    """Return the modules that the import statements in some code name, each with the number of its leading dots."""
     found, before = [], [None, None]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":
@@ -400,7 +403,7 @@ def _parts_of(code: CodeType) -> Iterator[Any]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield [*_parts_of(constant)]
-        elif isinstance(constant, frozenset):  # a frozenset has another order in each process
+        elif isinstance(constant, frozenset):  # the order of a frozenset's members differs between processes
             yield ["frozenset", sorted(map(repr, constant))]
         else:
             yield [type(constant).__name__, repr(constant)]

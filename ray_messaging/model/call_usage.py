@@ -1,4 +1,7 @@
-"""What remembered calls use, in tokens and money. Money is counted in whole parts of a currency, never in floats."""
+"""The tokens and the money that calls by `me.remember` use.
+
+Money is counted in whole units of 10^-12 of a currency, never in floats.
+"""
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -10,15 +13,16 @@ import msgspec
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 
-# Prices per million tokens have up to 6 decimal places, so the price of one token is a whole number of these parts.
+# A price of a million tokens has up to 6 decimal places, so the price of one token has up to 12.
 _PARTS_DIGITS: Final = 12
-_MOST_TOKENS: Final = 2**40  # larger numbers are none of tokens, and their sums would not fit 64 bits
+_MOST_TOKENS: Final = 2**40  # larger numbers are refused, because their sums may not fit 64 bits
 
 
 class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The tokens of a call, those of failed tries too, and their cost in parts of 10^-12 (None: there is no price).
+    """The tokens of one call, including those of failed tries, and their cost.
 
-    `cached` tokens are among the `input` tokens. `model` names the models that have answered.
+    `cached` is the number of the `input` tokens that came from a cache. `model` names the models that have answered.
+    `cost` is in units of 10^-12 of the currency (None: there is no price).
     """
 
     model: str | None
@@ -45,18 +49,18 @@ class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def parts_of(money: Decimal) -> int:
-    """Return an amount of money in parts of 10^-12 of its unit."""
+    """Return an amount of money in units of 10^-12 of its currency."""
     return int(money.scaleb(_PARTS_DIGITS))
 
 
 def money_of(parts: int) -> Decimal:
-    """Return the amount of money of which `parts_of` has made parts, without zeros at its end."""
+    """Return the amount of money that `parts_of` has converted, without zeros at the end of its decimals."""
     found = Decimal(parts).scaleb(-_PARTS_DIGITS).normalize()
     return found.quantize(Decimal(1)) if found == found.to_integral() else found
 
 
 class CallMeter:
-    """What one remembered call has used, over all its tries.
+    """Counter of what one call by `me.remember` has used, in all of its tries.
 
     Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices).
     """
@@ -75,11 +79,11 @@ class CallMeter:
 
 
 def added(used: CallUsage | None, more: CallUsage | None) -> CallUsage | None:
-    """Return the sum of two usages, of which None is nothing."""
+    """Return the sum of two usages; None means that nothing was used."""
     return used if more is None else more if used is None else used + more
 
 
-# The meter of the remembered call that runs in this context.
+# The meter of the call by `me.remember` that runs in this context.
 metering: ContextVar[CallMeter | None] = ContextVar("metering", default=None)
 
 
@@ -94,24 +98,25 @@ def report_usage(
 ) -> None:
     """Report the tokens that an answer has used, from inside of a function that `me.remember` calls.
 
-    A function that returns OpenAI's answer, as a dict, need not report it. One that asks several times reports each
-    answer. Outside of a remembered call nothing is counted.
+    A function that returns an answer of OpenAI as a dict need not call this. A function that asks a model several times
+    calls this for each answer. Outside of calls by `me.remember`, nothing is counted.
 
     Args:
-        answer: An answer with the `usage` of OpenAI's API: an object or a dict. Other clients pass numbers.
-        model: The model, whose price counts; None: the one that the answer names.
-        input_tokens: The tokens of the prompt, with those from a cache.
-        output_tokens: The tokens of the answer.
-        cached_tokens: Those of the input tokens that came from a cache of the server.
+        answer: An answer, an object or a dict, with a `usage` in the form of OpenAI's API. For other answers pass the
+            numbers.
+        model: The model whose price is used; None: the model that the answer names.
+        input_tokens: The number of tokens of the prompt, including those from a cache.
+        output_tokens: The number of tokens of the answer.
+        cached_tokens: The number of input tokens that came from a cache of the server.
 
-    Raises: ConfigError if the answer reports no usage, a number is none, or the model has no price.
+    Raises: ConfigError if the answer has no usage, a number of tokens is invalid, or the model has no price.
     """
     meter = metering.get()
     if answer is not None:
         found = _reported(answer)
         if found is None:
             raise ConfigError(
-                f"{short_repr(answer)} reports no usage, as OpenAI's answers do: write "
+                f"{short_repr(answer)} has no usage in the form of OpenAI's answers: write "
                 "report_usage(input_tokens=..., output_tokens=...)"
             )
         named, *tokens = found
@@ -122,20 +127,22 @@ def report_usage(
     given, cached, output = tokens
     if not _are_counts(given, cached, output):
         raise ConfigError(
-            f"input_tokens={given!r}, cached_tokens={cached!r}, output_tokens={output!r}: tokens must be whole numbers "
-            "from 0 on, and no more may come from the cache than there were"
+            f"input_tokens={given!r}, cached_tokens={cached!r}, output_tokens={output!r}: numbers of "
+            "tokens must be whole and at least 0, and cached_tokens at most input_tokens"
         )
     if meter is not None:
         meter.add(named if model is None else model, given, cached, output)
 
 
 def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
-    """Count the usage that a result itself reports, unless its function has reported any.
+    """Count the usage that the result of a function contains, unless the function has already reported a usage.
 
-    A dict of the user's own may have a `usage` that means something else: it counts only if it has numbers of tokens.
+    The result is used only if it is a dict with numbers of tokens, because `usage` may mean something else in a user's
+    dict.
 
-    Args: `needed_of` is the name of a function that must report its usage (None: it need not).
-    Raises: ConfigError if the function has reported nothing, and must.
+    Args: `needed_of` is the name of the function if it must report its usage, or None.
+
+    Raises: ConfigError if the function must report its usage, and has not.
     """
     found = _reported(answer) if meter.used is None and isinstance(answer, dict) else None
     if found is not None and _are_counts(*found[1:]):
@@ -148,7 +155,7 @@ def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
 
 
 def _reported(answer: object) -> tuple[str | None, int, int, int] | None:
-    """Return the model, and the input, cached and output tokens, that an answer in OpenAI's form reports."""
+    """Return the model, and the numbers of input, cached and output tokens, from an answer in OpenAI's form."""
     usage = _part(answer, "usage")
     given, output = _first(usage, "prompt_tokens", "input_tokens"), _first(usage, "completion_tokens", "output_tokens")
     if given is None or output is None:
@@ -159,7 +166,7 @@ def _reported(answer: object) -> tuple[str | None, int, int, int] | None:
 
 
 def _are_counts(given: object, cached: object, output: object) -> bool:
-    """Return whether these are numbers of tokens, of which no more came from a cache than there were."""
+    """Return whether numbers of tokens are valid. At most `given` tokens can come from a cache."""
     if type(given) is int and type(cached) is int and type(output) is int:
         return 0 <= cached <= given < _MOST_TOKENS and 0 <= output < _MOST_TOKENS
     return False

@@ -1,4 +1,4 @@
-"""The calls that agents ask to remember, such as to a language model: the key of a call, and its result as bytes."""
+"""Calls that agents make by `me.remember`, such as to a language model: their keys, and their results as bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,9 +13,9 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 
-# The source of a result: the function itself, an earlier attempt at the step, an earlier run, or the store of
-# `Calls(store=)`. A FAILED call has used tokens, and has no result. An UNUSED call was made ahead of its step, in which
-# the agent did not ask for it.
+# Where the result of a call is from. MODEL: the function was called. KEPT: an earlier attempt at the step. PARENT: the
+# run from which this run was forked. STORE: the store of `Calls(store=)`. FAILED: the call has used tokens, but has no
+# result. UNUSED: the call was made ahead of its step, in which the agent did not ask for it.
 MODEL, KEPT, PARENT, STORE, FAILED, UNUSED = "model", "kept", "parent", "store", "failed", "unused"
 NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))  # the result of a call that has failed
 _DIGEST_BYTES = 16
@@ -24,7 +24,7 @@ _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidP
 
 
 class AskedCall(msgspec.Struct, gc=False):
-    """A call that an agent asks for: its function's qualified name, and a digest of agent, function and arguments.
+    """A call that an agent makes: the function's qualified name, and a digest of agent, function and arguments.
 
     Equal calls have equal digests. `by_content` is False if the arguments cannot be encoded; then the digest does not
     depend on them.
@@ -36,9 +36,10 @@ class AskedCall(msgspec.Struct, gc=False):
 
 
 class KeptCall(msgspec.Struct, array_like=True, gc=False):
-    """The result of a call, in the form of `encode_exactly`, with the seconds and tries that it took in this run.
+    """The result of a call, in the form of `encode_exactly`, and the seconds and tries that the call took in this run.
 
-    `usage` is what the call has used in this run. A call that has `failed` has no result: it is kept for its usage.
+    `usage` has the tokens and the cost of the call in this run. If the call `failed`, there is no result, and only its
+    usage matters.
     """
 
     seconds: float
@@ -49,10 +50,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` says where the result is from: MODEL, KEPT, PARENT or STORE.
-
-    It may also be FAILED or UNUSED.
-    """
+    """A call of a committed step. `source` is MODEL, KEPT, PARENT, STORE, FAILED or UNUSED."""
 
     key: str
     agent: AgentId
@@ -71,7 +69,7 @@ def unbound(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
-    """Return the function that partials wrap, and all arguments: first those of the partials, then the call's."""
+    """Return the function that `functools.partial` objects wrap, and all arguments, those of the partials first."""
     while isinstance(function, partial):
         function, args, kwargs = function.func, function.args + args, function.keywords | kwargs
     return function, args, kwargs
@@ -80,14 +78,14 @@ def unbound(
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
     """Return the AskedCall of a call.
 
-    It is the same on each machine, and for any order in which dicts and sets were filled.
+    Equal calls give the same result on each machine, in whatever order their dicts and sets were filled.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs
     try:
         try:
             content = _encode(call)
-        except (TypeError, ArithmeticError):  # The value cannot be encoded, such as a dict with keys that are not strs.
+        except (TypeError, ArithmeticError):  # such as for a dict with keys that are not strs
             content = _encode(_ordered(call))
     except _UNENCODABLE:
         return AskedCall(name, _digest(_encode((agent, name))), by_content=False)
@@ -100,7 +98,7 @@ def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON, for people: values that JSON cannot represent become their repr, shortened."""
+    """Return a value as JSON for people. A value that JSON cannot represent becomes its repr, shortened."""
     try:
         return _encode_json(value).decode()
     except _UNENCODABLE:
@@ -108,26 +106,26 @@ def json_text(value: object) -> str:
 
 
 def json_of(result: bytes) -> tuple[str, bytes | None]:
-    """Return a result in the form of `encode_exactly` as JSON; also the result itself, if the JSON differs from it."""
+    """Return an encoded result as JSON, and the encoded result itself, or None if the JSON loses nothing."""
     text = json_text(decode_exactly(result))
     return text, None if _means(text, result) else result
 
 
 def exact_of(text: str, exact: bytes | None) -> bytes:
-    """Return the result from the two values that `json_of` returned, in the form of `encode_exactly`."""
+    """Return the encoded result from the two values that `json_of` returned."""
     return exact or encode_exactly(msgspec.json.decode(text), "a result")
 
 
 def _means(text: str, result: bytes) -> bool:
-    """Return whether the value of a JSON text equals exactly a result in the form of `encode_exactly`."""
+    """Return whether a JSON text has exactly the same value as an encoded result (see `encode_exactly`)."""
     try:
         return encode_exactly(msgspec.json.decode(text), "a result") == result
-    except ValueError:  # the text has a number that is too large
+    except ValueError:  # a number in the text is too large
         return False
 
 
 def encode_calls(calls: Sequence[CallRecord]) -> bytes:
-    """Encode the calls of a group in a step; b"" if there are none."""
+    """Encode the calls of a group in a step; return b"" if there are none."""
     return msgspec.msgpack.encode(calls) if calls else b""
 
 
@@ -135,7 +133,7 @@ decode_calls: Callable[[bytes], list[CallRecord]] = msgspec.msgpack.Decoder(list
 
 
 def _exact(value: Any) -> Any:  # noqa: ANN401 - any value that msgpack lacks
-    """Return a value in a form that msgpack can encode. msgpack calls this for a value that it cannot encode itself.
+    """Return a value in a form that msgpack can encode. The encoder calls this for a value that it does not know.
 
     Raises: InvalidPayload if the value has no such form.
     """
@@ -145,7 +143,10 @@ def _exact(value: Any) -> Any:  # noqa: ANN401 - any value that msgpack lacks
 
 
 def _ordered(value: Any) -> Any:  # noqa: ANN401 - any value
-    """Return a value whose dicts and sets became lists, in the order of their encoded members, and long ints texts."""
+    """Return a value with sorted lists in place of dicts and sets, and strs in place of long ints.
+
+    The lists are sorted by their encoded members.
+    """
     if isinstance(value, dict):
         return ["dict", sorted(_encode([_ordered(key), _ordered(part)]) for key, part in value.items())]
     if isinstance(value, set | frozenset):

@@ -1,4 +1,4 @@
-"""The argument `collect=` of a run: a function or aggregates by which agents are measured, and which agents."""
+"""The argument `collect=` of a run: the function or aggregates that measure agents, and the choice of agents."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
@@ -17,28 +17,29 @@ from ray_messaging.model.series_columns import TAKEN
 class Of:
     """A choice of agents for `collect=`: its function or aggregates measure only these agents.
 
-    `Of([7, "book"], lambda me: {"price": me.state["price"]})` gives rows of two agents, and `Of(leaders, Mean("mood"))`
-    the mean of some agents. An `Of` with aggregates may stand in a list beside other aggregates.
+    `Of([7, "book"], lambda me: {"price": me.state["price"]})` collects rows of two agents, and `Of(leaders,
+    Mean("mood"))` a mean over some agents. A list for `collect=` may have an `Of` with aggregates beside other
+    aggregates.
 
     Args:
-        agents: The ids of the agents. It is an error if the run does not have one of them.
+        agents: The ids of the agents. The run must have all of these agents.
         collect: A function, an aggregate or a list of aggregates, as for `Messaging.run`.
 
-    Raises: ConfigError without agents; InvalidAddress for an invalid id.
+    Raises: ConfigError if `agents` is empty; InvalidAddress for an invalid id.
     """
 
     def __init__(self, agents: Collection[AgentId], collect: Any) -> None:  # noqa: ANN401 - as for `run`
         self.agents = AgentSet.of(agents)
         self.collect = collect
         if not len(self.agents):
-            raise ConfigError("Of([], ...) names no agent: name one, or leave this part of collect= out")
+            raise ConfigError("Of([], ...) names no agent: name one, or leave this Of out of collect=")
 
     def __repr__(self) -> str:
         return f"Of({[*self.agents]!r:.100}, {short_repr(self.collect)})"
 
 
 def aggregates_of(collect: object) -> Sequence[Aggregate]:
-    """Return the aggregates in an argument `collect`; an empty list if it is a function, or None."""
+    """Return the aggregates in an argument `collect`; an empty list if the argument is a function or None."""
     return [*_aggregates(collect)]
 
 
@@ -56,7 +57,7 @@ def _aggregates(collect: object) -> Iterator[Aggregate]:
 
 
 def function_of(collect: Any) -> tuple[Callable[[Any], Any] | None, AgentSet | None]:  # noqa: ANN401 - as in `Of`
-    """Return the function in an argument `collect` (None: it has none), and the agents that are chosen (None: all)."""
+    """Return the function in an argument `collect`, or None, and the agents that it measures (None: all agents)."""
     if isinstance(collect, Of):
         return (collect.collect, collect.agents) if callable(collect.collect) else (None, None)
     return (collect, None) if callable(collect) else (None, None)
@@ -78,8 +79,8 @@ def check_collect(collect: object, every: object) -> None:
         of = part.collect if isinstance(part, Of) else part
         if callable(of) and part is not collect:
             raise ConfigError(
-                f"collect={short_repr(collect)} has a function in a list: a run collects either aggregates, or a row "
-                "of each agent by one function"
+                f"collect={short_repr(collect)} has a function in a list: a run collects either aggregates, or one "
+                "row for each agent by one function"
             )
         listed += of if isinstance(of, list | tuple) else [of]
     fits = callable(function_of(collect)[0]) or (listed and all(isinstance(each, Aggregate) for each in listed))
@@ -91,7 +92,7 @@ def check_collect(collect: object, every: object) -> None:
     aggregates = aggregates_of(collect)
     for each in aggregates:
         if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
-            raise ConfigError(f"the name of {each!r} must be a str without '=', and none of {', '.join(TAKEN)}")
+            raise ConfigError(f"the name of {each!r} must be a str without '=', and not one of {', '.join(TAKEN)}")
         if each.of is not None and not callable(each.of) and (type(each.of) is not str or not each.of):
             raise ConfigError(
                 f"of={each.of!r} of {each!r} must be a function, such as lambda me: ..., or a key of the state"
@@ -100,7 +101,7 @@ def check_collect(collect: object, every: object) -> None:
             raise ConfigError(f"q={each.q!r} of {each!r} must be a number from 0 to 1: 0.5 is the median")
     if len({each.name for each in aggregates}) < len(aggregates):
         raise ConfigError(
-            f"two aggregates of collect={collect!r} have one name: give one of them another name, such as "
+            f"two aggregates of collect={collect!r} have the same name: give one of them another name, such as "
             "Mean('average', of='wealth')"
         )
 

@@ -1,4 +1,4 @@
-"""Columns of a batch: ids, and payloads."""
+"""The columns of a batch that have ids and JSON payloads, and the encoding of payloads."""
 
 from collections.abc import Iterable, Sequence
 from struct import Struct as Packer
@@ -34,19 +34,20 @@ INT, STR, NONE = 0, 1, 2
 _value_at = Packer("<q").unpack_from
 
 
-# A msgspec struct is built in C. That matters because each batch has two of these, and a single message is a batch.
+# This is a msgspec Struct, because C code builds one faster than an ordinary object. Each batch has two, and a single
+# message is a batch.
 class IdColumn(msgspec.Struct, eq=False):
-    """N ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all are ints, and the table `strings` of str ids.
+    """A column of n ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all ids are ints, and `strings`.
 
-    If a row's kind is STR, its value is an index into `strings`. If the kind is NONE, the id is None (the user). The
-    values are stored as an array, or as encoded bytes, int64 or if `_small` int32, from which the array is made on
-    first use.
+    `kinds` says what the id of each row is. INT: the id is the row's value. STR: the id is `strings[value]`. NONE: the
+    id is None, which is the user. The values are stored as an array, or as encoded bytes, from which the array is made
+    on first use. The bytes are int64, or int32 if `_small` is true.
     """
 
     _values: NDArray[np.int64] | None
     kinds: NDArray[np.uint8] | None = None
     strings: tuple[str, ...] = ()
-    _packed: bytes | memoryview = b""  # the ids as little-endian bytes, as long as there is no array
+    _packed: bytes | memoryview = b""  # the values as little-endian bytes, until the array is made
     _objects: list[AgentId | None] | None = None
     _small: bool = False
 
@@ -54,7 +55,7 @@ class IdColumn(msgspec.Struct, eq=False):
     def of(cls, ids: Sequence[AgentId | None]) -> "IdColumn":
         """Build a column from ids in canonical form (see `channels.check_id`)."""
         try:
-            # This is stricter than numpy, which would read the str "007" as 7, and twice as fast.
+            # `pack` is twice as fast as numpy. It also refuses strs, while numpy would read "007" as 7.
             return cls(None, None, (), pack(f"<{len(ids)}q", *ids))
         except StructError:
             return cls._of_mixed(ids)
@@ -76,13 +77,13 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def checked(cls, ids: object, *, none: bool = False) -> "IdColumn":
-        """Build a column from ids that a user passed; raise InvalidAddress for the first invalid one.
+        """Build a column from ids that a user passed; raise InvalidAddress for the first invalid id.
 
         Args: `ids` is a numpy integer array or any iterable of ids. An id may be None if `none` is true.
         """
         if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
             row = int(np.flatnonzero(np.ma.getmaskarray(ids))[0])
-            raise InvalidAddress(f"id {row} is masked: fill it, or leave it out", value=None)
+            raise InvalidAddress(f"row {row} of the ids is masked: fill it, or leave it out", value=None)
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
             return cls(_read_only(ids.astype(np.int64, copy=True)))
         if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or getattr(ids, "ndim", 1) == 0:
@@ -120,11 +121,11 @@ class IdColumn(msgspec.Struct, eq=False):
         return len(self._packed) // (4 if self._small else 8) if self._values is None else len(self._values)
 
     def take(self, rows: Any) -> "IdColumn":  # noqa: ANN401 - a slice, a mask or an index array
-        """Return the column of some rows (a slice, a mask or an index array)."""
+        """Return a column of some rows. `rows` is a slice, a mask or an array of indices."""
         values, kinds = self.values[rows], None if self.kinds is None else self.kinds[rows]
         if kinds is None or len(values) >= len(self.strings):
             return IdColumn(values, kinds, self.strings)
-        # Each frame contains the table of names, so names that no row uses are left out.
+        # The table of strs is written to each frame, so strs that no row uses are left out.
         named = kinds == STR
         used, places = np.unique(values[named], return_inverse=True)
         values = values.copy()
@@ -133,7 +134,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the most bytes that a str id takes in addition to its value in the column."""
+        """Return the size of the longest str id in a frame, in addition to its value in the column."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
@@ -163,7 +164,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
 
 def nobody(rows: int) -> IdColumn:
-    """Return a column of `rows` ids that are None, which takes no memory for each row."""
+    """Return a column of `rows` ids that are all None. Its memory does not depend on `rows`."""
     return IdColumn(np.broadcast_to(np.int64(0), rows), np.broadcast_to(np.uint8(NONE), rows))
 
 
@@ -176,10 +177,11 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-# If there are more lines than this for each row, it is faster to sort the rows' lines than to mark them among all.
+# If a column has more than this many lines per row, `_distinct` sorts the lines of the rows. Otherwise it marks them in
+# an array of all lines, which is then faster.
 _SPARSE = 8
-# For a blob between these sizes, numpy counts line ends faster than Python. It needs additional memory of the blob's
-# size.
+# If the size of a blob is between these two, numpy counts line ends, because it is faster than Python. It needs as much
+# additional memory as the blob has.
 _FEW, _MANY = 2**14, 2**26
 # Encoders raise these errors for a value that they refuse.
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)
@@ -215,7 +217,7 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
         plain, line = False, b""
     doubtful = (MAYBE_NULL in line and line.find(NULL) >= 0) or len(line) > INT_DIGITS
     if not plain or (doubtful and not all_finite(payload)):
-        form = json_form(payload)  # This call raises an error that says which part of the payload is invalid.
+        form = json_form(payload)  # raises an error that says which part of the payload is invalid
         try:
             line = encode(form)
         except _REFUSALS as error:
@@ -229,16 +231,16 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
-    """Return a Msg as its dict; raise InvalidPayload if the dict would not decode to an equal Msg."""
+    """Return the dict of a Msg; raise InvalidPayload for another object, or if an equal Msg cannot be made from it."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
-            "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, this is a "
+            "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, and not a "
             f"{type(payload).__name__}: wrap it, as in {{'content': ...}}"
         )
     kind = type(payload)
     if kind is not Msg:
         raise InvalidPayload(
-            f"a {kind.__name__}, a subclass of Msg, would arrive as another type: send its to_dict(), and read it by "
+            f"a {kind.__name__}, a subclass of Msg, would arrive as a plain Msg: send its to_dict(), and read it by "
             f"{kind.__name__}.from_dict(message.payload)"
         )
     fields = payload.to_dict()
@@ -264,16 +266,18 @@ def too_large(size: int, limit: int) -> PayloadTooLarge:
 
 
 class PayloadColumn(msgspec.Struct, eq=False):
-    """Payloads of a batch: `count` lines, and the line of each row (`index` uint32; None: row i has line i).
+    """The JSON payloads of a batch.
 
-    The lines are stored as one blob, each with a newline at its end, or as a list of bytes without newlines. One form
-    is made from the other on first use.
+    There are `count` lines. `index`, uint32, has the line of each row; if it is None, row i has line i.
+
+    The lines are stored as one blob, in which each line ends with a newline, or as a list of lines without newlines.
+    Each of the two is made from the other on first use.
     """
 
     _blob: bytes | None
     count: int
     index: NDArray[np.uint32] | None = None
-    _at: int = 0  # where the lines begin in the blob, which may be a whole frame
+    _at: int = 0  # the position in the blob at which the lines begin; the blob may be a whole frame
     _list: list[bytes] | None = None
     _nbytes: int = -1  # the size of all lines in bytes; -1: not counted yet
     _ends: NDArray[np.intp] | None = None
@@ -281,7 +285,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     _by_row: list[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"PayloadColumn({self.count:,} payloads)"  # The text leaves payloads out, because it may be logged.
+        return f"PayloadColumn({self.count:,} payloads)"  # payloads are left out, as this text may be logged
 
     @classmethod
     def of(
@@ -289,21 +293,24 @@ class PayloadColumn(msgspec.Struct, eq=False):
     ) -> "PayloadColumn":
         """Build a column from encoded payloads, one for each line.
 
-        `raw` lines come from foreign clients and may contain newlines.
+        With `raw` the lines are from foreign clients, and may contain newlines.
 
-        Args: `nbytes` is the size of all lines, each with one more byte (-1: unknown).
+        Args: `nbytes` is the size of all lines with their newlines (-1: unknown).
         """
         return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
 
     @classmethod
     def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "PayloadColumn":
-        """Build a column from a blob of raw lines without separators."""
+        """Build a column of `raw` lines from a blob in which they follow each other without separators."""
         ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
         return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
 
     @classmethod
     def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "PayloadColumn":
-        """Encode one payload per row, in one pass; raise InvalidPayload or PayloadTooLarge, which names the row."""
+        """Encode one payload per row in a single pass.
+
+        Raises: InvalidPayload or PayloadTooLarge, which names the row.
+        """
         kinds = set(map(type, payloads))
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
@@ -313,28 +320,28 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 doubtful = text is None or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
-            if not doubtful:  # If a payload is doubtful, the code below raises the error, which names its row.
+            if not doubtful:  # otherwise the code below raises an error that names the row
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
-                # Only a blob above the limit can contain a payload above the limit.
+                # If the blob is not above the limit, no payload is.
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
                     return made
         return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
 
     @property
     def small(self) -> bool:
-        """Return False, because lines never count as small, however short they are."""
+        """Return False: only typed columns have rows that are known to be small."""
         return False
 
     @property
     def json(self) -> "PayloadColumn":
-        """Return the payloads as JSON lines, which is this column itself."""
+        """Return the payloads as JSON lines, which is this object itself."""
         return self
 
     @property
     def blob(self) -> bytes:
-        """Return all lines, each with its newline (raw lines without)."""
+        """Return all lines as one blob, each with its newline. Raw lines have no newlines."""
         if self._blob is None:
             assert self._list is not None
             self._blob = b"".join(self._list) if self.raw else b"\n".join([*self._list, b""])
@@ -344,7 +351,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return all lines as in `blob`; without a copy if the lines are the end of a frame."""
+        """Return the same bytes as `blob`, without a copy if the lines are the end of a frame."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property
@@ -384,11 +391,11 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return the number of bytes up to the end of each line, with newlines, int64 (count,)."""
+        """Return for each line the number of bytes from the first line to its end, with newlines, int64 (count,)."""
         return self._line_ends() - self._at if self._list is None else np.cumsum(self.weights)
 
     def _line_ends(self) -> NDArray[np.intp]:
-        """Return the end of each line in `_blob`, after its newline. Raw lines are in a list and have no ends."""
+        """Return the positions in `_blob` after each newline. The column must have a blob, and no raw lines."""
         if self._ends is None:
             assert self._blob is not None
             text = np.frombuffer(self._blob, np.uint8, offset=self._at)
@@ -396,7 +403,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._ends
 
     def pack(self) -> None:
-        """Keep only the blob, because freeing one object for each line later would be slow."""
+        """Make the blob, and drop the list of lines. Freeing a list with one object per line later would be slow."""
         if not self.raw:
             if self._blob is None:
                 self._blob = self.blob
@@ -418,18 +425,18 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return PayloadColumn.of([*map(lines.__getitem__, used.tolist())], index, raw=self.raw)
 
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
-        """Return the column with the payloads of some of its `rows` replaced."""
+        """Return a column in which the payloads of some rows are replaced. This column has `rows` rows."""
         if self.index is None:
             lines = list(self.list)
             for row, line in changed.items():
                 lines[row] = line
             return PayloadColumn.of(lines, raw=self.raw)
-        index, places = self.index.copy(), dict[bytes, int]()  # Rows that shared a line also share the new line.
+        index, places = self.index.copy(), dict[bytes, int]()  # rows with equal new payloads share a line
         index[list(changed)] = [self.count + places.setdefault(line, len(places)) for line in changed.values()]
         return PayloadColumn.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
 
     def whole(self, rows: int) -> bool:
-        """Return whether a decoded column is consistent and has a line for each of `rows` rows."""
+        """Return whether a decoded column is consistent, and has a line for each of its `rows` rows."""
         if not self.raw:
             blob = self.blob if self._blob is None else self._blob
             if _count(blob, self._at) != self.count or (len(blob) > self._at and blob[-1] != LINE_END):
@@ -440,23 +447,23 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
 
 def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """Return the distinct lines, ascending, and for each given line its index among the distinct lines.
+    """Return the distinct numbers of lines, ascending, and for each given number its index among the distinct numbers.
 
-    Lines are given by their numbers, which are below `count`.
+    Each number is less than `count`.
     """
     if count > _SPARSE * len(lines):
         used, index = np.unique(lines, return_inverse=True)
         return used, index.astype(np.uint32)
     occurs = np.zeros(count, np.bool_)
     occurs[lines] = True
-    # For each line that occurs, its number among the lines that occur, from 1.
+    # For each line that occurs, its position among the lines that occur, from 1.
     places = np.cumsum(occurs, dtype=np.uint32)
     places -= np.uint32(1)
     return np.flatnonzero(occurs), places[lines]
 
 
 def _count(blob: bytes, at: int) -> int:
-    """Return the number of line ends after a position. For a large blob numpy is four times as fast."""
+    """Return the number of newlines in a blob after a position."""
     if not _FEW <= len(blob) - at <= _MANY:
         return blob.count(b"\n", at)
     return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))

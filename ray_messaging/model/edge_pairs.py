@@ -1,4 +1,4 @@
-"""Conversion of a graph that a user gives to pairs of agents."""
+"""Conversion of a user's graph to pairs of agents."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def edge_pairs(graph: Any) -> Any:  # noqa: ANN401 - anything networkx-like, or pairs of any kind
-    """Return the edges of a graph that a user gives as pairs.
+    """Return the edges of a user's graph as pairs of agents.
 
     A graph like networkx's becomes a list of pairs: an edge of an undirected graph makes two pairs, one in each
     direction, and a loop makes one pair. A table, an audience, or anything else that has `__array__` becomes an array

@@ -30,7 +30,7 @@ KEPT = (
     "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, datetime, date, time, timedelta, "
     "zones of zoneinfo and datetime.timezone, Decimal, UUID, and numpy's numbers and arrays"
 )
-# msgpack keeps values of these types exactly, except some ints and strs, for which the encoder raises an error.
+# msgpack encodes values of these types exactly. For ints and strs that it cannot encode, it raises an error.
 _LEAVES = frozenset((NOTHING, bool, int, float, str, bytes))
 _ADVICE: tuple[tuple[Any, str], ...] = (
     (Enum, "keep its .value"),
@@ -43,15 +43,20 @@ _ADVICE: tuple[tuple[Any, str], ...] = (
     (bytearray | memoryview, "keep bytes(...) of it"),
 )
 _CONTAINERS = frozenset((dict, list))
-_NUMPY_KINDS = "biufcMmSU"  # the kinds of numpy's types that have neither Python objects nor fields
+_NUMPY_KINDS = "biufcMmSU"  # numpy's kinds of types, without those of Python objects and of records with fields
 _encode = msgspec.msgpack.Encoder().encode
 _MICROSECOND = timedelta(microseconds=1)
-_LISTED = max(map(getrefcount, [{}]))  # the reference count of an object to which only a list refers
+_LISTED = max(map(getrefcount, [{}]))  # what getrefcount returns for an object to which only a list refers
 
 
 def encode_exactly(value: object, place: str) -> bytes:
-    """Encode a value; raise InvalidPayload, which names a part of `place`, if that part cannot be kept."""
-    # If this fails, the code below finds out which part of the value is at fault.
+    """Encode a value.
+
+    Errors call the value `place`.
+
+    Raises: InvalidPayload if a part of the value cannot be encoded exactly.
+    """
+    # If this fails, the code below finds the part of the value that cannot be encoded.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         encoded = _encode(value)
         if _examined([value])[0]:
@@ -60,9 +65,9 @@ def encode_exactly(value: object, place: str) -> bytes:
 
 
 def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
-    """Encode the pairs of a mapping, as `encode_exactly` encodes a list of tuples, in a fraction of its time."""
+    """Encode the items of a mapping to the bytes that `encode_exactly` makes of a list of tuples, but faster."""
     keys, values = [*pairs], [*pairs.values()]
-    # As in `encode_exactly`, other code handles values that are not plain.
+    # Values that msgpack alone cannot encode exactly are left to `encode_exactly`.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         forms = [Ext(_FORMS[tuple].code, _encode(pair)) for pair in pairs.items()]
         if _examined(keys)[0] and _examined(values)[0]:
@@ -71,25 +76,27 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
-    """Encode a list of dicts; raise InvalidPayload, which names a part of `place`, if that part cannot be kept.
+    """Encode a list of dicts, which errors call `place`, and return also dicts that nobody else can change.
 
-    Returns: the bytes, and equal dicts whose parts no other code can change. These dicts are `values` itself if each
-    dict and list in it has only one owner; otherwise they are decoded from the bytes.
+    The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
+    from the bytes.
+
+    Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     try:
         encoded, (plain, alone) = _encode(values), _examined(values)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        plain = alone = False  # The value cannot be encoded at once: the code below finds out which part is at fault.
+        plain = alone = False  # the code below finds the part that cannot be encoded
     if not plain:
         encoded = _encode([_whole(value, place) for value in values])
     return encoded, values if alone else decode_exactly(encoded)
 
 
 def _examined(values: list[Any]) -> tuple[bool, bool]:
-    """Return whether msgpack alone keeps values exactly, and whether each dict and list in them has one owner.
+    """Return whether msgpack alone encodes values exactly, and whether each dict and list in them has one owner.
 
-    Each level is checked as a whole, which is many times as fast as a call for each part. The values must not contain
-    themselves. That is certain, because they were encoded before.
+    All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
+    value must not contain itself; the caller has made sure of that by encoding the values first.
     """
     level, alone = values, True
     while True:
@@ -101,11 +108,11 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
             return True, alone
         if kinds != within:
             level = [part for part in level if type(part) in within]
-        # Only `level`, which is a list, and one owner may refer to each part.
+        # Two objects may refer to each part: the list `level`, and the part's one owner.
         alone = alone and max(map(getrefcount, level)) <= _LISTED + 1
-        # The next level has the keys of dicts, too, which are never containers, because containers have no hash.
-        # `get_referents` is faster than `_parts`. It leaves out keys of the type str, and in Python 3.13 all of an
-        # object's `__dict__`; but such a dict has the object as a second owner, so it is not `alone`.
+        # The next level may also have keys of dicts. They are never dicts or lists, which have no hash. `get_referents`
+        # is faster than `_parts`. In Python 3.13 it leaves out the contents of an object's `__dict__`. Such a dict has
+        # the object as a second owner, so `alone` is false for it, and `_parts` is used.
         level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
 
 
@@ -118,14 +125,14 @@ def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
         form = _form(value, place)
         _encode(form)
     except RecursionError as error:
-        raise InvalidPayload(f"{place} is nested too deeply, or holds itself") from error
+        raise InvalidPayload(f"{place} is nested too deeply, or contains itself") from error
     return form
 
 
 def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a value
-    """Return a value in a form that msgpack keeps exactly, with extensions if needed.
+    """Return a value in a form that msgpack encodes exactly. It has msgpack's extension types if needed.
 
-    Raises: InvalidPayload for a part that cannot be kept.
+    Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     kind = dict if type(value) is ReadOnlyDict else type(value)
     if kind is str:
@@ -136,14 +143,14 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
         return {_form(key, place): _form(part, (place, key)) for key, part in value.items()}
     if kind in _LEAVES and (kind is not int or _is_plain_key(value)):
         return value
-    if kind is set or kind is frozenset:  # The members are sorted, because a set's own order differs between processes.
+    if kind is set or kind is frozenset:  # members are sorted, because a set's order differs between processes
         return Ext(_FORMS[kind].code, _encode(sorted([_form(member, place) for member in value], key=_encode)))
     form = _FORMS.get(np.generic if isinstance(value, np.generic) else kind)
     parts = None if form is None else form.parts(value)
     if form is None or parts is None:
         raise InvalidPayload(
-            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not come back equal: "
-            f"{_advice(value)}. What comes back equal: {KEPT}"
+            f"{shown(place)} is {short_repr(value)}, of type {kind.__name__}, which would not be equal after decoding: "
+            f"{_advice(value)}. These types can be kept: {KEPT}"
         )
     try:
         return Ext(form.code, _encode(_formed(kind, parts, place)))
@@ -155,9 +162,9 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a valu
 
 
 def _formed(kind: type, parts: Any, place: Place) -> Any:  # noqa: ANN401 - as an extension has them
-    """Return the parts of a value that has an extension type, in the form of `_form`.
+    """Return the parts of a value that needs an extension type, each converted by `_form`.
 
-    Errors name the places of a tuple and the keys of a dict, but no other parts.
+    An error names the item of a tuple, or the key of a dict, that is at fault. For other types it names only the value.
     """
     if kind is tuple or type(parts) is not list:
         return _form(parts, place)
@@ -172,7 +179,7 @@ def _is_plain_key(key: object) -> bool:
 
 
 def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
-    """Return, as part of an error's text, what to keep instead of a value."""
+    """Return advice for an error's text: what a user can keep instead of a value."""
     if hasattr(value, "_asdict"):
         return "keep its _asdict(), or a tuple(...) of it"
     if is_dataclass(value) and not isinstance(value, Enum):
@@ -189,9 +196,12 @@ def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
 
 
 class _ExtensionType(NamedTuple):
-    """An extension type: its code, which must never change, and functions that split a value and join its parts.
+    """A msgpack extension type for one Python type.
 
-    A value for which `parts` returns None is refused.
+    `code` is its number, which must never change. `parts` splits a value into parts, and `joined` makes the value from
+    its parts.
+
+    If `parts` returns None, the value is refused.
     """
 
     code: int
@@ -207,7 +217,10 @@ def _array_parts(value: Any) -> list[Any] | None:  # noqa: ANN401 - an array or 
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """Return the text from which numpy builds exactly this type: `dtype.str` is the same for two ints of one size."""
+    """Return the str from which numpy builds exactly this type.
+
+    `dtype.str` does not serve, because it is the same for two int types of one size.
+    """
     name = dtype.str
     return name if np.dtype(name).char == dtype.char else name[0] + dtype.char
 
@@ -225,7 +238,7 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
     dtype = np.dtype(name)
     if dtype.kind not in "US":
         return _array(parts)[()]
-    # The text is built from its bytes, because numpy removes null characters from the end of a text that is taken from
+    # The value is built from its bytes, because numpy removes null characters from the end of a str that it takes from
     # an array.
     data = data[: dtype.itemsize]
     if dtype.kind == "S":
@@ -234,8 +247,8 @@ def _number(parts: list[Any]) -> Any:  # noqa: ANN401 - a number, or a text, of 
 
 
 def _zone_key(zone: ZoneInfo) -> str | None:
-    """Return the key of a time zone, or None if ZoneInfo(key) is another object. Zones are compared by identity."""
-    # The zone has no key, or its key is not the name of a zone.
+    """Return the key of a time zone, or None if ZoneInfo(key) is another object, which would not be equal."""
+    # These errors mean that the zone has no key, or that its key is not the name of a zone.
     with suppress(TypeError, ValueError, LookupError, OSError):
         return zone.key if ZoneInfo(zone.key) is zone else None
     return None
@@ -261,7 +274,7 @@ _FORMS: dict[type, _ExtensionType] = {
     frozenset: _ExtensionType(3, list, frozenset),
     dict: _ExtensionType(
         4, lambda found: [*chain.from_iterable(found.items())], _pairs
-    ),  # a dict with keys of other types than str
+    ),  # a dict whose keys are not all strs
     int: _ExtensionType(
         5,
         lambda found: found.to_bytes(found.bit_length() // 8 + 1, signed=True),

@@ -11,22 +11,22 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.message_ids import MessageIdColumn
 
 T = TypeVar("T")
-_ROW_BYTES = 16  # the most bytes that msgpack needs for a row's number and the lengths of two texts
+_ROW_BYTES = 16  # the most bytes that msgpack needs for a row's number and for the lengths of two strs
 
 
 class AudiencePairs(NamedTuple):
-    """One version of a named set of pairs of sender and hearer."""
+    """The name and version of an audience, a set of pairs of sender and hearer."""
 
     name: str
     version: int
 
 
 class Fold(NamedTuple):
-    """How the rows of a folded batch represent pairs: each row is one broadcast, for its sender and all its hearers.
+    """How the rows of a batch represent pairs of sender and hearer. Each row is one broadcast to several hearers.
 
-    The hearers are among the agents of one mailbox; `agents` is the digest of that set of agents. `pairs` is the number
-    of pairs that the batch represents. `kept` says which pairs of all rows count, if not all pairs do (see
-    `audiences.folding`).
+    All hearers are agents of one mailbox, and `agents` is the digest of that mailbox's set of agents. `pairs` is the
+    number of pairs that the batch represents. If some pairs of the rows are left out, `kept` says which pairs remain
+    (see `audiences.folding`).
     """
 
     agents: bytes
@@ -35,17 +35,17 @@ class Fold(NamedTuple):
 
 
 class OutsideQuestion(NamedTuple):
-    """A question from outside of the steps: the mailbox that gets the answer, and the question's id outside."""
+    """A question that came from outside of the steps: the mailbox for its answer, and its message id."""
 
     mailbox: str
     question: str
 
 
-AskedOutside = dict[int, OutsideQuestion]  # the row of a question or answer -> the question from outside
+AskedOutside = dict[int, OutsideQuestion]  # key: the row of a question, or of an answer to it
 
 
 class InHand(NamedTuple):
-    """A message whose handler waits for the answer to a question: its mailbox, its id, the agent that handles it.
+    """A message whose handler waits for an answer: the mailbox, the message's id, and the agent that handles it.
 
     `slots` is the most handlers that the mailbox's service runs at once, or 0 if there may be other services.
     """
@@ -56,21 +56,25 @@ class InHand(NamedTuple):
     slots: int
 
 
-Behind = dict[int, tuple[InHand, ...]]  # the row of a question -> the handlers that wait for its answer
+Behind = dict[int, tuple[InHand, ...]]  # key: the row of a question; value: the handlers that wait for its answer
 
 
 class Extension(msgspec.Struct, eq=False, kw_only=True):
-    """Columns and fields that a batch of n messages has in addition to those of a plain batch.
+    """Columns and fields of a batch of n messages that only steps, questions and audiences need.
 
     For steps: `attempt` is the sending group's attempt at the step (0: not in a step). `deliver` is the step in which
-    the messages are read (an int64 column, or one for all). `ordinal` (uint32) numbers the messages that each from_id
-    sends in the step. For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool)
-    marks questions. `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions
-    from outside, by the questions' rows or the rows of their answers. `behind` has, by the rows of questions, the chain
-    of handlers that wait for the answer; the last handler is the one that asks. `failed` says that the answers are
-    failures of handlers. `caused_by` has the ids of the messages that the senders of other messages were handling. For
-    broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many recipients; without
-    a fold the batch has a row for each recipient.
+    the messages are read (an int64 column, or one for all). `ordinal` (uint32) is the number of each message among
+    those that its from_id sends in the step.
+
+    For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
+    `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside;
+    its keys are the rows of the questions, or of their answers. `behind` has, for the rows of questions, the chain of
+    handlers that wait for the answer. The last handler in the chain is the one that asks. If `failed` is true, the
+    answers say that handlers have failed. `caused_by` has, for messages that are not answers, the id of the message
+    that the sender was handling.
+
+    For broadcasts: the recipients are the hearers in `audience`. With a `fold` each row represents many recipients;
+    without a fold the batch has a row for each recipient.
     """
 
     attempt: int = 0
@@ -90,8 +94,9 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     def joined(cls, parts: Sequence[tuple["Extension | None", int]]) -> "Extension | None":
         """Return the joined extension of several batches, in their order, or None if none has an extension.
 
-        Args: `parts` are the batches' extensions, each with the number of rows. They are of one `kind`, or some have
-        only causes and the others are None. None of them may belong to an attempt at a step.
+        Args: `parts` has for each batch its extension, or None, and its number of rows. Either all extensions have the
+        same `kind`, or some parts are None and the extensions of the others have only `caused_by`. No batch may belong
+        to an attempt at a step.
         """
         first = next((each for each, _ in parts if each is not None), None)
         if first is None:
@@ -145,7 +150,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def row_bytes(self) -> int:
-        """Return the most bytes that a row takes in a frame."""
+        """Return the most bytes that the extension of one row takes in a frame."""
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())

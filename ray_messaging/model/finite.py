@@ -1,4 +1,7 @@
-"""Search for numbers that JSON cannot represent: NaN and the infinities, which msgspec and pydantic encode as null."""
+"""Search for numbers that JSON cannot represent: NaN and the infinities.
+
+msgspec and pydantic encode them as null.
+"""
 
 import re
 from typing import Any
@@ -8,18 +11,19 @@ import numpy as np
 
 from ray_messaging.compat.msg import Msg
 
-NULL = b"null"  # NaN is encoded as null, so JSON without this text has lost no number.
-# Search for this int first, because `in` with bytes internally raises and catches an error, which takes time.
+NULL = b"null"  # JSON without this text has lost no number, because NaN becomes null
+# A search for this int comes first: `in` with bytes internally raises and catches an error, which takes time.
 MAYBE_NULL = ord("u")
 _NULL_WORD = int.from_bytes(NULL, "little")
-_MANY = 2**12  # From this size on, numpy searches faster.
-_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double in msgpack that is not finite; few other bytes match
+_MANY = 2**12  # from this size in bytes on, a search by numpy is faster
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a float in msgpack that is not finite
 
 
 def may_have_null(lines: bytes) -> bool:
-    """Return whether JSON lines contain `null`, as a value or in a text.
+    """Return whether JSON lines contain `null`, as a value or within a string.
 
-    In large lines numpy compares four bytes at a time, at each of four offsets, in a quarter of the time of `in`.
+    Large data is searched by numpy, four bytes at a time at each of four offsets. That takes a quarter of the time of
+    `in`.
     """
     if len(lines) < _MANY:
         return NULL in lines
@@ -31,18 +35,18 @@ def may_have_null(lines: bytes) -> bool:
 def all_finite(payloads: object) -> bool:
     """Return whether all numbers in payloads are finite, which JSON requires.
 
-    Return False also if this is not certain, such as for payloads that msgpack cannot encode.
+    False is also returned if the answer is not certain, such as for payloads that msgpack cannot encode.
     """
     try:
         return _NOT_FINITE.search(_packed(payloads)) is None
-    # msgpack cannot encode these payloads, so the answer is not certain.
+    # These errors mean that msgpack cannot encode the payloads, so the answer is not certain.
     except (TypeError, ValueError, OverflowError, RecursionError):
         return False
 
 
 def parts_of(value: Any) -> object:  # noqa: ANN401 - any part of a payload
-    """Return an object as a float, list or dict, in which its floats can be examined; {} if it has no parts."""
-    if isinstance(value, float):  # The value's type is a subclass of float, for which msgspec calls this function.
+    """Return an object as a float, list or dict, whose floats can be examined; {} if the object has no parts."""
+    if isinstance(value, float):  # msgspec calls this function for subclasses of float
         return float(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

@@ -1,4 +1,4 @@
-"""Functions that join several batches, or some of their columns."""
+"""Functions that join batches, or columns of batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 
 def joined_arrays(parts: Sequence[NDArray[Any]]) -> Any:  # noqa: ANN401 - an array of the parts' type
-    """Return several arrays as one array; a single array is not copied."""
+    """Return the concatenation of arrays; a single array is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -43,9 +43,10 @@ def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
 
 
 def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArray[np.intp] | None = None) -> Payloads:
-    """Return several parts of payloads as one: as typed columns if all have one schema, otherwise as JSON lines.
+    """Return the payloads of several batches as one: typed columns if all have the same schema, otherwise JSON lines.
 
-    Args: `rows` has the number of rows of each part; `order` is the order of the rows in the result (None: unchanged).
+    Args: `rows` has the number of rows of each of the `parts`. `order` is the order of the rows in the result (None:
+    unchanged).
     """
     typed = [part for part in parts if isinstance(part, TypedColumns)]
     if typed and len(typed) == len(parts) and all(part.schema == typed[0].schema for part in typed):
@@ -65,7 +66,7 @@ def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArr
 
 
 def _joined_lines(columns: Sequence[PayloadColumn], index: NDArray[np.uint32] | None) -> PayloadColumn:
-    if any(column.raw for column in columns):  # raw lines may contain newlines, so they cannot be in a blob
+    if any(column.raw for column in columns):  # raw lines may contain newlines, so they cannot be joined as blobs
         return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
     blob = b"".join([column.view for column in columns]) if len(columns) > 1 else columns[0].blob
     return PayloadColumn(blob, sum(column.count for column in columns), index)
@@ -74,8 +75,8 @@ def _joined_lines(columns: Sequence[PayloadColumn], index: NDArray[np.uint32] | 
 def joined_batches(parts: Sequence[Batch]) -> Batch:
     """Return the messages of several batches, in order, as one batch that has no sender and no numbers yet.
 
-    Either all parts have payloads, or none has any; the same holds for steps. Their extensions are of one `kind`, or
-    some have only causes and the others have no extension.
+    Either all batches have payloads, or none has; the same holds for steps. Either all extensions have the same `kind`,
+    or some batches have no extension and the extensions of the others have only `caused_by`.
     """
     rows = [part.rows for part in parts]
     lines = [part.lines for part in parts if part.lines is not None]

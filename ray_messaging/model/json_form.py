@@ -22,25 +22,26 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.finite import MAYBE_NULL, NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
-SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON has these types, but no NaN and no infinities
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON has these types; of floats, only the finite ones
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
 _LARGE = 2**64
-INT_DIGITS = 4299  # Encoders also write ints with more digits than this, but no reader accepts them.
+INT_DIGITS = 4299  # encoders write ints with more digits than this, but readers refuse them
 _TOO_LONG = 10**INT_DIGITS
-# A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. Its bytes are the
-# same as those of `encode_dict`, so that a payload has the same form alone and among many. There are three exceptions,
-# which its caller looks for: null, which may have been NaN, large numbers, which are 1e+16 instead of 1e16, and the
-# newlines of an orjson.Fragment. One difference remains: of an Enum whose class overrides `value`, orjson encodes that.
+# A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. The bytes are the
+# same as those of `encode_dict`, which encodes payloads that are sent together. There are three exceptions, which the
+# caller must look for: null, which may have been NaN; large numbers, which become 1e+16 instead of 1e16; and newlines
+# in an orjson.Fragment. One difference remains. If the class of an Enum overrides `value`, orjson encodes what that
+# returns.
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
-_BETWEEN = b"},{"  # This text separates two payloads in a list.
-_MANY = 2**14  # For texts from this many bytes on, numpy is faster.
+_BETWEEN = b"},{"  # stands between two payloads in a list
+_MANY = 2**14  # from this size in bytes on, numpy is faster
 _PREFIX = "this payload cannot become JSON: "
 
 
 def is_plain(payload: Any) -> bool:  # noqa: ANN401 - a dict, or the parts of an object
-    """Return whether a payload that was encoded consists of JSON's own types only (NaN and infinities included)."""
+    """Return whether a payload consists only of JSON's own types. NaN and the infinities are not looked for."""
     for key, value in payload.items():
         if type(key) is not str or (type(value) not in SCALARS and not _is_plain_part(value)):
             return False
@@ -61,8 +62,8 @@ def _is_plain_part(value: Any) -> bool:  # noqa: ANN401 - any part that is no sc
 def plain_text(payloads: object) -> bytes | None:
     """Return payloads as one JSON list, or None if one of them is not plain.
 
-    This takes a tenth of the time of `is_plain`. Unlike in `is_plain`, members of enums and UUIDs count as plain,
-    because each has one form, and whole numbers beyond 64 bits do not.
+    This takes a tenth of the time of `is_plain`, and differs from it in two ways. Members of enums and UUIDs are plain
+    here, because each has one form. Whole numbers of more than 64 bits are not plain.
     """
     try:
         return orjson.dumps(payloads, None, PLAIN)
@@ -73,11 +74,11 @@ def plain_text(payloads: object) -> bytes | None:
 def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
     """Turn the JSON list that `plain_text` made of dicts into the lines of `encode_lines`, in half of its time.
 
-    The commas between payloads become line ends. Return None if the text is short, if a comma within a payload may look
-    like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other bytes (see `PLAIN`;
-    the caller looks for null).
+    The commas between payloads are replaced by newlines. None is returned if the text is short, if a comma within a
+    payload may look like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other
+    bytes (see `PLAIN`). The caller must look for null.
     """
-    # Payloads are mostly alike, so the first one shows whether they contain this text.
+    # Payloads are mostly alike. If the first one contains this text, the others do too, and the commas are ambiguous.
     if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:
         return None
     if (MAYBE_LARGE in text and text.find(LARGE) >= 0) or LINE_END in text:
@@ -98,7 +99,7 @@ def encode_plain(payload: dict[str, Any]) -> bytes | None:
         line = orjson.dumps(payload, None, PLAIN)
     except orjson.JSONEncodeError:
         return None
-    # A search for one byte comes first, because it is the fastest, and mostly shows that there is no difference.
+    # The search for a single byte comes first, because it is the fastest, and mostly is enough.
     differs = (
         (MAYBE_NULL in line and line.find(NULL) >= 0)
         or (MAYBE_LARGE in line and line.find(LARGE) >= 0)
@@ -108,14 +109,14 @@ def encode_plain(payload: dict[str, Any]) -> bytes | None:
 
 
 def json_form(payload: Any) -> Any:  # noqa: ANN401 - any payload
-    """Return a payload with JSON's types instead of values that the encoder would change.
+    """Return a payload in which each value has one of JSON's types (see the module's docstring).
 
     Raises: InvalidPayload, which names the part, for a value that JSON cannot represent.
     """
     try:
         return _form(payload, "payload")
     except RecursionError as error:
-        raise InvalidPayload(f"{_PREFIX}it is nested too deeply, or holds itself") from error
+        raise InvalidPayload(f"{_PREFIX}it is nested too deeply, or contains itself") from error
 
 
 def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload
@@ -124,8 +125,8 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
     if isinstance(value, float):
         if not np.isfinite(value):
             raise InvalidPayload(
-                f"{_PREFIX}{shown(place)} is {float(value)}, which JSON does not have; send None or a text for it, or "
-                "typed columns (columns(...)), where floats keep it"
+                f"{_PREFIX}{shown(place)} is {float(value)}, which JSON does not have; send None or a str for it, or "
+                "typed columns (columns(...)), which can hold it"
             )
         return float(value)
     if isinstance(value, dict):
@@ -150,7 +151,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
         ):  # such as the shape of an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
-    # The members are sorted, because a set's own order differs between processes.
+    # The members are sorted, because the order of a set differs between processes.
     if isinstance(value, set | frozenset):
         return sorted([_form(part, place) for part in value], key=encode_dict)
     listed = _listed(value, place)
@@ -159,7 +160,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
 
 
 def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
-    """Return a dict with strs as keys. Ints become strs, as always in JSON; raise InvalidPayload for other keys."""
+    """Return a dict with strs as keys. Keys that are ints become strs; other keys raise InvalidPayload."""
     made: dict[str, Any] = {}
     for key, part in found.items():
         if isinstance(key, str):
@@ -169,13 +170,13 @@ def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
             name = str(int(key))
         else:
             raise InvalidPayload(
-                f"{_PREFIX}{shown(place)} has the key {short_repr(key)}, of type {type(key).__name__}: use texts, or "
-                "whole numbers, which become texts"
+                f"{_PREFIX}{shown(place)} has the key {short_repr(key)}, of type {type(key).__name__}: use strs, or "
+                "ints, which become strs"
             )
         if name in made:
             raise InvalidPayload(
                 f"{_PREFIX}{shown(place)} has two keys that become {json.dumps(name)}, and one value would be lost: "
-                "use texts that differ"
+                "use different strs"
             )
         made[name] = _form(part, (place, key))
     return made
@@ -189,33 +190,33 @@ def _text(text: str, place: Place) -> str:
 
 
 def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a number of numpy
-    """Return a numpy array as lists, a numpy number as a Python number, and numpy dates as texts."""
+    """Return a numpy array as lists, and a numpy scalar as a Python value. Numpy's dates become strs."""
     if np.ma.is_masked(value) or value.dtype.names is not None:
         raise InvalidPayload(
-            f"{_PREFIX}{shown(place)} is an array with masked values or several fields: fill them, or send a dict"
+            f"{_PREFIX}{shown(place)} is an array with masked values or with fields: fill the values, or send a dict"
         )
     if value.dtype.kind == "M" and not np.isnat(value).any():
-        # numpy's texts keep every unit, while `tolist` turns nanoseconds into numbers.
+        # The strs keep every unit of time, while `tolist` would turn nanoseconds into ints.
         return np.datetime_as_string(value).tolist()
     if value.dtype.kind in "mM":
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(
-            f"{_PREFIX}{shown(place)} has {what}, which JSON does not have; send None or a text for it, or a number, "
+            f"{_PREFIX}{shown(place)} has {what}, which JSON does not have; send None, a str or a number for it, "
             "such as array / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
-    if isinstance(listed, np.generic):  # Python has no type for this value.
+    if isinstance(listed, np.generic):  # Python has no type for this value
         return _leaf(listed, place)
     return listed
 
 
 def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclass, a Struct, a pydantic object
-    """Raise InvalidPayload for a part of an object that JSON would change."""
+    """Raise InvalidPayload if JSON would change some part of an object."""
     for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # the parts of an object are a dict
         if _has_set(part):
             raise InvalidPayload(
-                f"{_PREFIX}{shown((place, name))} is or holds a set within an object, and the order of a set differs "
-                "between processes: make it a list, by sorted(...)"
+                f"{_PREFIX}{shown((place, name))} has a set within an object, and the order of a set differs "
+                "between processes: make the set a list, by sorted(...)"
             )
         _form(part, (place, name))
 
@@ -230,15 +231,13 @@ def _has_set(value: Any) -> bool:  # noqa: ANN401 - any part of an object
 
 def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload without parts
     if isinstance(value, datetime | time):
-        if value != value:  # Only NaT, pandas' missing time, differs from itself.
-            raise InvalidPayload(
-                f"{_PREFIX}{shown(place)} is NaT, which JSON does not have; send None or a text for it"
-            )
+        if value != value:  # only NaT, pandas' missing time, differs from itself
+            raise InvalidPayload(f"{_PREFIX}{shown(place)} is NaT, which JSON does not have; send None or a str for it")
         offset = value.utcoffset()
         if offset is not None and offset.total_seconds() % 60:
             raise InvalidPayload(
-                f"{_PREFIX}{shown(place)} is {value.isoformat()}, and the seconds of its zone's offset ({offset}) have "
-                "no form in JSON: send its isoformat() as a text, or value.astimezone(datetime.UTC)"
+                f"{_PREFIX}{shown(place)} is {value.isoformat()}, and JSON has no form for a zone's offset with "
+                f"seconds ({offset}): send its isoformat(), a str, or value.astimezone(datetime.UTC)"
             )
     if isinstance(value, int):
         _check_digits(value, place)
@@ -258,7 +257,7 @@ def _check_digits(number: int, place: Place, what: str = "is") -> None:
     if not -_TOO_LONG < number < _TOO_LONG:
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} {what} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "
-            "digits: send a text, such as hex(...) of it"
+            "digits: send a str, such as hex(...) of it"
         )
 
 
@@ -266,24 +265,24 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # This includes pandas' subclasses, which msgspec rejects.
+    if isinstance(value, date | time):  # also pandas' subclasses, which msgspec refuses
         return value.isoformat()
-    if is_object(value):  # This is an object of pydantic, because msgspec encodes all other objects itself.
+    if is_object(value):  # an object of pydantic: msgspec encodes all others itself
         return msgspec.Raw(encode_whole(value))
     return _same(value)
 
 
 def _same(value: object) -> object:
-    """Return the JSON value of a numpy value, a Msg, or an object of a subclass of str or a number."""
+    """Return the JSON value of a numpy value, a Msg, or an object whose class derives from str, int or float."""
     if isinstance(value, np.generic | np.ndarray):
         if value.dtype.kind in "mM":
-            raise TypeError("numpy's dates and times have their form from json_form")
+            raise TypeError("only json_form can convert numpy's dates and times")
         return value.tolist()
     if isinstance(value, Msg):
         return value.to_dict()
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # A bool gets here only as a key, and is refused.
+    if isinstance(value, int) and not isinstance(value, bool):  # a bool is a key here, and is refused
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -293,15 +292,15 @@ def _same(value: object) -> object:
 def encode_whole(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
     """Encode an object as JSON; raise InvalidPayload, or the ValueError of an encoder, if JSON cannot represent it."""
     line = encode_object(payload, encode_dict)
-    # pydantic writes these if a model has ser_json_inf_nan="constants", although JSON does not have them.
+    # pydantic writes these constants, which JSON does not have, if a model has ser_json_inf_nan="constants".
     if b"NaN" in line or b"Infinity" in line:
         json_form(payload)
     return line
 
 
-# One encoder is reused. msgspec writes compact JSON, in which a newline is always escaped.
+# msgspec writes compact JSON, in which newlines are always escaped.
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
-encode_dict = _encoder.encode  # for callers that do the other checks of `encode_payload`
+encode_dict = _encoder.encode  # its callers do the other checks of `encode_payload` themselves
 encode_lines = _encoder.encode_lines
-# msgspec also encodes bytes, sets and NaN, which would not decode to equal values.
+# Python's own encoder refuses what would not decode to an equal value. msgspec also encodes bytes, sets and NaN.
 strictly = json.JSONEncoder(allow_nan=False, default=_same).encode

@@ -1,4 +1,4 @@
-"""Types that msgspec can check, built from a JSON Schema, so that a sender needs no class of the user.
+"""Python types for msgspec, built from a JSON Schema, so that a sender can check payloads without the user's classes.
 
 The module also builds the JSON Schema of a user's type.
 """
@@ -37,7 +37,7 @@ _KNOWN = {
     *_IGNORED, *chain.from_iterable(BOUNDS.values()), "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type",
     "properties", "required", "additionalProperties", "items", "prefixItems",
 }  # fmt: skip
-# The formats of texts for which Python has a type. So the meaning of these formats is clear.
+# A format in a JSON Schema is ambiguous. These formats mean what the Python type accepts.
 FORMATS: dict[str, Any] = {
     "date-time": datetime, "date": date, "time": time, "duration": timedelta, "uuid": UUID, "decimal": Decimal
 }  # fmt: skip
@@ -45,25 +45,29 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class JsonTypes:
-    """Builder of Python types from one JSON Schema. Raises ConfigError for a constraint that msgspec cannot check.
+    """Builder of Python types from one JSON Schema.
 
-    Args: `formats` says that a text must have the format that the schema names, if it is one of `FORMATS`.
+    Its methods raise ConfigError for a constraint that msgspec cannot check.
+
+    Args: With `formats`, a str must have the format that the schema names, if the format is one of `FORMATS`.
     """
 
     def __init__(self, schema: Node, *, formats: bool = False) -> None:
         self._formats = FORMATS if formats else {}
         self._defs: Node = schema.get("$defs", {})
-        # The references that led to the current node. If one of them comes again, the schema contains itself.
+        # The references that were followed to the current node. If one of them comes again, the schema contains itself.
         self._open: list[str] = []
         self._schema, self.top = schema, self.resolved(schema)
 
     def decoder(self, *, lists: bool = False) -> msgspec.json.Decoder[Any]:
-        """Return a decoder of payloads (`lists`: of lists of payloads), which refuses what the schema does not allow.
+        """Return a decoder of payloads that refuses what the schema does not allow.
 
-        Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
+        With `lists` it decodes lists of payloads.
+
+        Raises: ConfigError if the schema does not describe JSON objects, or if msgspec cannot check it.
         """
         if self.top.get("type", "object") != "object" or not ({"type", "properties"} & self.top.keys()):
-            raise ConfigError("a schema describes payloads, and payloads are JSON objects: use a class with fields")
+            raise ConfigError("this schema does not describe JSON objects, which payloads are: use a class with fields")
 
         def make() -> msgspec.json.Decoder[Any]:
             kind = self.type_of(self._schema, "")
@@ -85,13 +89,13 @@ class JsonTypes:
         return name
 
     def type_of(self, node: object, where: str) -> Any:  # noqa: ANN401 - a type
-        """Return the type of the values that a node allows; `where` is the path of its field."""
+        """Return the Python type of the values that a node of the schema allows; `where` is the path of the field."""
         if not isinstance(node, Mapping):
             if node is True:
                 return Any
-            raise ConfigError(f"the schema of {where} is {node!r}: senders cannot check that")
+            raise ConfigError(f"the schema of {where} is {node!r}, which senders cannot check: use an object")
         if unknown := [key for key in node if key not in _KNOWN]:
-            raise ConfigError(f"the schema of {where} says {unknown[0]!r}, which senders cannot check: leave it out")
+            raise ConfigError(f"the schema of {where} has {unknown[0]!r}, which senders cannot check: leave it out")
         if "$ref" in node:
             return self._of_reference(node["$ref"], where)
         if len(node.get("allOf", ())) == 1:
@@ -120,7 +124,7 @@ class JsonTypes:
     @staticmethod
     def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - as above
         if not all(value is None or type(value) in (str, int) for value in values):
-            raise ConfigError(f"the schema of {where} names the values {values!r}: senders check texts and ints")
+            raise ConfigError(f"the schema of {where} lists the values {values!r}: senders check only strs and ints")
         return Literal[tuple(values)]
 
     def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - as above
@@ -162,7 +166,7 @@ class JsonTypes:
 
 
 def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a type
-    """Return the result of a function; raise ConfigError if msgspec does not support the type in it."""
+    """Return the result of a function; raise ConfigError if msgspec does not support a type that the function uses."""
     try:
         return make()
     except (TypeError, ValueError, KeyError) as error:
@@ -176,7 +180,7 @@ def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
 
     Args: `kind` is such a type, or the schema itself.
 
-    Raises: ConfigError if the type has no schema, or one that senders cannot check.
+    Raises: ConfigError if the type has no schema, or has a schema that senders cannot check.
     """
     try:
         schema = kind if isinstance(kind, Mapping) else schema_of(kind)

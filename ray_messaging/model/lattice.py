@@ -9,17 +9,17 @@ from ray_messaging.errors import ConfigError
 def grid(rows: int, cols: int, *, torus: bool = False, moore: bool = True) -> NDArray[np.int64]:
     """Return the edges of a lattice, int64 (m, 2), for `graph=` of a run: each cell is an agent with its neighbours.
 
-    The cell in row r and column c has the id `r * cols + c`, so `divmod(me.id, cols)` is its place. The edges list an
-    agent's neighbours row by row. On a small torus two cells may be neighbours in two ways, or a cell may be its own
-    neighbour. Then each edge still comes only once, and no edge leads from a cell to itself.
+    The cell in row r and column c has the id `r * cols + c`, so `divmod(me.id, cols)` is (r, c). The neighbours of an
+    agent come row by row. On a small torus two cells may be neighbours in two ways, or a cell may be its own neighbour.
+    Still each edge comes only once, and no edge leads from a cell to itself.
 
     Args:
         rows: The number of rows, at least 1.
         cols: The number of columns, at least 1.
-        torus: Cells at an edge of the lattice have neighbours at the opposite edge.
-        moore: Each cell has eight neighbours; otherwise it has four, von Neumann's.
+        torus: Whether cells at one side of the lattice are neighbours of the cells at the opposite side.
+        moore: Whether a cell has eight neighbours, or only the four beside it (von Neumann's neighbourhood).
 
-    Raises: ConfigError for a number that is not a whole one, or less than 1.
+    Raises: ConfigError if a number is not a whole number of at least 1.
     """
     for name, given in (("rows", rows), ("cols", cols)):
         if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:

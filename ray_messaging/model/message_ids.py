@@ -1,4 +1,4 @@
-"""Column of message ids, stored as a few texts and a number for each row."""
+"""The class `MessageIdColumn`: message ids, stored as a few distinct texts and a number for each row."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_NUMBER = -1
-_MOST_DIGITS = 18  # Every number with this many digits fits int64.
+_MOST_DIGITS = 18  # every number with at most this many digits fits int64
 
 
 class MessageIdColumn(msgspec.Struct, eq=False):
-    """N ids of messages, each of which may be None.
+    """A column of n message ids, each of which may be None.
 
     The id "a-3-7" is stored as "a-3-" and 7, so that ids of one sender share their text. Row i has the text
-    `texts[places[i]]` (uint32; None: all have the first text) and the number `numbers[i]` (int64; NO_NUMBER: the text
-    is the whole id). An empty text without a number means None.
+    `texts[places[i]]` and the number `numbers[i]`. `places` is uint32; if it is None, all rows have the first text.
+    `numbers` is int64; if a number is NO_NUMBER, the text is the whole id. An empty text without a number means None.
     """
 
     numbers: NDArray[np.int64]
@@ -25,7 +25,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
     @classmethod
     def of(cls, ids: Sequence[str | None]) -> "MessageIdColumn":
         """Build a column from ids."""
-        if len(ids) == 1:  # For a single answer this way takes a quarter of the time.
+        if len(ids) == 1:  # for a single answer this takes a quarter of the time
             text, number = _split(ids[0] or "")
             return cls(np.array((number,), np.int64), (text,))
         table: dict[str, int] = {}
@@ -60,14 +60,14 @@ class MessageIdColumn(msgspec.Struct, eq=False):
         numbers, places = self.numbers[rows], None if self.places is None else self.places[rows]
         if places is None or len(rows) >= len(self.texts):
             return MessageIdColumn(numbers, self.texts, places)
-        # Each frame contains all texts, so texts that no row uses are left out.
+        # All texts are written to a frame, so texts that no row uses are left out.
         used, among = np.unique(places, return_inverse=True)
         texts = tuple(self.texts[place] for place in used) or ("",)
         return MessageIdColumn(numbers, texts, among.astype(np.uint32))
 
     @property
     def width(self) -> int:
-        """Return the most bytes that a row takes in a frame."""
+        """Return the most bytes that an id takes in a frame."""
         text = max(len(text.encode()) for text in self.texts)
         return text + self.numbers.itemsize + (0 if self.places is None else self.places.itemsize)
 

@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 
 class ReadOnlyDict(dict[str, Any]):
-    """An agent's data: a dict that refuses changes, because a change would be lost when a step runs again."""
+    """A dict that refuses changes, for the data of an agent: a change would be lost when a step runs again."""
 
     __slots__ = ()
 
@@ -15,4 +15,4 @@ class ReadOnlyDict(dict[str, Any]):
     update = setdefault = pop = popitem = clear = _refuse
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # a copy is a plain dict, which its owner may change
+        return dict, (dict(self),)  # a copy is a plain dict, which can be changed

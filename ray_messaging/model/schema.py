@@ -1,4 +1,4 @@
-"""The schema of one subtopic's payloads, and the schemas of all subtopics."""
+"""JSON Schemas of payloads: the schema of one subtopic, and the schemas of all subtopics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,7 +18,10 @@ _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Misfitting(NamedTuple):
-    """A row whose payload does not fit (None: no payload fits), the field that does not fit, and why."""
+    """A payload that does not fit a schema.
+
+    `row` is its row (None: no row fits), `field` the field that does not fit, and `reason` says why.
+    """
 
     row: int | None
     field: str
@@ -40,7 +43,7 @@ class Schema:
         self._known: dict[tuple[str, ColumnType], tuple[str, Any]] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
-        """Yield the payloads that do not fit, row by row. For a typed column of a wrong type, yield one Misfitting."""
+        """Yield a Misfitting for each payload that does not fit, or a single one for a typed column of a wrong type."""
         return self._of_columns(payloads) if isinstance(payloads, TypedColumns) else self._of_lines(payloads.json)
 
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:
@@ -73,7 +76,11 @@ class Schema:
                         yield Misfitting(row, f"{name}.{field}" if field else name, reason)
 
     def _check_of(self, name: str, kind: ColumnType) -> tuple[str, Any]:
-        """Return why no value of a column fits ("": some fit), and the type that checks each value (None: all fit)."""
+        """Compare a column's type with the schema.
+
+        Returns: the reason why no value can fit ("": some may), and the type that must check each value (None: all
+        values fit).
+        """
         types, node = self._types, self._properties.get(name, self._others)
         if node is False:
             return f"there is no such field: it has {', '.join(self._properties)}", None
@@ -88,7 +95,7 @@ class Schema:
 
 
 def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield the position of each value that a check refuses, with the field that does not fit, and why."""
+    """Yield, for each value that a check refuses, its position, the field that does not fit, and the reason."""
     for place, value in enumerate(values):
         try:
             check(value)
@@ -98,7 +105,7 @@ def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> Iterator[
 
 
 def _holds(types: JsonTypes, node: Node, kind: ColumnType) -> bool:
-    """Return whether a node may allow values of a column's type."""
+    """Return whether a node of a schema may allow values of a column's type."""
     if "const" in node or "enum" in node:
         return kind.width == 0
     kinds = node.get("type")
@@ -124,13 +131,13 @@ _LIMITS = {"const", "enum", "prefixItems", *BOUNDS["number"], *BOUNDS["string"]}
 
 
 def _is_bound(types: JsonTypes, node: Node) -> bool:
-    """Return whether a node has constraints besides the type."""
+    """Return whether a node of a schema has constraints besides the type."""
     items = node.get("items")
     return bool(_LIMITS & node.keys()) or (isinstance(items, Mapping) and _is_bound(types, types.resolved(items)))
 
 
 class Schemas:
-    """The schemas of an experiment's subtopics in a directory; `version` counts their changes (0: none yet)."""
+    """The schemas of an experiment's subtopics. `version` is the number of changes of these schemas so far."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -138,13 +145,16 @@ class Schemas:
         self._made: dict[str, Schema | ConfigError] = {}
 
     def update(self, texts: Mapping[str, bytes]) -> None:
-        """Set the schemas of all subtopics that have one."""
+        """Replace all schemas by those in `texts`, a dict with a JSON Schema for each subtopic."""
         if texts != self._texts:
             self._texts, self._made = dict(texts), {}
             self.version += 1
 
     def of(self, subtopic: str) -> Schema | None:
-        """Return the schema of a subtopic (None: it has no schema); raise ConfigError if this version cannot use it."""
+        """Return the schema of a subtopic, or None.
+
+        Raises: ConfigError if this version of the package cannot check the schema.
+        """
         if subtopic not in self._texts:
             return None
         if subtopic not in self._made:

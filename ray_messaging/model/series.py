@@ -1,7 +1,7 @@
-"""Encoding of the values that a run collects in a step: a row for each agent, or aggregates of all agents.
+"""Encoding of the values that a run collects in a step by `collect=`: a row for each agent, or aggregates.
 
-The bytes begin with the shape, a line of JSON: whether there are rows or aggregates, and the kind of each column. All
-steps and groups of an experiment have the same shape, which the server checks.
+The bytes begin with the shape, which is a line of JSON. It says whether there are rows or aggregates, and the kind of
+each column. The server checks that the shape is the same in all steps and groups of an experiment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ _encode = msgspec.msgpack.encode
 
 
 class StepSeries(NamedTuple):
-    """The values that one group has collected in a step.
+    """The values that one group has collected by `collect=` in a step.
 
-    `columns` has for each column its kind and its values, `agents` the agent of each row. With aggregates, `agents` is
-    None, and the values of a column are a partial result.
+    `columns` has the kind and the values of each column. `agents` has the agent of each row. If `agents` is None, the
+    columns are aggregates, and the values of a column are a partial result.
     """
 
     agents: NDArray[Any] | None
@@ -31,7 +31,7 @@ class StepSeries(NamedTuple):
 
 
 def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
-    """Encode a row per agent, columns in alphabetical order, which is the same in all groups.
+    """Encode one row for each agent. The columns are in alphabetical order, which is the same in all groups.
 
     Raises: UnfitValue for a value that cannot be collected.
     """
@@ -51,7 +51,7 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
 
 
 def encode_aggregates(partials: Mapping[str, tuple[str, Any]]) -> bytes:
-    """Encode the aggregates of a group: by name, the kind and the partial result that `Aggregate.partial` returned."""
+    """Encode the aggregates of a group. `partials` has, by name, what `Aggregate.partial` returned."""
     kinds = {name: kind for name, (kind, _) in partials.items()}
     return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in partials.values()]))
 
@@ -61,7 +61,7 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return the shape of an encoded series in words, for the text of an error."""
+    """Return the shape of encoded values as a phrase for an error."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds)
     return f"{listed}, {'a row per agent' if what == ROWS else 'one row per step'}"
@@ -83,7 +83,7 @@ def decode_series(data: bytes) -> StepSeries:
 
 
 def merged(parts: Sequence[StepSeries]) -> dict[str, Value]:
-    """Return the aggregates of one step from the aggregates of all groups."""
+    """Return the aggregates of one step from the partial results of all groups."""
     found: dict[str, Value] = {}
     for name, (kind, _) in parts[0].columns.items():
         found |= merged_column(name, kind, [part.columns[name][1] for part in parts])
@@ -91,10 +91,10 @@ def merged(parts: Sequence[StepSeries]) -> dict[str, Value]:
 
 
 def values_of(parts: Sequence[StepSeries]) -> dict[str, Any]:
-    """Return the values that all groups have collected in one step, by column.
+    """Return, by column, the values that all groups have collected in one step.
 
-    Aggregates are single values. If there is a row for each agent, each column is an array in the order of the agents,
-    ints before strs. The column `agent` has their ids.
+    If the columns are aggregates, each has a single value. Otherwise each column is an array with a value for each
+    agent, ordered by agent, int ids before str ids, and the column `agent` has the ids.
     """
     if not parts or parts[0].agents is None:
         return {**merged(parts)} if parts else {}

@@ -1,4 +1,4 @@
-"""The values of agents that a run collects, as columns of bools, numbers or texts. No value is rounded."""
+"""Columns of the values that a run collects from agents: bools, numbers or strs. No value is rounded."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -18,14 +18,17 @@ _KINDS: dict[type, str] = {bool: "bool", int: "number", float: "number", str: "t
 _NUMPY_KINDS = {"b": "bool", "i": "number", "u": "number", "f": "number", "U": "text"}
 _LARGEST = np.dtype(np.float64).itemsize
 
-# Two floats that differ in every byte: they show where a float stands in the encoded form.
+# These two floats differ in every byte. Their encodings show the position of a float in an encoded item.
 _EXTREMES = 0.0, struct.unpack("d", b"\xff" * _LARGEST)[0]
 
 _encode = msgspec.msgpack.encode
 
 
 class UnfitValue(TypeError):
-    """A value that cannot be collected; `place` is the position of the value's agent, or None if it is not known."""
+    """A value that cannot be collected.
+
+    `place` is the position of the value's agent among the group's agents, or None if it is not known.
+    """
 
     def __init__(self, text: str, place: int | None = None) -> None:
         super().__init__(text)
@@ -47,7 +50,7 @@ def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]
                 if not text.isascii() and not is_text(text):
                     raise _unfit(name, text, place)
             return kind, plain
-        # If a column has floats, numpy would round its whole numbers without a warning.
+        # If a column also has floats, numpy would round large whole numbers without a warning.
         whole = plain if kinds == {int} else [value for value in plain if type(value) is int] if int in kinds else []
         if not whole or (min(whole) >= -MOST_EXACT and max(whole) <= MOST_EXACT):
             return kind, np.array(plain, np.bool_ if kind == "bool" else np.float64 if float in kinds else np.int64)
@@ -62,7 +65,7 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
     kind = _NUMPY_KINDS.get(array.dtype.kind)
     if array.ndim != 1 or kind is None or (kind == "number" and array.dtype.itemsize > _LARGEST):
         raise UnfitValue(
-            f"collect returned {name}=array of {array.dtype} and shape {array.shape}: return one bool, number or text "
+            f"collect returned {name}=array of {array.dtype} and shape {array.shape}: return one bool, number or str "
             "for each agent"
         )
     if kind == "text":
@@ -74,9 +77,10 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
 
 
 def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
-    """Return the floats of items as columns, in half of the time that Python and numpy take.
+    """Return the floats in items as columns. This takes half of the time of a loop.
 
-    Return None unless each item has the form of `like(number)`, in which any floats may stand in place of the number.
+    Each item must have the form of `like(number)`, with any floats in place of the number. Otherwise the result is
+    None.
     """
     try:
         zeros, ones = (np.frombuffer(_encode(like(number)), np.uint8) for number in _EXTREMES)
@@ -94,14 +98,14 @@ def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[ND
 
 
 def _plain(values: Values) -> list[Any]:
-    """Return values with Python's numbers in place of numpy's."""
+    """Return values with Python numbers in place of numpy scalars."""
     if any(issubclass(kind, np.generic) for kind in {*map(type, values)}):
         return [value.item() if isinstance(value, np.generic) else value for value in values]
     return [*values]
 
 
 def is_text(text: str) -> bool:
-    """Return whether a str is valid text, without surrogates."""
+    """Return whether a str is valid Unicode, without lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,14 +1,15 @@
-"""Observer: the calls by which a messager reports its events, for metrics."""
+"""The class `Observer`, whose methods a messager calls to report what it does, for metrics."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class Observer:
-    """Receiver of a messager's events. Every method does nothing unless a subclass overrides it.
+    """Receiver of a messager's events. The methods do nothing; a subclass overrides those that it needs.
 
-    A messager calls it once per batch, frame, fetch or attempt, on its event loop, and never per message. A method must
-    return quickly and must not raise: an error in it is an error of the send or fetch that called it.
+    A messager calls a method once for each batch, frame, fetch or retry, in its event loop, and never for each message.
+    A method must return quickly, and must not raise an error: the send or fetch that calls the method would fail with
+    the error.
     """
 
     def batch_taken(self, messages: int, seconds: float) -> None:
@@ -20,7 +21,7 @@ class Observer:
     def batch_sent(self, fates: NDArray[np.uint8], seconds: float) -> None:
         """Observe that all messages of a batch have a fate, `seconds` after the first one was accepted.
 
-        Args: fates are indexes into `fates.FATES`; a larger index means that the fate is unknown.
+        Args: `fates` are indices into `fates.FATES`. A larger index means that the fate is unknown.
         """
 
     def messages_blocked(self, rule: str, messages: int) -> None:

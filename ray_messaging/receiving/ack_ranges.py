@@ -33,13 +33,13 @@ class Span(NamedTuple):
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
     """Return the rows of messages; raise ConfigError for a message that was not fetched from this mailbox.
 
-    Messages that foreign clients published are in no mailbox, so they have no rows and are not committed.
+    Messages that foreign clients published are in no mailbox. They have no rows, and are not committed.
     """
     return spans_in(slices_of(messages), mailbox)
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return the rows of slices as spans, as `spans_of` does for messages."""
+    """Return the rows of slices, as `spans_of` returns the rows of messages."""
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin
@@ -50,7 +50,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer came by the mailbox for answers, where it needs no acknowledgement
+            continue  # a late answer came through the mailbox for answers, where messages need no acknowledgement
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(
@@ -61,7 +61,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
 
 
 def slices_of(messages: Acked) -> list[Slice]:
-    """Return messages as slices, as few as possible; raise ConfigError for anything but messages."""
+    """Return messages as slices, as few as possible; raise ConfigError for objects that are not messages."""
     if isinstance(messages, Messages):
         return messages.slices
     found: list[Slice] = []
@@ -80,7 +80,7 @@ def slices_of(messages: Acked) -> list[Slice]:
 
 
 def range_of(span: Span) -> AckRange:
-    """Return rows as a range of the mailbox."""
+    """Return the rows of a span as a range in the mailbox."""
     after = Cursor(span.entry, span.low) if span.low else Cursor(before(span.entry), 0)
     return AckRange(after, Cursor(span.entry, 0 if span.high == span.rows else span.high), span.high - span.low)
 
@@ -93,6 +93,6 @@ def by_loan(spans: Iterable[Span]) -> list[tuple[object, list[Span]]]:
 
 
 def runs_of(rows: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Return ascending rows as runs: the first row, and the last row + 1."""
+    """Return ascending row numbers as intervals: the first row, and the last row + 1."""
     ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return [(int(rows[low]), int(rows[high - 1]) + 1) for low, high in pairwise(ends) if low < high]

@@ -4,9 +4,9 @@ One call to the server changes the records of both mailboxes in the directory, o
 
 - Outside of steps, only the mailbox's reader can move agents, because only the reader knows which messages were
   fetched. Once the messages that were fetched for the agents are committed, the call writes the messages that still
-  wait for the agents into the other mailbox. The move counts at once.
-- In steps, any process can move agents. The move counts from the first step that no group has opened. Messages stay in
-  their boxes, and the new group reads them there (see `steps/group_boxes.py`).
+  wait for the agents into the other mailbox. The move is valid at once.
+- In steps, any process can move agents. The move is valid from the first step that no group has opened. Messages stay
+  in their boxes, and the new group reads them there (see `steps/group_boxes.py`).
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _NEWS_S = 1.0  # the longest wait for news of steps in one call
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
-    """Raise an error if agents cannot move from the mailbox with `record` to mailbox `target` (None: to none).
+    """Raise an error if agents cannot move from the mailbox that has `record` to mailbox `target` (None: to none).
 
     Raises: AlreadyExists if both are the same mailbox; UnknownName if the mailbox does not host one of the agents.
     """
@@ -65,9 +65,9 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
 def moved_records(
     source: MailboxRecord, target: MailboxRecord | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
 ) -> tuple[MailboxRecord, MailboxRecord | None]:
-    """Return the new records of mailboxes after agents move from `source` to `target` (None: the agents are removed).
+    """Return the new records of both mailboxes after a move of agents from `source` to `target`.
 
-    With steps, `version` is the directory's version with the move.
+    If `target` is None, the agents are removed. With steps, `version` is the version that the move gives the directory.
     """
     claimed = source.by_subtopic()
     left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
@@ -87,8 +87,8 @@ def moved_records(
 class AgentMover:
     """One move of agents from mailbox `source` to mailbox `target` (None: to no mailbox).
 
-    Args: `unread` has the messages that wait in `source`. In steps `unread` is None, and `directory` must have all
-    mailboxes.
+    Args: `unread` has the messages that wait in `source`. In steps `unread` is None, and `directory` must have the
+    records of all mailboxes.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AgentMover:
     async def run(self, timeout: float) -> None:
         """Move the agents.
 
-        In steps, if the target becomes a member only after the next step, this waits until then.
+        In steps, if the target does not take part in the next step yet, this waits until it does.
 
         Raises: UnknownName if an agent or the target does not exist; AlreadyExists if the target has an agent already;
         MoveFailed if the agents could not leave within `timeout` seconds; Fenced if the mailbox has a newer reader.
@@ -122,8 +122,8 @@ class AgentMover:
                 await self._move(timeout, deadline)
 
     async def _move(self, timeout: float, deadline: float) -> None:
-        """Make attempts until an attempt succeeds or is refused for good; raise the same errors as `run`."""
-        tried: list[int] = []  # the versions of the directory that an earlier attempt would have made
+        """Try to move the agents until an attempt succeeds, or is refused for good; raise the same errors as `run`."""
+        tried: list[int] = []  # the versions that earlier attempts of this move would have given the directory
         refused: MoveOutcome | None = None  # why the last attempt has changed nothing
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
         while True:
@@ -150,9 +150,10 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """Return whether an earlier attempt of this move, in steps, has made a version of the directory.
+        """Return whether an earlier attempt of this move, in steps, has given the directory a version.
 
-        The answer to that attempt may have been lost. Another process may also have made the version, by another move.
+        The answer to that attempt may have been lost. But another process may also have made the version, by another
+        move.
         """
         changes = {
             record.mailbox: change
@@ -168,7 +169,7 @@ class AgentMover:
         )
 
     def _attempt(self) -> MoveAttempt:
-        """Return the next attempt, made from our copy of the directory; raise the same errors as `run`."""
+        """Return the next attempt, made from this process's copy of the directory; raise the same errors as `run`."""
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:
@@ -186,7 +187,7 @@ class AgentMover:
         return MoveAttempt(*moved_records(here, there, self._agents, version + 1, self._directory.dates), version)
 
     async def _await_target(self, found: Attempted, deadline: float) -> None:
-        """Wait until the target is a member in the next step; raise MoveFailed after the deadline."""
+        """Wait until the target takes part in the next step; raise MoveFailed after the deadline."""
         store = self._transport.steps
         while (progress := await store.progress()).latest + 1 < found.since:
             left = deadline - asyncio.get_running_loop().time()
@@ -199,7 +200,7 @@ class AgentMover:
             await store.wait(progress.news, min(_NEWS_S, left))
 
     def _refuse(self, outcome: MoveOutcome) -> NoReturn:
-        """Raise the error for an outcome after which no later attempt can succeed."""
+        """Raise the error for an outcome after which further attempts are useless."""
         record = None if self._target is None else self._directory.records.get(self._target)
         if outcome is MoveOutcome.TOO_LARGE:
             raise self._failed(
@@ -233,9 +234,10 @@ class AgentMover:
 class UnreadMessages:
     """The messages that wait in a mailbox, outside of steps, while agents leave it.
 
-    Meanwhile fetches return only messages before the first waiting message for the leaving agents. When the messages
-    that were fetched for these agents are committed, all waiting messages are read. An attempt writes the messages for
-    the leaving agents into the target's mailbox, and the messages for other agents into this mailbox again.
+    During the move, fetches return only messages before the first waiting message for the leaving agents. When the
+    messages that were fetched for these agents are committed, all waiting messages are read. An attempt writes the
+    messages for the leaving agents into the target's mailbox, and the messages for other agents into this mailbox
+    again.
     """
 
     def __init__(
@@ -253,13 +255,13 @@ class UnreadMessages:
         self._epoch = epoch
         self._unfolder = unfolder
         self._most_messages, self._most_bytes = settings.complete_messages, settings.complete_bytes
-        self._number = 0  # the number of attempts
-        self._end = ""  # the mailbox's last entry when it was last read
+        self._number = 0  # the number of attempts to move agents
+        self._end = ""  # the mailbox's last entry when the mailbox was last read to its end
         self._moving = asyncio.Lock()
 
     @asynccontextmanager
     async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
-        """Hold back messages for agents. When their fetched messages are committed, yield the move's deadline.
+        """Hold back messages for agents. When the messages fetched for them are committed, yield the move's deadline.
 
         There is one move at a time. If the move fails, an attempt that reaches the server later has no effect.
 
@@ -272,7 +274,7 @@ class UnreadMessages:
                 await self._await_commits(agents, timeout, deadline)
                 yield deadline
             except BaseException:
-                # An attempt may still reach the server, and may have made the mailbox refuse messages.
+                # An attempt of this move may still reach the server, or may have made the mailbox refuse messages.
                 if self._number > before:
                     give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
                     await persist(give_up, LEASE_RETRY, f"agents do not leave {self._name} after all")
@@ -280,7 +282,7 @@ class UnreadMessages:
             finally:
                 self._inbox.withhold(None)
 
-    # -- what was fetched -----------------------------------------------------------------------------------------
+    # -- messages that were fetched -------------------------------------------------------------------------------
 
     async def _await_commits(self, agents: AgentSet, timeout: float, deadline: float) -> None:
         """Wait until all messages that were fetched for agents are committed; raise MoveFailed after the deadline."""
@@ -305,7 +307,7 @@ class UnreadMessages:
             ) from error
 
     async def _in_hand(self, agents: AgentSet, flight: InFlight) -> list[Slice]:
-        """Return the messages for agents in entries that were fetched and are after the cursor."""
+        """Return the messages for agents that were fetched and are after the cursor."""
         cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
         first = keep_of(cursor)
         while order(first) <= order(end):
@@ -326,10 +328,10 @@ class UnreadMessages:
         rows = np.flatnonzero(agents.find(batch.to_ids))
         return [Slice(batch, low, high) for low, high in runs_of(rows)]
 
-    # -- what waits -----------------------------------------------------------------------------------------------
+    # -- messages that wait ---------------------------------------------------------------------------------------
 
     async def read_to_end(self) -> None:
-        """Wait until the inbox has all messages of the mailbox; raise MoveFailed if there are too many."""
+        """Wait until the inbox has all messages of the mailbox; raise MoveFailed if they are too many."""
         end = await self._transport.end_of(self._name)
         self._end = end.entry
         flight = self._fetcher.commits.in_flight
@@ -345,7 +347,10 @@ class UnreadMessages:
             )
 
     async def move(self, attempt_of: Callable[[], MoveAttempt], agents: AgentSet) -> Attempted:
-        """Make an attempt that moves all messages that wait for agents. Meanwhile nothing is fetched or committed."""
+        """Make an attempt, which moves all messages that wait for agents.
+
+        Nothing is fetched or committed during the attempt.
+        """
         commits, gate = self._fetcher.commits, self._fetcher.gate
         while True:
             await gate.wait_ended()
@@ -356,11 +361,11 @@ class UnreadMessages:
                 try:
                     attempt = attempt_of()
                     for staying in attempt.record.by_subtopic().values():
-                        # A broadcast to the agents that stay may arrive before the server's answer.
+                        # A broadcast to the agents that stay may arrive before the answer of the server.
                         self._unfolder.add(staying)
                     unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
                     move = partial(self._transport.moves.move, attempt._replace(unread=unread))
-                    # Until the server answers, we do not know where the agents are.
+                    # Until the server answers, it is unknown in which mailbox the agents are.
                     found = await persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
                     if found.outcome is MoveOutcome.DONE:
                         pass_over(commits.in_flight, aside)
@@ -371,10 +376,7 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return the changes that an attempt makes to the waiting messages.
-
-        `flight` is a copy of the mailbox's InFlight.
-        """
+        """Return how an attempt changes the waiting messages. Changes `flight`, a copy of the mailbox's InFlight."""
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())
         stay: list[Returned] = []
@@ -400,13 +402,13 @@ class UnreadMessages:
 
 
 def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
-    """Return a mask of the rows that leave with the agents: the rows to `agents` under `subtopics`."""
+    """Return a mask of the rows that leave with the agents: rows to `agents` with one of `subtopics`."""
     claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
     return agents.find(batch.to_ids) & (claimed[0] if batch.topic is None else claimed[batch.topic])
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Record the rows of pieces as taken and acknowledged; return the rows that were not acknowledged before."""
+    """Record the rows of pieces as taken and acknowledged. Return the rows that were not acknowledged before."""
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None
@@ -429,7 +431,7 @@ def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
 
 
 def _arrival(source: str) -> bytes:
-    """Encode the frame that tells a mailbox's reader that agents have come from mailbox `source`."""
+    """Encode the frame by which a mailbox's reader learns that agents have come from mailbox `source`."""
     nobody = IdColumn.of([])
     lines = PayloadColumn.of([], raw=True)
     return encode(

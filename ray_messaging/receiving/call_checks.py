@@ -1,4 +1,4 @@
-"""Checks of the arguments of calls that receive or wait, which are made before anything waits."""
+"""Checks of the arguments of calls that receive or wait. They are made before the calls wait for anything."""
 
 import math
 from numbers import Real
@@ -6,11 +6,12 @@ from typing import Literal
 
 from ray_messaging.errors import ConfigError
 
-CommitMode = Literal["next", "acked"]  # which call commits a message: the next fetch, or only `ack`
+# What commits a message: the next fetch ("next"), or only a call of `ack` ("acked").
+CommitMode = Literal["next", "acked"]
 
 
 def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:
-    """Raise ConfigError for an unknown `commit`, and a `limit` below 1, of another type, or given with `complete`."""
+    """Raise ConfigError for an unknown `commit`, or a `limit` that is below 1, no number, or given with `complete`."""
     if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
         raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and limit < 1:
@@ -24,7 +25,7 @@ def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = Fal
 def check_timeout(timeout: object, *, optional: bool = True, positive: bool = False) -> None:
     """Raise ConfigError unless `timeout` is None or a finite number of seconds, 0 or more.
 
-    Args: with `optional=False` None is refused, with `positive` 0 is refused.
+    Args: `optional=False` refuses None, and `positive=True` refuses 0.
     """
     if timeout is None and optional:
         return

@@ -1,7 +1,7 @@
-"""Records of the messages taken from one mailbox: which of them are acknowledged, and which are committed.
+"""Which of the messages that were taken from one mailbox are acknowledged, and which are committed.
 
-A message is committed when the server's cursor is after the message, or the server has a range that contains the
-message. After a crash, uncommitted messages are delivered again.
+A message is committed when the server's cursor is after the message, or when the server has an acknowledged range with
+the message. After a crash, uncommitted messages are delivered again.
 """
 
 import asyncio
@@ -31,19 +31,22 @@ from ray_messaging.transports.transport_values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-# The most acknowledged ranges after the cursor; there is a limit, because each commit contains all of them.
+# The most acknowledged ranges after the cursor. There is a limit, because each commit contains all of them.
 MOST_RANGES = 10_000
-_TRIMMED = 64  # finished parts are deleted when there are more than this many
+_TRIMMED = 64  # how many entries of `_parts` before the cursor are kept until they are deleted together
 
 
 class EntryRows(msgspec.Struct, gc=False):
-    """The rows from `low` to before `high` of one entry. Row `low` has the number `first` in the order of taking."""
+    """The rows from `low` to before `high` of one entry.
+
+    All rows of a mailbox are numbered in the order in which they were taken. Row `low` has the number `first`.
+    """
 
     first: int
     entry: str
     low: int
     high: int
-    whole: bool  # the rows include the entry's last row
+    whole: bool  # whether the entry's last row is included
     nbytes: int  # the size of the frame, if all of its rows were taken; otherwise 0
 
     @property
@@ -56,33 +59,36 @@ class InFlight:
     """The rows that were taken from a mailbox and are not before the cursor yet, numbered in the order of taking.
 
     `taken` rows were taken, and the first `front` of these rows are before the cursor. Rows that are acknowledged after
-    the cursor are kept as intervals of numbers, so that adjacent rows are one interval even across entries. `ahead` has
-    ranges that were not taken yet, but were acknowledged by an earlier reader, or by handles of an earlier process. The
-    reader skips these ranges.
+    the cursor are kept as intervals of numbers, so that adjacent rows are one interval, even if they belong to
+    different entries. `ahead` has ranges that were not taken yet, but were acknowledged earlier, by an earlier reader
+    or by handles of an earlier process. The reader skips these ranges.
     """
 
     def __init__(self, cursor: Cursor, acked: Iterable[AckRange] = ()) -> None:
         self.cursor = cursor
         self.front = self.taken = 0
-        self.nbytes = 0  # the bytes of whole frames before the cursor
-        self.changes = 0  # a number that rises with each change that a commit must write
+        self.nbytes = 0  # the bytes of frames that are entirely before the cursor
+        self.changes = 0  # a number that rises with each change that must be committed
         self.ahead = deque(acked)
         # Ranges of rows that this reader skips, because they were acknowledged before this reader could take them.
         self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]
         self._parts: list[EntryRows] = []
-        self._head = 0  # the index of the first unfinished part
-        self._nbytes = 0  # the bytes of whole frames that were taken
-        # Indexes of the parts: the first number of each part, and the parts by entry. They are built only when they are
-        # needed.
+        self._head = 0  # the index of the first item of `_parts` that is not entirely before the cursor
+        self._nbytes = 0  # the bytes of frames that were taken entirely
+        # Two ways to find an item of `_parts`: the first numbers of all items, and the items by entry. They are
+        # computed only when they are needed.
         self._firsts: list[int] = []
         self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
-        # How many rows are in the intervals from `_starts` to `_ends`, which are acknowledged after the cursor.
+        # How many rows the intervals from `_starts` to `_ends` have. They are the acknowledged rows after the cursor.
         self.apart = 0
 
     def copy(self) -> "InFlight":
-        """Return a copy. If the copy later replaces this object, rows that were taken meanwhile count as not taken."""
+        """Return a copy.
+
+        If it later replaces this object, rows that were taken after the copy was made count as not taken.
+        """
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
@@ -99,22 +105,23 @@ class InFlight:
 
     @property
     def waiting(self) -> int:
-        """Return the number of taken rows after the cursor."""
+        """Return how many taken rows are after the cursor."""
         return self.taken - self.front
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of frames after the cursor that were taken as a whole."""
+        """Return the bytes of the taken frames that are after the cursor, without frames that were taken in part."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
-        """Record that rows were taken. A frame without rows only moves the cursor."""
+        """Record that rows from `low` to before `high` were taken. A frame without rows only moves the cursor."""
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
-        # None: the rows are the first of an entry.
+        # None if the rows are the first of an entry
         part = self._parts[-1] if (low or not high) and self._parts else None
-        # Frames without rows need no acknowledgement. If many follow an unacknowledged row, they are one part.
+        # Frames without rows need no acknowledgement. If many of them follow an unacknowledged row, they become one
+        # item.
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
@@ -125,7 +132,7 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether row `low` was acknowledged before it was taken, and up to which row the same holds."""
+        """Return whether row `low` was acknowledged before it was taken, and up to which row this is the same."""
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:
@@ -145,7 +152,7 @@ class InFlight:
     # -- acknowledging --------------------------------------------------------------------------------------------
 
     def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
-        """Return the numbers of an entry's rows, without rows before the cursor."""
+        """Return the numbers that an entry's rows have, without rows before the cursor."""
         if len(self._firsts) < len(self._parts):
             self._index()
         part = self._by_entry.get(entry)
@@ -161,7 +168,7 @@ class InFlight:
                 self._by_entry[part.entry] = part
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        """Return the numbers of rows (entry, low, high) as runs, without rows before the cursor."""
+        """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor."""
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
             low, high = self.numbers(entry, first, last)
@@ -172,7 +179,7 @@ class InFlight:
         return runs
 
     def ack(self, low: int, high: int) -> int:
-        """Acknowledge rows by their numbers; return how many were not acknowledged before."""
+        """Acknowledge the rows numbered from `low` to before `high`; return how many were not acknowledged before."""
         if low < self.front:
             low = self.front
         if low >= high:
@@ -197,14 +204,14 @@ class InFlight:
         return fresh
 
     def unacked(self, slices: Sequence[Slice]) -> list[Slice]:
-        """Return the unacknowledged parts of slices; messages of foreign clients cannot be acknowledged."""
+        """Return the unacknowledged rows of slices. Messages of foreign clients always count as unacknowledged."""
         left: list[Slice] = []
         for part in slices:
             if part.batch.origin is None:
                 left.append(part)
                 continue
             low, high = self.numbers(part.batch.origin.entry, part.low, part.high)
-            offset = part.high - high  # Rows before the cursor are at the beginning of the frame.
+            offset = part.high - high  # Only rows at the beginning of the frame can be before the cursor.
             k = bisect_right(self._ends, low)
             while low < high:
                 start = self._starts[k] if k < len(self._starts) else high
@@ -216,7 +223,10 @@ class InFlight:
         return left
 
     def ack_ahead(self, found: AckRange) -> bool:
-        """Acknowledge rows that were not taken yet; return False if the rows were taken already."""
+        """Acknowledge rows that were not taken yet.
+
+        Return False, and do nothing, if rows of the range were taken already.
+        """
         low, high = place(found.after), place(found.end)
         if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):
             return True
@@ -229,13 +239,13 @@ class InFlight:
         return True
 
     def _advance(self) -> None:
-        """Move the cursor behind the last row before which all rows are acknowledged."""
+        """Move the cursor forward over all rows that are acknowledged without a gap."""
         self.changes += 1
         parts = self._parts
-        if self.front == self.taken:  # All rows that were taken are acknowledged.
+        if self.front == self.taken:  # all rows that were taken are acknowledged
             if parts:
                 last = parts[-1]
-                # This is `EntryRows.end`, inlined, because each acknowledgement runs this line.
+                # This is `EntryRows.end` without a function call, because each acknowledgement runs this line.
                 self.cursor = Cursor(last.entry, 0 if last.whole else last.high)
                 self.nbytes, self._head = self._nbytes, 0
                 parts.clear()
@@ -267,17 +277,17 @@ class InFlight:
         return len(self._starts) + len(self.ahead)
 
     def acks(self) -> SelectiveAcks:
-        """Return the acknowledged rows after the cursor."""
+        """Return the acknowledged rows after the cursor, as they are written to the server."""
         found = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead]
         return SelectiveAcks(encode_ranges(found), self.apart + sum(one.rows for one in self.ahead))
 
     def spans_of(self, slices: Iterable[Slice]) -> tuple[AckRange, ...]:
-        """Return slices as ranges of the mailbox, without rows before the cursor."""
+        """Return slices as ranges in the mailbox, without rows before the cursor."""
         found = ((part.batch.origin.entry, part.low, part.high) for part in slices if part.batch.origin is not None)
         return tuple(self.spans(self.runs(found)))
 
     def spans(self, runs: Iterable[tuple[int, int]]) -> Iterable[AckRange]:
-        """Return runs of numbers as ranges of the mailbox."""
+        """Return intervals of row numbers as ranges in the mailbox."""
         parts, firsts = self._parts, self._firsts
         if len(firsts) < len(parts):
             self._index()
@@ -295,27 +305,33 @@ class InFlight:
 
 
 class Commits:
-    """The durable cursor of a mailbox. There is one write at a time; changes during a write go into the next write."""
+    """The durable cursor of a mailbox.
+
+    Only one write at a time is made; changes during a write go into the next write.
+    """
 
     def __init__(self, transport: "RedisTransport", mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
         self.in_flight = InFlight(cursor, decode_ranges(acked))
         self._transport = transport
         self._mailbox = mailbox
         self._epoch = epoch
-        self.handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
+        self.handed_out: list[tuple[int, int]] = []  # the numbers of the rows that the next fetch will commit
         self._written = 0  # the value of `in_flight.changes` at the last write
-        self._ranges_stored = bool(acked)  # the server may have ranges after the cursor
-        self.writing = asyncio.Lock()  # held during a write, and by others to prevent writes
+        self._ranges_stored = bool(acked)  # whether the server may have acknowledged ranges after the cursor
+        self.writing = asyncio.Lock()  # held during a write, and by others who must prevent writes
         self.progress = asyncio.Event()  # set after each write
         self._background: asyncio.Task[None] | None = None
 
     @property
     def unwritten(self) -> bool:
-        """Return whether some acknowledgements were not written to the server yet."""
+        """Return whether the server lacks some acknowledgements."""
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge the rows that the next fetch commits, or all taken rows; return whether a write is needed."""
+        """Acknowledge the rows that the next fetch commits, or all taken rows (`everything`).
+
+        Return whether a write is due.
+        """
         flight = self.in_flight
         for low, high in [(flight.front, flight.taken)] if everything else self.handed_out:
             flight.ack(low, high)
@@ -342,7 +358,7 @@ class Commits:
     ) -> Conclusion:
         """Return the changes of the mailbox that the server does not have yet.
 
-        Args: `fetched` is False for a transaction that has fetched nothing, which does not move the cursor. With
+        Args: `fetched` is False for a transaction that has fetched nothing, and so does not move the cursor. With
         `state_changed` the mailbox's state becomes `state`.
         """
         flight = self.in_flight
@@ -351,14 +367,14 @@ class Commits:
         )
         if fetched:
             done.cursor = flight.cursor
-            # Otherwise the server has no ranges, and none must be written.
+            # If this is false, the server has no ranges, and there are none to write.
             if self._ranges_stored or flight.apart or flight.ahead:
                 done.acks = flight.acks()
-                self._ranges_stored = True  # this stays True until the server has confirmed a write without ranges
+                self._ranges_stored = True  # it becomes False only when the server has confirmed a write without ranges
         return done
 
     def concluded(self, done: Conclusion) -> None:
-        """Record that the server has these changes of the mailbox."""
+        """Record that the server has written a result of `conclusion`."""
         if done.cursor is not None:
             self._written, self._ranges_stored = done.changes, done.acks is not None and done.acks.ranges != b""
             self.progress.set()
@@ -367,20 +383,20 @@ class Commits:
         """Write the cursor, unless the server has the same cursor; raise Fenced if a newer reader has the mailbox."""
         async with self.writing:
             if self.in_flight.changes != self._written:
-                # A write contains totals and not changes. So a repeated write counts nothing twice, even if the
-                # repetition contains later changes.
+                # A write contains totals instead of changes. So a repeated write counts nothing twice, even if the
+                # repetition contains later acknowledgements.
                 done = self.conclusion()
                 await self._transport.commit(done)
                 self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written these acknowledgements to the server. The next write replaces them."""
+        """Record that another call has written acknowledged ranges to the server, which the next write must replace."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
         """Write the cursor in the background, until the server has all acknowledgements.
 
-        If the last write has failed, begin another write, then raise the error of the failed write.
+        If the last write in the background has failed, begin a new one, and raise the error of the failed one.
         """
         before = self._background
         if before is None or before.done():
@@ -399,7 +415,7 @@ class Commits:
 
 
 def too_many(mailbox: str, messages: int) -> CommitFailed:
-    """Build the error for acknowledgements in too many separate places."""
+    """Build the error for acknowledgements in too many separate ranges."""
     return CommitFailed(
         f"{messages:,} messages of {mailbox!r} are not acknowledged: at most {MOST_RANGES:,} separate ranges of "
         "messages can be acknowledged while older messages are not. Acknowledge the older messages first, or fetch "

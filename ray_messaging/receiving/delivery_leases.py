@@ -1,4 +1,4 @@
-"""Delivery leases: callers in other processes hold messages for a limited time, and must acknowledge them meanwhile."""
+"""Delivery leases: a caller in another process holds messages for a limited time, and must acknowledge them in time."""
 
 import asyncio
 import math
@@ -17,18 +17,18 @@ from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transports.cursors import AckRange, order
 
-# Seconds after which a waiting fetch looks again for leases that other callers gave up.
+# How many seconds a waiting fetch waits between two checks for leases that other callers have given up.
 _LOOK_S = 1.0
-# The most returned leases that are remembered, because Ray may repeat the call that returned a lease. The same number
-# limits the holders that are remembered.
+# The most returned leases that are remembered. They are remembered because Ray may repeat the call that returned a
+# lease. At most this many holders are remembered, too.
 _RETURNED = 10_000
 
 
 class FetchOptions(NamedTuple):
     """Options of a handle's fetch.
 
-    `number` counts the handle's fetches from 1. `received` is the number of the last fetch with commit="acked" whose
-    answer has arrived.
+    `number` is the number of the fetch, counted from 1 for each handle. `received` is the number of the handle's last
+    fetch with commit="acked" whose answer has arrived at the handle.
     """
 
     commit: CommitMode = "next"
@@ -41,10 +41,10 @@ NEXT = FetchOptions()
 
 
 class HeldByHandle(NamedTuple):
-    """How many messages one handle holds, and for how many `seconds` it has held the oldest message.
+    """How many messages one handle holds, and for how many `seconds` it has held the oldest of them.
 
-    `came_again` counts the messages that the handle held for too long, so that they were delivered again. The count is
-    set to 0 when the handle commits a lease in time.
+    `came_again` counts the messages that the handle held for too long, so that they were delivered again. It is set to
+    0 when the handle commits a lease in time.
     """
 
     holder: str
@@ -54,7 +54,7 @@ class HeldByHandle(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Name of a delivery lease. It contains the leased rows, so that a later process can still commit the lease."""
+    """The name of a delivery lease. It contains the leased rows, so that a later process can still commit the lease."""
 
     process: str
     number: int
@@ -71,30 +71,31 @@ _BEFORE_ALL: Place = (0, 0, 0)
 class _Lease:
     token: Token
     holder: str
-    due: float  # loop time at which the lease ends, so that another caller gets the messages
+    due: float  # the loop time at which the lease ends, so that another caller may get the messages
     slices: list[Slice]
     rows: int  # the number of unacknowledged rows
-    asked: int  # the number of the holder's fetch that got this lease
-    acked: bool  # False: the holder returns this lease with its next fetch
-    lost: bool = False  # the holder has never received this lease
+    asked: int  # the number of the fetch that returned this lease, counted by its holder
+    # Whether the lease is committed by acknowledgements alone; otherwise the holder's next fetch commits it.
+    acked: bool
+    lost: bool = False  # whether the answer with this lease never reached the holder
 
     @property
     def first(self) -> Place:
-        """Return the place of the lease's first row in the mailbox; messages of foreign clients have no place."""
+        """Return the place of the lease's first row in the mailbox, or `_BEFORE_ALL` for foreign messages only."""
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
 @dataclass(slots=True)
 class _Holder:
-    abandoned: int = -1  # the number of its last fetch for whose answer it no longer waits
-    reached: Place = _BEFORE_ALL  # the place after the last row that was lent to this holder
+    abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
+    reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
     came_again: int = 0  # see `HeldByHandle`
 
 
 class _AgainFirst(Exception):
-    """Signal that the messages of these leases must be delivered again, before messages of the inbox.
+    """Signal to a waiting fetch: the messages of these leases must be delivered again, before messages of the inbox.
 
-    The leases are in the mailbox's order. An empty list means that the caller no longer waits for its fetch.
+    The leases are in the mailbox's order. If there are none, the caller no longer waits for its fetch.
     """
 
     def __init__(self, leases: list[_Lease]) -> None:
@@ -105,12 +106,13 @@ class _AgainFirst(Exception):
 class DeliveryLeases:
     """Delivery leases of one mailbox. An acknowledged lease is committed, even if earlier messages are still leased.
 
-    Messages that are delivered again come before all messages in the inbox. Who gets a lease again depends on why:
+    Messages that are delivered again come before all messages in the inbox. Who gets them depends on why they come
+    again:
 
-    - The answer with the lease was lost: the holder, with its next fetch.
-    - The holder gave the lease up, or `lease_s` is over: any caller.
-    - The holder no longer waited for the answer: the holder, or a caller that has got no later messages. Any other
-      caller would read messages of a sender and recipient out of order.
+    - The answer with the lease was lost: the holder gets them, with its next fetch.
+    - The holder gave the lease up, or `lease_s` is over: any caller gets them.
+    - The holder no longer waited for the answer: the holder gets them, or a caller that has got no later messages. Any
+      other caller would read messages of a sender to a recipient out of order.
 
     Messages that are delivered again are in a new lease with a new token, and the old token is invalid.
     """
@@ -119,13 +121,13 @@ class DeliveryLeases:
         self._fetcher = subscription.fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
-        # These three fields save a fetch from checking all leases.
-        self._next_due = math.inf  # no lease ends before this time, except leases that are lost
+        # With the next three fields, a fetch need not check all leases.
+        self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost are not included
         self._lost: dict[int, _Lease] = {}
-        # By holder: leases that the holder has not confirmed as received.
+        # By holder: leases whose answer may not have reached the holder.
         self._unsure: dict[str, dict[int, _Lease]] = {}
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
-        self._calls: dict[str, FetchOptions] = {}  # the options of the fetch in progress of each holder
+        self._calls: dict[str, FetchOptions] = {}  # by holder: the options of the fetch that is in progress
         self._holders = OnceByCall[str, _Holder](most=_RETURNED)
         self._process = secrets.token_hex(4)
         self._last = 0
@@ -137,13 +139,13 @@ class DeliveryLeases:
 
     @property
     def holders(self) -> set[str]:
-        """Return the callers that hold messages, or are fetching."""
+        """Return the callers that hold messages or are waiting in a fetch."""
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     def held(self) -> list[HeldByHandle]:
-        """Return how many messages each handle holds, or has held for too long.
+        """Return how many messages each handle holds, and how many it has held for too long.
 
-        Messages that it gave up do not count.
+        Messages that a handle gave up are not counted.
         """
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
@@ -161,12 +163,12 @@ class DeliveryLeases:
         self._holders.put(name, known)
         return known
 
-    # -- returning ------------------------------------------------------------------------------------------------
+    # -- returning leases -----------------------------------------------------------------------------------------
 
     async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some rows of each lease, or all its rows (None), in one write.
+        """Commit leases in one write. For each lease, some of its rows are given, or None for all its rows.
 
         Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """
@@ -188,7 +190,7 @@ class DeliveryLeases:
         return token.process == self._process and token.number in self._leases
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease, or some of its rows; return whether all its rows are acknowledged."""
+        """Acknowledge all rows of a lease (None) or some of them; return whether all its rows are acknowledged now."""
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
         lease = self._leases[token.number]
@@ -212,13 +214,13 @@ class DeliveryLeases:
             del self._unsure[lease.holder]
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease of an earlier process; return whether all its rows are acknowledged.
+        """Acknowledge a lease that an earlier process gave; return whether all its rows are acknowledged now.
 
-        Raises: CommitFailed if other callers have the lease's messages by now.
+        Raises: CommitFailed if other callers have got the lease's messages since.
         """
         ranges = token.spans if some is None else [range_of(span) for span in some]
         flight = self._fetcher.commits.in_flight
-        # The list makes `all` try every range, also after one that cannot be acknowledged.
+        # Without the list, `all` would stop at the first range that cannot be acknowledged.
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
@@ -238,13 +240,13 @@ class DeliveryLeases:
         )
 
     async def give_up(self, holder: str, token: Token | None) -> None:
-        """End a lease early, because its holder failed. The next caller gets the lease's messages."""
+        """End a lease early, because its holder has failed. Then the next caller gets the lease's messages."""
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
             self._leases[token.number].due = self._next_due = 0.0
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End the holder's fetch, because the holder no longer waits for its answer.
+        """End a fetch of a holder that no longer waits for the answer.
 
         The messages that the fetch took are delivered again. The fetch may arrive after this call, because Ray may run
         the calls of an async actor out of order.
@@ -255,22 +257,25 @@ class DeliveryLeases:
         if holder in self._calls and self._calls[holder].number <= number:
             del self._calls[holder]
         self._note_lost(holder, received, number)
-        # This wakes the fetch that must end, and other fetches that may get its messages now.
+        # This wakes the fetch that must end, and other fetches, which may get its messages.
         self._fetcher.inbox.wake()
 
-    # -- lending --------------------------------------------------------------------------------------------------
+    # -- giving leases --------------------------------------------------------------------------------------------
 
     async def fetch(
         self, holder: str, token: Token | None, limit: int | None, timeout: float | None, options: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit the lease of a token, then lease new messages; return token (None: no messages) and messages."""
+        """Commit the lease of a token, then lease new messages.
+
+        Return the new token (None: no messages) and the messages.
+        """
         self._fetcher.check_open()
-        options = options._replace()  # a new object, whose identity stands for this fetch
+        options = options._replace()  # the identity of this new object stands for this fetch
         newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
-        if options.number <= newest:  # this fetch was abandoned before it arrived
+        if options.number <= newest:  # the holder ended this fetch before it arrived
             return None, self._fetcher.messages([])
         if holder in self._calls:
-            self._fetcher.inbox.wake()  # Waking the inbox ends an earlier fetch of the same holder.
+            self._fetcher.inbox.wake()  # this ends an earlier fetch of the same holder
         self._calls[holder] = options
         try:
             _, late = await self.give_back([] if token is None else [(token, None)])
@@ -297,7 +302,7 @@ class DeliveryLeases:
         return lease.token, messages
 
     def _drop_foreign(self, lease: _Lease) -> None:
-        """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""
+        """Remove foreign clients' messages from a lease, because they are delivered only once, without a lease."""
         lease.slices = [part for part in lease.slices if part.batch.origin is not None]
         lease.rows = _rows(lease.slices)
         if not lease.rows:
@@ -307,7 +312,8 @@ class DeliveryLeases:
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
         """Lease messages from an ended lease if there is one, otherwise from the inbox.
 
-        A complete fetch takes all of both. Return None if there are no messages, or the holder has given up the fetch.
+        A complete fetch takes the messages of all ended leases and of the inbox. Return None if there are no messages,
+        or if the holder has ended the fetch.
         """
         clock = asyncio.get_running_loop().time
 
@@ -332,12 +338,12 @@ class DeliveryLeases:
         if slices:
             return self._enter(sorted(slices, key=place_of) if options.complete else slices, holder, options)
         if taken.passed:
-            # Unreadable frames take room in the mailbox until the cursor is behind them.
+            # Frames that cannot be read use capacity of the mailbox until the cursor has passed them.
             await self._fetcher.commits.write()
         return None
 
     def _note_lost(self, holder: str, received: int, number: int) -> None:
-        """Mark the leases up to fetch `number` that the holder has never received, so that they are delivered again."""
+        """Mark the leases up to fetch `number` that never reached the holder. Their messages are delivered again."""
         later: dict[int, _Lease] = {}
         for key, lease in self._unsure.pop(holder, {}).items():
             if lease.asked > number:
@@ -353,8 +359,8 @@ class DeliveryLeases:
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
-        # If this holder has lost leases, it has never seen their messages, so it may get all messages from the first of
-        # them on.
+        # A holder never saw the messages of its lost leases. So it may get all messages from the first of these
+        # messages on.
         mine = (lease.first for lease in lost if lease.holder == holder)
         reached = min(mine, default=self._holder(holder).reached)
         found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
@@ -365,7 +371,10 @@ class DeliveryLeases:
         return sorted(found, key=lambda lease: lease.first)
 
     def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
-        """Lend the first lease again: at most `limit` messages, and none after the first message of the next lease."""
+        """Lease the messages of the first ended lease again.
+
+        The new lease has at most `limit` messages, and none that are after the first message of the next ended lease.
+        """
         lease, *others = again
         slices = self._left_of(lease)
         first: list[Slice] = []
@@ -391,12 +400,12 @@ class DeliveryLeases:
             self._holder(lease.holder).came_again += _rows(slices)
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
-        """Remove a lease; return its unacknowledged slices."""
+        """Remove a lease; return its messages that are not acknowledged."""
         self._remove(lease)
         return self._fetcher.commits.in_flight.unacked(lease.slices)
 
     def _enter(self, slices: list[Slice], holder: str, options: FetchOptions) -> _Lease:
-        """Lease slices to a holder, in answer to its fetch."""
+        """Make a lease of slices for a holder, as the answer to its fetch."""
         self._last += 1
         spans = self._fetcher.commits.in_flight.spans_of(slices)
         token = Token(self._process, self._last, spans, time.time())
@@ -414,6 +423,6 @@ def _rows(slices: Sequence[Slice]) -> int:
 
 
 def place_of(part: Slice) -> Place:
-    """Return the place of the first row of a slice in the mailbox; messages of foreign clients have none."""
+    """Return the place of a slice's first row in the mailbox, or `_BEFORE_ALL` for messages of foreign clients."""
     origin = part.batch.origin
     return _BEFORE_ALL if origin is None else (*order(origin.entry), part.low)

@@ -1,4 +1,4 @@
-"""Fetching from one mailbox: many messages in one call, one by one, or for a transaction that may put them back."""
+"""Fetching from one mailbox: many messages in one call, one by one, or in a transaction that may put them back."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ _TRANSACTION_OPEN = (
 
 
 class FetchedRows(NamedTuple):
-    """Messages taken out of the inbox, and the numbers `low` to `high` of their rows.
+    """Messages taken out of the inbox. Their rows have the numbers from `low` to `high`.
 
     `passed` says that frames without messages were taken too, so that the cursor can move.
     """
@@ -43,17 +43,18 @@ class FetchedRows(NamedTuple):
 
 
 class FetchGate:
-    """Exclusive access to a messager's messages for one transaction at a time; the state after the last transaction.
+    """Exclusive access to a messager's messages, for one transaction at a time.
 
-    If the outcome of the last transaction is unknown, the next caller first asks the server for the outcome.
+    It also has the state after the last transaction. If the outcome of the last transaction is unknown, the next caller
+    first asks the server for it.
     """
 
     def __init__(self, inbox: Inbox) -> None:
         self.state: bytes | None = None
-        self.free = True  # no transaction is open, and the outcome of the last one is known
+        self.free = True  # whether no transaction is open and the outcome of the last one is known
         self._inbox = inbox
-        self._commits: Commits | None = None  # None: no transaction is open
-        self._before: InFlight | None = None  # the copy of the commits' InFlight from when the transaction was opened
+        self._commits: Commits | None = None  # None if no transaction is open
+        self._before: InFlight | None = None  # a copy of the commits' InFlight, made when the transaction was opened
         self._find_out: Callable[[], Awaitable[None]] | None = None
         self._finding_out = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -68,7 +69,7 @@ class FetchGate:
                 await self._ended.wait()
 
     async def wait_free(self) -> None:
-        """Wait for the outcome of the last transaction; raise TransactionError while one is open."""
+        """Find out the outcome of the last transaction; raise TransactionError if a transaction is open."""
         if self._commits is None and self._find_out is not None:
             async with self._finding_out:
                 if self._find_out is not None:
@@ -77,7 +78,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches; keep messages of later fetches, so that they can be put back."""
+        """Begin a transaction: commit earlier fetches. Keep messages of later fetches, to put them back if it fails."""
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -91,7 +92,7 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the transaction's changes of the mailbox, or None if it neither changes nor sends anything."""
+        """Return the transaction's changes of the mailbox, or None if the transaction has changed and sent nothing."""
         assert self._commits is not None
         assert self._before is not None
         flight, changed = self._commits.in_flight, state != self.state
@@ -110,7 +111,7 @@ class FetchGate:
         self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
-        """End the transaction, whose conclusion the server has confirmed (None: there was nothing to commit)."""
+        """End the transaction after the server has confirmed its conclusion (None: there was nothing to commit)."""
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:
             self._commits.concluded(conclusion)
@@ -119,7 +120,7 @@ class FetchGate:
         self._ended.set()
 
     def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
-        """End the transaction with an unknown outcome. The next caller asks `was_committed` for the outcome."""
+        """End the transaction, whose outcome is unknown. The next caller asks `was_committed` for the outcome."""
         commits, self._commits = self._commits, None
 
         async def find_out() -> None:
@@ -135,10 +136,10 @@ class FetchGate:
 
 
 class Iteration(AsyncIterator[Message]):
-    """Iterator over messages. A message is being handled from its return until the next message is requested.
+    """Iterator over messages. A message counts as being handled until the next message is requested.
 
     When a `for` block is left, Python frees this iterator at once, so messages that are sent after the block have no
-    cause. A generator would end only later, and after a cancelled request it could not be used again.
+    cause. A generator would end only later, and it could not be used again after a cancelled request.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
@@ -160,7 +161,7 @@ class Iteration(AsyncIterator[Message]):
 
 
 class Fetcher:
-    """The fetching side of one messager. Its inbox is filled after the first subscription.
+    """The part of a messager that fetches. Its inbox gets messages after the first subscription.
 
     `unavailable` builds the error for a messager that is not open, and so cannot fetch. It is None while the messager
     can fetch.
@@ -188,12 +189,12 @@ class Fetcher:
         self._fetching = asyncio.Lock()
 
     def start(self, commits: Commits, lease: MailboxLease) -> None:
-        """Let fetches take messages from this messager's mailbox, which is open from now on."""
+        """Let fetches take messages from this messager's mailbox, which has just been opened."""
         self._commits, self._lease = commits, lease
 
     @property
     def commits(self) -> Commits:
-        """Return the records of taken and acknowledged messages.
+        """Return the records of which messages are taken, acknowledged and committed.
 
         Raises: NotListening before the first subscription; the error that stopped the reader, such as Fenced or Closed.
         """
@@ -211,19 +212,19 @@ class Fetcher:
         return self._commits is not None
 
     def check_open(self) -> None:
-        """Raise the error of a messager that cannot fetch."""
+        """Raise the error of a messager that is not open, and so cannot fetch."""
         if self.unavailable is not None:
             raise self.unavailable()
 
     async def fetch(
         self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
     ) -> Messages:
-        """Commit the messages of the last fetch, and return new messages; wait up to `timeout` seconds for one."""
+        """Commit messages of the last fetch, and return new messages; wait up to `timeout` seconds for the first."""
         if self.unavailable is not None:
             raise self.unavailable()
         if limit is not None or commit != "next":
             check_fetch(limit, commit, complete=complete)
-        # For most timeouts this quick check saves the call.
+        # This quick check accepts most timeouts without a call.
         if not (type(timeout) is float and 0.0 <= timeout < math.inf):
             check_timeout(timeout)
         if self._commits is None and timeout == 0:
@@ -251,7 +252,7 @@ class Fetcher:
         self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
-        """Return slices as messages. Their `more` is true if the mailbox may have other messages."""
+        """Return slices as messages. Their `more` says whether the mailbox may have other messages."""
         return Messages(self._exp_id, slices, more or self.inbox.size > 0 or self.inbox.behind)
 
     async def take(
@@ -293,7 +294,7 @@ class Fetcher:
                 break
             if timeout == 0:
                 polled = True
-                await asyncio.sleep(0)  # A caller that polls must let the reader run.
+                await asyncio.sleep(0)  # A caller that polls without waiting must let the reader run.
                 continue
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):
@@ -306,9 +307,9 @@ class Fetcher:
         return FetchedRows(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
-        """Confirm the mailbox's lease after this process stood still; return False if no answer came in time.
+        """Confirm the mailbox's lease after this process stood still. Return False if no answer came in time.
 
-        For a complete fetch, raise FetchTooLarge or another error instead of returning False.
+        A complete fetch gets FetchTooLarge or another error instead of False.
         """
         while not await lease.confirm(timeout, lambda: self.commits):
             if not complete:
@@ -317,7 +318,7 @@ class Fetcher:
         return True
 
     def take_at_once(self) -> list[Slice]:
-        """Take the messages in the inbox; return [] if the lease must be confirmed first, which only `fetch` does."""
+        """Take the messages in the inbox. Return [] if the lease must be confirmed before, which only `fetch` does."""
         if (
             self._commits is None
             or self.inbox.error is not None
@@ -357,7 +358,7 @@ class Fetcher:
             )
 
     async def ack(self, messages: Acked | None = None) -> None:
-        """Commit some messages, or all that were fetched (None)."""
+        """Commit some messages, or all messages that were fetched (None)."""
         if self.unavailable is not None:
             raise self.unavailable()
         commits, spans = self.commits, None
@@ -381,7 +382,7 @@ class Fetcher:
         return not self._commits.in_flight.unacked([part])
 
     def iterate(self) -> AsyncIterator[Message]:
-        """Yield message by message; each is committed in the background when the next one is requested."""
+        """Yield message by message. Each message is committed in the background when the next one is requested."""
         self.check_open()
         return Iteration(self._next)
 
@@ -403,7 +404,7 @@ class Fetcher:
     async def open_transaction(self) -> FetchGate:
         """Give a transaction exclusive access to the messages, and commit earlier fetches.
 
-        Raises: TransactionError if another transaction is open, or a fetch waits; the errors of `commits`.
+        Raises: TransactionError if another transaction is open, or if a fetch is waiting; the errors of `commits`.
         """
         self.check_open()
         commits = self.commits
@@ -418,7 +419,7 @@ class Fetcher:
     ) -> Messages:
         """Return messages for the open transaction; wait up to `timeout` seconds for the first message.
 
-        `check` raises an error if the transaction has ended meanwhile.
+        Args: `check` raises an error if the transaction has ended while this call waited.
         """
         self.check_open()
         check_fetch(limit, complete=complete)

@@ -1,4 +1,4 @@
-"""A buffer of frames, limited in size. The reader puts frames in, and fetches take them out."""
+"""A buffer of frames with a limit. The reader puts frames in, and fetches take them out."""
 
 import asyncio
 from collections import deque
@@ -15,54 +15,54 @@ from ray_messaging.transports.cursors import START, order
 
 
 class Piece(msgspec.Struct):
-    """A frame in the inbox; `entry` is its id in the mailbox, or None for a message that a foreign client published."""
+    """A frame in the inbox. `entry` is its id in the mailbox, or None for a message that a foreign client published."""
 
     entry: str | None
-    batch: Batch | None  # None: the frame has no messages to read, and only moves the cursor
+    batch: Batch | None  # None if the frame has no messages, and only moves the cursor
     low: int
     high: int
     nbytes: int
     pattern: bytes | None = None
-    came: bool = False  # the frame reports that agents have come to the mailbox
+    came: bool = False  # whether the frame reports that agents have come to the mailbox
 
 
 class Inbox:
-    """Buffer of frames with a limit in messages. A fetch may take a part of a frame."""
+    """Buffer of frames with a limit in messages. A fetch may take some messages of a frame."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self._base = limit
         self.size = 0
-        self.behind = False  # the mailbox may have unread frames
-        self.error: MessagingError | None = None  # the error that stopped the reader; None: it runs
-        # The error if the server refuses the reader now; the reader tries again.
+        self.behind = False  # whether the mailbox may have frames that were not read
+        self.error: MessagingError | None = None  # the error that stopped the reader; None while it runs
+        # The error with which the server refuses the reader at present. The reader goes on trying.
         self.trouble: MessagingError | None = None
         self.read_to = START.entry  # all frames up to this entry were put into the inbox
         self.foreign_bytes = 0  # the bytes of messages that foreign clients published
         self._pieces: deque[Piece] = deque()
-        self._kept: list[Piece] | None = None  # pieces taken since `keep`
+        self._kept: list[Piece] | None = None  # the pieces that were taken since `keep`
         self._reaching = 0  # the number of calls of `reach` in progress
-        self._dry = False  # the mailbox was read to its end since the last `reach` began
+        self._dry = False  # whether the mailbox was read to its end after the last `reach` began
         self._arrived = asyncio.Event()
         self._grown = asyncio.Event()
         self._emptied = asyncio.Event()
-        # This is called after each frame and by `stop`, for a caller that does not wait in `arrival`.
+        # A function that is called after each frame and by `stop`, for a caller that does not wait in `arrival`.
         self.on_news: Callable[[], None] | None = None
-        self.awaited = False  # a fetch was waiting when the last frame arrived
-        # Agents that are leaving: the first message for them, and all messages after it, may not be taken.
+        self.awaited = False  # whether a fetch was waiting when the last frame arrived
+        # Agents that are leaving. The first message for them, and all messages after it, may not be taken.
         self._withheld: AgentSet | None = None
-        self.paused = False  # True: no message may be taken
-        self._guarded = False  # some agents' messages are withheld, or the inbox is paused
+        self.paused = False  # whether no message may be taken
+        self._guarded = False  # whether the inbox is paused, or agents are leaving
         self.flowing = asyncio.Event()  # set unless the inbox is paused
-        self.undisturbed = asyncio.Event()  # set unless messages of some agents are withheld
+        self.undisturbed = asyncio.Event()  # set unless agents are leaving
         self.flowing.set()
         self.undisturbed.set()
 
     def put(self, piece: Piece) -> None:
-        """Add a frame."""
+        """Add a frame that was read from the mailbox or came from elsewhere."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
-            # A frame without messages is never fetched. If the last piece has no messages either, it stands for both
-            # frames.
+            # A frame without messages is never fetched. If the last piece has no messages either, that piece now stands
+            # for both frames.
             pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
             pieces.append(piece)
@@ -79,7 +79,7 @@ class Inbox:
             self.on_news()
 
     def stop(self, error: MessagingError) -> None:
-        """Record that the reader has stopped, and let waiting fetches raise the error."""
+        """Record that the reader has stopped, and make waiting fetches raise the error."""
         self.error = error
         self._arrived.set()
         self._grown.set()
@@ -87,21 +87,24 @@ class Inbox:
             self.on_news()
 
     def note_trouble(self, error: MessagingError | None) -> None:
-        """Record why the reader gets nothing, and let waiting fetches raise this error; None: reading works again."""
+        """Record why the server refuses the reader, and make waiting fetches raise this error.
+
+        None: reading works again.
+        """
         self.trouble = error
         if error is not None:
             self._arrived.set()
             self._grown.set()
 
     def note_dry(self) -> None:
-        """Record that the mailbox was read to its end: the last read has found nothing."""
+        """Record that the mailbox was read to its end, because the last read has found nothing."""
         self._dry = True
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
-        """Wait until the inbox has all frames up to an entry; return False if these are more than `capacity` messages.
+        """Wait until the inbox has all frames up to an entry. Return False if they have more than `capacity` messages.
 
-        The inbox's limit is raised meanwhile. `check` raises an error if no more frames will arrive.
+        The inbox's limit is raised during this call. `check` raises an error if no more frames will arrive.
         """
         end, self._dry, base = order(entry), False, self._base
         self._reaching += 1
@@ -122,7 +125,7 @@ class Inbox:
         return True
 
     def wake(self) -> None:
-        """Wake tasks that wait in `arrival`, because something other than the frames has changed."""
+        """Wake tasks that wait in `arrival`, because something has changed that is not a frame."""
         self._arrived.set()
 
     async def arrival(self) -> None:
@@ -135,13 +138,13 @@ class Inbox:
         return not self.size or self.size + rows <= self.limit
 
     async def wait_capacity(self, rows: int) -> None:
-        """Wait until `rows` more messages fit."""
+        """Wait until the inbox has room for `rows` more messages."""
         while not self.has_capacity(rows):
             self._emptied.clear()
             await self._emptied.wait()
 
     def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
-        """Take out up to `limit` messages (None: all), and add the messages of the mailbox to `in_flight`."""
+        """Take out up to `limit` messages (None: all), and record the taken rows of the mailbox in `in_flight`."""
         slices: list[Slice] = []
         pieces, ahead = self._pieces, in_flight.ahead
         left = self.size if limit is None else min(limit, self.size)
@@ -177,7 +180,7 @@ class Inbox:
         return slices
 
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
-        """Return the row up to which (exclusive) a piece may be taken, or -1 if no row may be taken."""
+        """Return the row before which the rows of a piece may be taken, or -1 if no row may be taken."""
         if self.paused:
             self._arrived.clear()
             return -1
@@ -187,12 +190,15 @@ class Inbox:
         if not leaving.any():
             return high
         if leaving[0]:
-            self._arrived.clear()  # Waiting fetches pause until the agents have left.
+            self._arrived.clear()  # waiting fetches wait on until the agents have left
             return -1
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Hold back the first message for these agents, and all messages after it (None: hold back nothing)."""
+        """Hold back the first message for leaving agents, and all messages after it.
+
+        None: hold back nothing any more.
+        """
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:
@@ -212,7 +218,7 @@ class Inbox:
         return aside
 
     def resume(self, aside: list[Piece]) -> None:
-        """Put back pieces that were set aside, and allow takes again."""
+        """Put back pieces that `set_aside` has removed, and allow takes again."""
         self._pieces.extendleft(reversed(aside))
         self.size += sum(piece.high - piece.low for piece in aside)
         self.paused, self._guarded = False, self._withheld is not None
@@ -222,15 +228,18 @@ class Inbox:
             self._arrived.set()
 
     def keep(self) -> None:
-        """Keep the pieces that are taken from now on, so that they can be put back."""
+        """Keep the pieces that are taken from now on, so that `put_back` can put them back."""
         self._kept = []
 
     def discard_kept(self) -> None:
-        """Drop the pieces that were kept since `keep`, and keep no more."""
+        """Drop the pieces that were taken since `keep`, and keep no further pieces."""
         self._kept = None
 
     def put_back(self) -> None:
-        """Put back all pieces that were kept, in their order. The inbox may exceed its limit for a while."""
+        """Put back all pieces that were taken since `keep`, in their order.
+
+        The inbox may exceed its limit for a while.
+        """
         kept, self._kept = self._kept or [], None
         for piece in reversed(kept):
             self.size += piece.high - piece.low

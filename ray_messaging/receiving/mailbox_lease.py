@@ -1,6 +1,7 @@
 """Leases of mailboxes: a messager renews its own lease while it lives, and watches the leases of other messagers.
 
-An observer takes a lease as ended if the lease was unchanged, by the observer's own clock, for its whole duration.
+For a watching messager, a lease has ended if the messager has seen it unchanged for its whole duration, by its own
+clock.
 """
 
 import asyncio
@@ -20,26 +21,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A function that returns whether Ray knows that an owner is dead for good.
+# A function that says whether an owner is dead for good, as far as Ray knows.
 IsDead = Callable[[str], Awaitable[bool]]
 
-# The state of a sender without a name is kept for this many seconds after its end, which is longer than any retry.
+# The server keeps the state of a sender without a name for this many seconds. This is longer than any retry.
 KEEP_S = 86_400.0
-# If a process stood still for longer than this, in seconds, another process may own its mailbox by now. So the process
-# asks the server before it returns messages. The second number is the time between two checks.
+# If a process stood still for longer than 0.25 s, another process may have become the owner of its mailbox. So before
+# it returns messages, it asks the server. It checks every 0.1 s whether it stood still.
 _STILL_S = 0.25
 _CHECK_S = 0.1
 _ANSWER_S = 1.0  # the time within which a running server answers
-_WATCHED = 64  # the most leases of others that are watched
+_WATCHED = 64  # the most leases of other messagers that one messager watches
 _LEAST_S = 0.01  # the least time between two checks of a lease
 
 
 class _WatchedLease:
-    """A lease of another messager, and for how long an observer has seen it unchanged.
+    """A lease of another messager, and for how long it was seen unchanged.
 
-    The owner renews a lease three times within its duration. So the time between two checks counts for at most a third
-    of the duration, even if it was longer: while this process stood still, or the server did not answer, perhaps the
-    owner could not renew the lease either.
+    The owner renews a lease three times within its duration. The time between two checks is counted as at most a third
+    of the duration, even if it was longer. This process may have stood still in this time, or may not have reached the
+    server. Then the owner, too, may have been unable to renew the lease.
     """
 
     def __init__(self, lease: str) -> None:
@@ -49,7 +50,7 @@ class _WatchedLease:
         self._seen_at = monotonic()
 
     def is_over(self) -> bool:
-        """Record that the lease is still unchanged; return whether it has ended."""
+        """Record that the lease was seen unchanged again; return whether it has ended."""
         now = monotonic()
         self._unchanged_s += min(now - self._seen_at, self.lasts_s / 3)
         self._seen_at = now
@@ -65,7 +66,7 @@ class LeaseWatch:
         self._watched: dict[str, _WatchedLease] = {}
 
     async def look(self) -> None:
-        """Check the watched leases, and some others that are chosen at random."""
+        """Check the watched leases, and some further leases, which are chosen at random."""
         found = await self._transport.leases(list(self._watched))
         over = {}
         for name, lease in found.items():
@@ -85,11 +86,11 @@ class LeaseWatch:
 
 
 async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
-    """Wait until another owner's lease of a mailbox has ended; return the lease, or "" if the lease was removed.
+    """Wait until another owner's lease of a mailbox has ended. Return the lease, or "" if the lease was removed.
 
-    If `is_dead` says that the owner is dead, the lease has ended at once. If the lease has ended by the server's clock,
-    wait until it has ended by our clock too, because the server's clock may have been changed. If the lease has not
-    ended by the server's clock, do not wait.
+    If `is_dead` says that the owner is dead, do not wait. If the lease has ended by the server's clock, wait until it
+    has ended by our clock too, because the server's clock may have been changed. If the lease has not ended by the
+    server's clock, raise AlreadyExists at once.
 
     Raises: AlreadyExists if the owner lives.
     """
@@ -106,8 +107,8 @@ async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, 
         if watched.is_over():
             return lease
     raise AlreadyExists(
-        f"mailbox {mailbox!r} is held by {held.owner!r}, which is alive: choose another name, or close it (if it died, "
-        f"wait {watched.lasts_s:g} s)",
+        f"mailbox {mailbox!r} is held by {held.owner!r}, which is alive: choose another name, or close that owner (if "
+        f"it died, wait {watched.lasts_s:g} s)",
         kind="group",
         value=mailbox,
         owner=held.owner,
@@ -124,7 +125,7 @@ class MailboxLease:
 
     Args:
         epoch: A function that returns the reader's epoch, or None before there is a reader.
-        stop: A function that is called with the error after which the lease cannot be renewed.
+        stop: A function that is called with an error if the lease can no longer be renewed.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class MailboxLease:
         self._stood_still = False
 
     def loop(self, task: "asyncio.Task[None]") -> TaskHealth:
-        """Return the health of the task that runs this."""
+        """Return the health of the task that runs `run`."""
         return TaskHealth("lease", not task.done(), True, time.monotonic() - self.renewed_at, limit_s=self._lease_s)
 
     async def run(self) -> None:
@@ -173,14 +174,14 @@ class MailboxLease:
                 return
 
     async def _pause(self) -> None:
-        """Wait until it is time to renew; notice meanwhile if this process stands still."""
+        """Wait until it is time to renew the lease. During the wait, notice if this process stands still."""
         due = time.monotonic() + self._lease_s / 3
         while (left := due - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _CHECK_S))
             self.has_stood_still()
 
     def has_stood_still(self) -> bool:
-        """Return whether this process stood still since the lease was renewed. If so, call `confirm`."""
+        """Return whether this process stood still since the lease was renewed. Then the caller must call `confirm`."""
         now = time.monotonic()
         if now - self._checked_at > _STILL_S:
             self._stood_still = True
@@ -190,21 +191,20 @@ class MailboxLease:
     async def confirm(self, timeout: float | None, check: Callable[[], object]) -> bool:
         """After this process stood still, ask the server whether the mailbox is still ours.
 
-        While it stood still, another process may have taken the mailbox, and may have committed messages that we have
-        in our inbox. If the server does not answer, try again until the timeout, and for at least one second.
+        While it stood still, another process may have taken the mailbox over, and may have committed messages that are
+        still in our inbox. If the server does not answer, try again until the timeout, and for at least one second.
 
         Args:
             timeout: Seconds; None: no limit.
             check: A function that raises an error if the caller no longer waits for the answer.
-
-        Returns: whether the server has confirmed it.
+        Returns: whether the server has confirmed that the mailbox is ours.
         Raises: Fenced if the mailbox has a newer reader; NotListening if the mailbox was removed; ServerRefused if the
         server refuses the connection.
         """
         backoff = Backoff(LEASE_RETRY)
         try:
             async with asyncio.timeout(None if timeout is None else max(timeout, _ANSWER_S)):
-                while self._stood_still:  # `run` may renew the lease too
+                while self._stood_still:  # `run` may renew the lease at the same time
                     try:
                         await self._renew()
                     except ServerRefused:

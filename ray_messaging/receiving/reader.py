@@ -1,4 +1,4 @@
-"""Task that reads a mailbox into the inbox while there is capacity."""
+"""Task that reads a mailbox into the inbox while the inbox has capacity."""
 
 import asyncio
 import logging
@@ -30,24 +30,24 @@ _BLOCK_S = 5.0
 # The most frames, and about the most bytes, of a read from a near server. There is a limit, because the server does
 # nothing else while it copies the frames.
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
-_NEAR_S = 0.002  # A server is near if the first byte of an answer takes less time than this.
-_WAITS = 8  # The shortest of this many latest waits counts.
-_TIMES = 8  # A read from a far server takes at most this many times as much as a read from a near server.
-_FRAME_BYTES = 64 * 2**10  # the assumed size of the first frame in bytes
+_NEAR_S = 0.002  # a server is near if the first byte of an answer takes less time than this
+_WAITS = 8  # how many of the latest waits are considered; the shortest of them is used
+_TIMES = 8  # the most times that a read from a far server is larger than a read from a near server
+_FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# The next read makes a system call, which takes time. So before it, the waiting fetch, then the messages' handler, then
-# the handler's sends may run. That takes this many turns of the event loop.
+# The next read is a system call, which takes time. Before it, the waiting fetch, the handler of its messages, and the
+# handler's sends may run. They take this many turns of the event loop.
 _TURNS = 4
 
 
 async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
     """Repeat a call while the server does not answer or has no memory.
 
-    There is no time limit, because the messages wait on the server meanwhile. Each time this logs a warning that begins
-    with `why`.
+    There is no time limit, because the messages wait on the server during this time. Each repetition logs a warning
+    that begins with `why`.
     """
-    backoff: Backoff | None = None  # most calls succeed at once
+    backoff: Backoff | None = None  # made only when it is needed, because most calls succeed at once
     while True:
         try:
             return await call()
@@ -60,32 +60,33 @@ async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: st
 
 
 class ReadSize:
-    """How many frames one read takes, while the mailbox has more frames than a read.
+    """How many frames one read takes, if the mailbox has more frames than that.
 
     There is one read at a time, because the next read begins where the answer to the last read ends. If the server is
-    far, a read takes so many frames that the transfer of its bytes takes longer than the wait for its first byte, so
-    that the connection is used most of the time. The transfer should not take much longer than that, because the
-    messages of a read are fetched only when all its bytes have arrived.
+    far, a read takes enough frames that the transfer of their bytes takes longer than the wait for the first byte. So
+    the connection is used most of the time. The transfer should not take much longer than the wait, because the
+    messages of a read can be fetched only when all its bytes have arrived.
     """
 
     def __init__(self, frame_rows: int) -> None:
-        # The most rows, and the most bytes, of a frame in the last read.
+        # The most messages, and the most bytes, of a frame in the last read.
         self._rows, self._bytes = frame_rows, _FRAME_BYTES
         self._times = 1
-        # A busy machine delays the answers of a near server too, but not all of them.
+        # How long the latest calls waited for their answers. If the machine is busy, even a near server answers some
+        # of them late, but not all.
         self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
-        """Return the most frames of the next read, if the inbox has room for `capacity` messages."""
+        """Return how many frames the next read takes at most, if the inbox has room for `capacity` messages."""
         most = min(self._times * _FRAMES, self._times * _READ_BYTES // self._bytes)
         return max(1, min(most, capacity // self._rows))
 
     def note(self, rows: int, nbytes: int) -> None:
-        """Note the most messages, and the most bytes, that a frame of the last read had."""
+        """Record the most messages, and the most bytes, that a frame of the last read had."""
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read: `waited_s` until its first byte, `came_s` for the other bytes."""
+        """Adapt the size after a full read: its first byte took `waited_s`, and the other bytes took `came_s`."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -97,7 +98,7 @@ class ReadSize:
 class Reader:
     """Reader of one mailbox. `frame_rows` is the most messages of a frame that senders write into the mailbox.
 
-    `agents_came` is awaited when agents have come from another mailbox, before a message for them can be fetched.
+    `agents_came` is awaited when agents have come from another mailbox, before messages for them can be fetched.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Reader:
         agents_came: Callable[[], Awaitable[None]],
     ) -> None:
         self.unreadable = 0
-        self.foreign = 0  # the number of messages of foreign clients that were in the mailbox
+        self.foreign = 0  # how many messages in the mailbox were written by foreign clients
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
@@ -125,17 +126,17 @@ class Reader:
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
 
     def loop(self) -> TaskHealth:
-        """Return the health of the reading task. The task is not busy while the inbox is full and waits for a fetch."""
+        """Return the health of the reading task. The task is not busy while it waits until the inbox has capacity."""
         found = self._inbox.error or self._inbox.trouble
         error = "" if found is None else str(found)
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading the mailbox."""
         await end(self._task)
 
     def stop(self, error: MessagingError) -> None:
-        """Stop for good; fetches raise the error."""
+        """Stop for good. Fetches then raise the error."""
         self._task.cancel()
         self._inbox.stop(error)
 
@@ -156,7 +157,7 @@ class Reader:
             began = self._turned_at = time.monotonic()
             self._waits = False
             count = size.frames(inbox.limit - inbox.size)
-            # After a full read the next read does not wait: `more` stays true until a read finds the mailbox's end.
+            # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.
             block_s = 0.0 if inbox.behind else _BLOCK_S
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
             full = len(frames) == count
@@ -172,7 +173,7 @@ class Reader:
             await self._let_others_go(came=bool(frames))
 
     async def _put(self, frames: Sequence[tuple[str, bytes]], *, full: bool) -> int:
-        """Put the frames of a read into the inbox; return the most messages that one of them has."""
+        """Put the frames of a read into the inbox; return the number of messages of the largest frame."""
         inbox, most, turned_at = self._inbox, 0, time.monotonic()
         for entry, frame in frames:
             try:
@@ -185,7 +186,8 @@ class Reader:
                 await self._persist(self._agents_came)
             most = max(most, rows := piece.high - piece.low)
             room = min(rows, self._frame_rows)
-            # This frame may have more messages than the frames of the last read, by which the count was chosen.
+            # The number of frames was chosen by the last read, and this frame may have more messages than the frames
+            # there.
             if not inbox.has_capacity(room):
                 await self._wait_capacity(room)
             if entry == frames[-1][0]:
@@ -203,7 +205,10 @@ class Reader:
         self._waits, self._turned_at = False, time.monotonic()
 
     async def _let_others_go(self, *, came: bool) -> None:
-        """Let other tasks run; for more turns of the event loop if messages arrived for which a fetch was waiting."""
+        """Let other tasks run.
+
+        If a fetch was waiting for messages that have arrived, let them run for several turns.
+        """
         turns = 1
         if came and self._inbox.awaited:
             turns, self._inbox.awaited = _TURNS, False
@@ -211,9 +216,9 @@ class Reader:
             await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call as `persist` does, and also while the server refuses us, because it may accept us again later.
+        """Repeat a call as `persist` does, and also while the server refuses us, because it may accept us later.
 
-        Fetches raise the refusal meanwhile.
+        Until then, fetches raise the error with which the server refuses us.
         """
         backoff: Backoff | None = None
         while True:
@@ -233,7 +238,7 @@ class Reader:
             await backoff.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
-        """Return a decoded frame as a piece of the inbox; raise FrameError if it has no payloads."""
+        """Return a decoded frame in the form that the inbox has; raise FrameError if the frame has no payloads."""
         if batch.lines is None:
             raise FrameError("this is no valid frame: it has no payloads")
         rows = batch.rows
@@ -247,7 +252,7 @@ class Reader:
         return piece
 
     async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:
-        """Move an unreadable frame to the dead letters; return a piece that only moves the cursor."""
+        """Write an unreadable frame to the dead letters; return a piece that only moves the cursor."""
         self.unreadable += 1
         logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
         await self._persist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))

@@ -1,4 +1,4 @@
-"""A messager's subscription: its channels, agents and mailbox, from the first channel to the messager's close."""
+"""A messager's subscription: its channels, agents and mailbox, from the first channel until the messager closes."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
     """Build the batch of a message that a foreign client published. `number` counts such messages of a mailbox."""
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
-    except InvalidAddress:  # A pattern may match channels that are not built like ours.
+    except InvalidAddress:  # A pattern may match channels that are not built like those of agents.
         agent_id, topic = None, ":" + ingress.channel
     return Batch(
         sender=FOREIGN_SENDER + mailbox,
@@ -61,10 +61,10 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
 
 
 class ForeignMessages:
-    """Receiver of messages that foreign clients publish, for an inbox.
+    """Receiver of messages that foreign clients publish. It puts them into an inbox.
 
-    These messages are in no mailbox, so no mailbox's limit holds for them. Instead, messages above the inbox's limit,
-    or above `limit_bytes`, are dropped and counted.
+    These messages are in no mailbox, so no mailbox's limit applies to them. Instead, messages that exceed the inbox's
+    limit, or `limit_bytes`, are dropped and counted.
     """
 
     def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:
@@ -80,8 +80,7 @@ class ForeignMessages:
     def arrived(self, ingress: Ingress) -> None:
         """Put one published message into the inbox."""
         inbox, nbytes = self._inbox, len(ingress.data)
-        # If the inbox has no other message of a foreign client, a message is accepted even if it is above
-        # `limit_bytes`.
+        # A message may exceed `limit_bytes` if the inbox has no other message of a foreign client.
         too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
         if inbox.size >= inbox.limit or too_much:
             self.dropped += 1
@@ -97,14 +96,14 @@ class ForeignMessages:
         inbox.put(Piece(None, batch, 0, 1, nbytes, None if ingress.pattern is None else ingress.pattern.encode()))
 
 
-# Seconds for which closing a messager waits for a server that does not answer.
+# The longest time, in seconds, for which closing a messager waits for the server.
 _LEAVE_S = 5.0
 
 
 class Subscription:
-    """The listening side of one messager.
+    """The part of a messager that listens.
 
-    The first subscription opens its mailbox, from which `fetcher` gets messages.
+    The first subscription opens the messager's mailbox, from which `fetcher` gets messages.
     """
 
     def __init__(
@@ -128,13 +127,13 @@ class Subscription:
         self._named = named
         self._spec = SubscriptionSpec(directory.exp_id)
         self._changing = asyncio.Lock()
-        self.epoch: int | None = None  # the epoch of this mailbox's reader; None: there is no reader yet
+        self.epoch: int | None = None  # the epoch of this mailbox's reader; None before there is a reader
         self._reader: Reader | None = None
         self._commits: Commits | None = None
         self._unread: UnreadMessages | None = None
         self._leaving = NO_AGENTS
         self._moves: set[asyncio.Task[None]] = set()
-        self.stepped = False  # whether the experiment has steps; then changes of the agents count from a step on
+        self.stepped = False  # whether the experiment has steps; then moves of agents are valid from a certain step on
         self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
         self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self.epoch, self.stop, named=named)
@@ -143,7 +142,7 @@ class Subscription:
     # -- listening ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, channels: Iterable[str]) -> None:
-        """Listen on channels and patterns."""
+        """Listen on channels, and on all channels that match patterns."""
         async with self._changing:
             await self._listen(lambda spec: spec.with_channels(channels))
 
@@ -152,7 +151,7 @@ class Subscription:
     ) -> None:
         """Claim agents exclusively, and listen on their channels.
 
-        `gone` is a function that says whether another owner is dead.
+        Args: `gone` is a function that says whether another owner of the mailbox is dead.
         """
         hosted = AgentSet.of(agents)
         async with self._changing:
@@ -174,7 +173,7 @@ class Subscription:
         return bool(spec.globs) or any(agent_id in agents for agents in spec.agents.values())
 
     def _spec_here(self) -> SubscriptionSpec:
-        """Return the spec with the agents in the directory, because other processes may have moved some."""
+        """Return the spec with the agents that the directory has, because other processes may have moved some."""
         record = self._directory.records.get(self.name)
         return self._spec.hosting(record) if record is not None and record.moved else self._spec
 
@@ -184,7 +183,7 @@ class Subscription:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
         over = ""
-        change(self._spec)  # The call raises an error for invalid channels or agents.
+        change(self._spec)  # this call raises the error for invalid channels or agents
         clock = asyncio.get_running_loop().time
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=clock() + settings.send_timeout_s)
         while True:
@@ -197,7 +196,8 @@ class Subscription:
                 version = self._directory.version + 1 if self.stepped else 0
                 record = record.succeeds(known, version, self._directory.dates)
             check_claims(record, self._directory)
-            # Before the server's answer, because a broadcast to these agents may arrive earlier than the answer.
+            # This is done before the server answers, because a broadcast to these agents may arrive earlier than the
+            # answer.
             self._note(spec)
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self.epoch, over=over
@@ -236,18 +236,19 @@ class Subscription:
     async def let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
         """Move agents, with the messages that wait for them, to mailbox `target` (None: to no mailbox).
 
-        Raises: MoveFailed if the agents could not leave within `timeout` seconds, or another call is moving them;
+        Raises: MoveFailed if the agents could not leave within `timeout` seconds, or if another call is moving them;
         UnknownName if an agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
         """
         leaving_already = self._leaving & agents
-        if leaving_already and not self.stepped:  # in steps the later call gets the error that the agents are not here
+        # In steps, the later call raises the error that the agents are not here.
+        if leaving_already and not self.stepped:
             agent = next(iter(leaving_already))
             raise MoveFailed(
                 f"agent {agent!r} is leaving group {self.name!r} by another call: wait until that call has ended",
                 group=self.name,
                 messages=0,
             )
-        # The move goes on if its caller is cancelled.
+        # The move goes on even if its caller is cancelled.
         leaving = asyncio.create_task(self._let_go(agents, target, timeout), name=f"ray_messaging move of {self.name}")
         self._moves.add(leaving)
         leaving.add_done_callback(self._moves.discard)
@@ -257,7 +258,7 @@ class Subscription:
         self._leaving |= agents
         channels, unread = self._spec.channels_of(agents), None if self.stepped else self._unread
         try:
-            # Otherwise our subscription would be counted as a receiver of later messages to these agents.
+            # The subscription ends first, because it would count as a receiver of later messages to these agents.
             if target is None:
                 await self._transport.unsubscribe(channels)
             await AgentMover(self._transport, self._directory, agents, self.name, target, unread).run(timeout)
@@ -291,17 +292,20 @@ class Subscription:
             if came:
                 await self._transport.subscribe(spec.fresh, (), self._foreign.arrived)
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------------------------
 
     async def stop(self, error: MessagingError) -> None:
-        """Stop listening; waiting fetches raise the error."""
+        """Stop listening. Waiting fetches raise the error."""
         if self._reader is not None:
             self._reader.stop(error)
-        # Otherwise foreign clients' messages would still be received, and never be fetched.
+        # Otherwise messages of foreign clients would still arrive, but nobody could fetch them.
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop listening; if `commit`, commit fetched messages. Remove the mailbox if its messager has no name."""
+        """Stop listening; with `commit`, commit fetched messages before.
+
+        Remove the mailbox if its messager has no name.
+        """
         await end(self._renewing)
         for leaving in [*self._moves]:
             await end(leaving)
@@ -322,7 +326,8 @@ class Subscription:
                 await self._leave(self._commits, self.epoch, commit=commit)
         except (TimeoutError, ConnectionFailed, Closed) as error:
             self._report_unleft(self._commits, error)
-        except Fenced as error:  # no error is raised, because a fenced messager should be closed
+        # The error is only logged, because closing is the right thing to do with a fenced messager.
+        except Fenced as error:
             logger.info("%s was closed after a newer messager took its mailbox over: %s", self.name, error)
 
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
@@ -334,7 +339,7 @@ class Subscription:
                 f"{self.name!r} could not commit what was fetched last when it was closed, so its next messager gets "
                 f"that again: {why}"
             ) from error
-        # Closed means that the experiment has ended, which is no trouble.
+        # Closed says that the experiment has ended, which is nothing to warn about.
         level = logging.INFO if isinstance(error, Closed) else logging.WARNING
         logger.log(level, "%s could not leave, so its lease ends by itself: %s", self.name, why)
 
@@ -344,7 +349,7 @@ class Subscription:
         await commits.close()
         await commits.write()
         if self._named:
-            # End the lease now, so that a successor under this name need not wait until the lease runs out.
+            # End the lease now. Otherwise a successor under this name would have to wait until the lease has ended.
             await self._transport.renew(self.name, self.name, epoch, lease_s=0, keep_s=0)
         else:
             await self._transport.remove(self.name, epoch)
@@ -355,7 +360,7 @@ class Subscription:
         return [lease] if self._reader is None else [self._reader.loop(), lease]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters."""
+        """Return counters of received messages."""
         return {
             "inbox": self.inbox.size,
             "fetched": 0 if self._commits is None else self._commits.in_flight.taken,

@@ -13,18 +13,18 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ChannelSet
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """All channels, patterns and agents of one messager. A change makes a new spec, so that a failure changes nothing.
+    """All channels, patterns and agents of one messager. A change makes a new spec, so a failed change leaves no trace.
 
     `fresh` and `fresh_globs` are the exact channels and the patterns that the last change added.
     """
 
     exp_id: str
-    agents: dict[str, AgentSet] = field(default_factory=dict)  # subtopic -> agents
+    agents: dict[str, AgentSet] = field(default_factory=dict)  # the agents for each subtopic
     plain: tuple[str, ...] = ()
     globs: tuple[str, ...] = ()
     exclusive: bool = False
     owner: str = ""
-    moved: bool = False  # see MailboxRecord
+    moved: bool = False  # the field `moved` of the mailbox's record
     fresh: Collection[str] = ()
     fresh_globs: tuple[str, ...] = ()
 
@@ -36,7 +36,7 @@ class SubscriptionSpec:
         added: dict[str, set[AgentId]] = {}
         for channel in channels:
             if isinstance(channel, str) and is_glob(channel):
-                compile_glob(channel)  # The call raises an error for a malformed pattern.
+                compile_glob(channel)  # this call raises the error for a malformed pattern
                 globs.append(channel)
                 continue
             agent_id, topic = parse_channel(self.exp_id, channel)
@@ -55,14 +55,17 @@ class SubscriptionSpec:
         )
 
     def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "SubscriptionSpec":
-        """Return the spec with more agents, claimed exclusively; raise InvalidAddress for an invalid id or subtopic."""
+        """Return the spec with more agents, which it claims exclusively.
+
+        Raises: InvalidAddress for an invalid id or subtopic.
+        """
         hosted = AgentSet.of(agents)
         added = {check_subtopic(subtopic): hosted for subtopic in subtopics}
         wider, fresh = self._widened(added), self._fresh(added, ())
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
     def hosting(self, record: MailboxRecord) -> "SubscriptionSpec":
-        """Return the spec with the agents of a record in place of its own, because agents may have come or left."""
+        """Return the spec with the agents of a record in place of its own agents."""
         here = record.by_subtopic()
         return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
 
@@ -93,7 +96,7 @@ class SubscriptionSpec:
             [*self.plain],
             [*self.globs],
             self.exclusive,
-            # A frame takes at most a quarter of the mailbox's limit, so that it need not wait until the mailbox is
+            # A frame takes at most a quarter of the mailbox's limit. So it does not have to wait until the mailbox is
             # empty.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),

@@ -1,4 +1,4 @@
-"""Unfolding of broadcasts that a mailbox has received: one message is made for each hearer."""
+"""Unfolding of broadcasts that a mailbox has received: one message is made for each agent that hears a broadcast."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,18 +13,19 @@ from ray_messaging.model.batch import Batch
 class Unfolder:
     """Unfolder of the folded frames of one mailbox. A folded frame has one row for each broadcast.
 
-    A frame is folded for the agents that the mailbox had when the frame was written, and has a digest of these agents.
-    So the unfolder knows the mailbox's current and former agents.
+    A frame is folded for the agents that the mailbox had when the frame was written, and names them by a digest. So the
+    unfolder knows the mailbox's current and former agents.
     """
 
     def __init__(self, audiences: AudienceCache) -> None:
-        self.former: Callable[[], Iterable[AgentSet]] = lambda: ()  # agents that the mailbox had before, newest first
+        # A function that returns the sets of agents that the mailbox had before, newest first.
+        self.former: Callable[[], Iterable[AgentSet]] = lambda: ()
         self._audiences = audiences
         self._unnamed: list[AgentSet] = []
         self._named: dict[bytes, AgentSet] = {}
 
     def add(self, agents: AgentSet) -> None:
-        """Add agents for which the mailbox listens, or has listened."""
+        """Add agents that may hear a broadcast to this mailbox: agents for which it listens, or has listened before."""
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:
@@ -38,6 +39,8 @@ class Unfolder:
     async def edges(self, broadcasts: Batch) -> Edges:
         """Return the pairs of a folded frame's audience whose hearers are the frame's agents.
 
+        A pair is a sender and an agent that hears the sender.
+
         Raises: the same errors as `unfold`.
         """
         folded = broadcasts.fold
@@ -46,18 +49,18 @@ class Unfolder:
         return await self._audiences.toward(audience_of(broadcasts), agents, folded.agents)
 
     async def toward(self, broadcasts: Batch, agents: AgentSet) -> Edges:
-        """Return the pairs of a folded frame's audience whose hearers are these agents.
+        """Return the pairs of a folded frame's audience whose hearers are among `agents`.
 
         Raises: the same errors as `unfold`.
         """
         return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents with this digest; raise FrameError if this process does not know them."""
+        """Return the agents that have this digest; raise FrameError if this process does not know them."""
         self._named |= {agents_digest(agents): agents for agents in self._unnamed}
         self._unnamed.clear()
         found = self._named.get(digest)
-        if found is None:  # the agents may have changed before this process began
+        if found is None:  # the agents may have changed before this process started
             found = next((agents for agents in self.former() if agents_digest(agents) == digest), None)
             self._named |= {} if found is None else {digest: found}
         if found is None:

@@ -1,1 +1,1 @@
-"""Replay of real traces, with a check of every message."""
+"""Replay of real message traffic, with a check that every message arrives exactly as it should."""

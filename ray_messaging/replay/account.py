@@ -1,4 +1,4 @@
-"""The account of a replay: the fate of every message, and whether the figures balance."""
+"""The account of a replay: how many messages had which fate, and whether the numbers of sends and arrivals agree."""
 
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -13,17 +13,17 @@ from ray_messaging.replay.replay_plan import Plan, WorkerShare
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent
 
 _NOT_IN_JSON = {"fates", "unknown", "agents_differ", "unheard", "matrix"}
-_NAMED = 5  # the most agents that `unheard` names
+_NAMED = 5  # the most agents in `unheard`
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReplayAccount:
-    """Figures of a replay. `problems` lists in words the figures that do not balance.
+    """The results of a replay. `problems` says in words which numbers do not agree.
 
-    `lost` counts messages that were delivered according to their receipts, but not received; `leaked` counts messages
-    that were received although their receipts say otherwise. `matrix` has the number of messages delivered from each
-    group (row) to each group (column). `unheard` maps a few agents to their numbers of undeliverable messages.
-    Latencies are in ms, from send to fetch.
+    `lost` counts messages that were not received, although their receipts say that they were delivered. `leaked` counts
+    messages that were received, although their receipts say that they were not delivered. `matrix` has the number of
+    messages delivered from each group (row) to each group (column). `unheard` has, for a few agents, the number of
+    messages that could not be delivered to them. Latencies are in ms, from send to fetch.
     """
 
     messages: int
@@ -54,7 +54,7 @@ class ReplayAccount:
 
     @property
     def problems(self) -> list[str]:
-        """Return the discrepancies in words; empty if the account balances."""
+        """Return in words which numbers do not agree; [] if all do."""
         delivered = sum(self.fates[fate] for fate in STORED)
         checks = (
             (self.unknown, f"{self.unknown:,} messages have no fate"),
@@ -72,7 +72,7 @@ class ReplayAccount:
 
     @property
     def balances(self) -> bool:
-        """Return whether each message has exactly one fate, and arrived as its fate says: once, in order, unchanged."""
+        """Return whether each message has exactly one fate, and arrived accordingly: once, in order and unchanged."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +142,10 @@ def fate_codes(plan: Plan, shares: list[WorkerShare], sent: list[ReplaySent]) ->
 
 
 def matrix(plan: Plan, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of chosen messages from each group (row) to each group (column)."""
+    """Return the number of messages from each group (row) to each group (column).
+
+    `chosen` says which messages to count.
+    """
     traffic, groups = plan.traffic, plan.groups
     cells = plan.group_of[traffic.sources[chosen]] * groups + plan.group_of[traffic.targets[chosen]]
     return np.bincount(cells, minlength=groups * groups).reshape(groups, groups)

@@ -1,4 +1,4 @@
-"""A generated society.
+"""Generated traffic of a society of agents.
 
 A few agents write much, and most agents write little. Agents write more within their group than to other groups.
 """
@@ -13,7 +13,8 @@ from ray_messaging.interception.rules.black_list import Pair
 from ray_messaging.replay.trace import Traffic
 
 WITHIN = 0.6  # the share of messages that stay within the sender's group
-# Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.
+# Activity and popularity have a Pareto distribution, in which the busiest agents write 600 times as much as the
+# quietest.
 TAIL, LEAST, MOST = 1.5, 0.05, 30.0
 BLOCKED_PAIRS = 20
 SECONDS = 86_400.0  # the traffic covers one day
@@ -33,7 +34,7 @@ PHRASES = (
 class Society:
     """Generated traffic, the group of each agent (int32, by index), and a black list of pairs.
 
-    `silenced` is the agent of whom the black list blocks all messages.
+    `silenced` is an agent whose messages the black list blocks all.
     """
 
     traffic: Traffic

@@ -1,4 +1,4 @@
-"""The plan of a replay: traffic, the agents of each group, and the messages that each group sends."""
+"""The plan of a replay: which agents are in each group, and which messages each group sends."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,13 @@ def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reference:
-    """The traffic as arrays, from which groups send messages and check received ones. Ray shares one copy per node.
+    """The traffic of a replay as arrays, with which groups send and check messages.
 
-    For n messages, `senders` and `receivers` are indexes into `agents`, and `pairs` has a number for each ordered pair
-    of sender and receiver; all three are int32 (n,). `times` is float64 (n,), `digests` uint64 (n,) of the texts (None:
-    no texts). `group_of` has the group of each agent, int32.
+    The processes of a node share one copy.
+
+    For n messages, `senders` and `receivers` are indices into `agents`. `pairs` is the number of the message's pair of
+    sender and receiver. All three are int32 (n,). `times` is float64 (n,). `digests`, uint64 (n,), has checksums of the
+    texts (None: there are no texts). `group_of` has the group of each agent, int32.
     """
 
     agents: NDArray[np.int64] | NDArray[np.object_]
@@ -40,9 +42,9 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WorkerShare:
-    """One group's part of the traffic: its agents, its rows in sending order (intp), their texts and due times (s).
+    """What one group sends: its agents, the rows of its messages in order (intp), their texts, and their due times (s).
 
-    `texts` is None if there are no texts, `due` if messages are sent as fast as possible.
+    `texts` is None if there are no texts. `due` is None if messages are sent as fast as possible.
     """
 
     group: int
@@ -54,7 +56,10 @@ class WorkerShare:
 
 
 class Plan:
-    """Division of traffic among groups. `group_of` has the group of each agent, int32; no group is without agents."""
+    """The traffic, and its division among groups.
+
+    `group_of` has the group of each agent, int32. Each group has agents.
+    """
 
     def __init__(self, traffic: Traffic, group_of: NDArray[np.int32], *, speed: float | None = None) -> None:
         self.traffic = traffic
@@ -65,7 +70,7 @@ class Plan:
         self.sizes = np.bincount(group_of).tolist()
 
     def reference(self) -> Reference:
-        """Build the arrays from which groups send messages and check received ones."""
+        """Build the arrays with which groups send and check messages."""
         traffic = self.traffic
         both = traffic.sources.astype(np.int64) * len(traffic.agents) + traffic.targets
         return Reference(
@@ -103,14 +108,14 @@ def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
 def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
     """Return the due time of each message, in seconds from the first, at `speed` times the pace of `times`.
 
-    A message whose time is before its predecessor's time is due at once, so the order of messages is kept.
+    A message whose time is before that of the message before it is due at once, so that messages keep their order.
 
     Raises: ConfigError if the trace would never end at this speed.
     """
     with np.errstate(over="ignore"):
         found = (np.maximum.accumulate(times) - times[:1]) / speed
     if not np.isfinite(found).all():
-        raise ConfigError(f"at {speed:g} times its pace this trace never ends: choose a higher speed")
+        raise ConfigError(f"at {speed:g} times its pace this trace would never end: choose a higher speed")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The engine of a replay: Ray actors that send, receive and check for their groups, and the final account."""
+"""The run of a replay on Ray: an actor for each group sends, receives and checks messages."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,11 +23,11 @@ from ray_messaging.replay.replay_plan import Plan, Reference, WorkerShare
 from ray_messaging.replay.trace import Traffic
 from ray_messaging.replay.worker import ReceivedTally, ReplaySent, Worker
 
-Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: not known yet)
+Progress = Callable[[int, int, int | None], None]  # the numbers of messages sent, received, expected (None: not known)
 
 REFRESH_S = 0.25
 CLOSE_S = 10.0
-ROUNDS, WARM_UP = 150, 20  # how many single messages each side sends, and how many of the first are not measured
+ROUNDS, WARM_UP = 150, 20  # how many messages each side sends one by one, and how many of the first are not measured
 PROBES: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
 
 
@@ -35,7 +35,7 @@ of_worker = OfHost[Worker]()
 
 
 class ReplayActor:
-    """The Ray actor of one group, around its worker."""
+    """The Ray actor of one group, which has the group's `Worker`."""
 
     def __init__(self, messaging: Messaging, share: WorkerShare) -> None:
         self._messaging = messaging
@@ -97,7 +97,8 @@ class ReplayRunner:
         """Send and receive all messages; return the account. Raises OutcomeUnknown; Closed if a group died."""
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
-        # Receivers do not know yet how many messages to expect, so a receiver that ends by now has failed, and raises.
+        # Receivers do not know yet how many messages to expect. If a receiver ends now, it has failed, and its error is
+        # raised.
         sent: list[ReplaySent] = self._watch(sending, receiving, on_progress)
         counts = self._delivered(sent)
         for actor, count in zip(self._actors, counts, strict=True):
@@ -106,7 +107,7 @@ class ReplayRunner:
         return build_account(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
-        """Return p50 and p99 of a single message's latency in ms, between the first agents of two groups."""
+        """Return p50 and p99 of the latency in ms of single messages between the first agents of two groups."""
         one, other = (share.agents[0] for share in self._shares)
         found = _gathered(
             [
@@ -135,7 +136,10 @@ class ReplayRunner:
     def _watch(
         self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
     ) -> list[Any]:
-        """Wait for calls, and return their results. If a call, or one of `others`, fails, raise its error at once."""
+        """Wait for some calls, and return their results.
+
+        If one of them, or of `others`, fails, raise its error at once.
+        """
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):
             done, pending = wait(pending, num_returns=len(pending), timeout=REFRESH_S)
@@ -144,14 +148,17 @@ class ReplayRunner:
         return _gathered(refs)
 
     def _report(self, on_progress: Progress, expected: int | None) -> None:
-        # If a group has just died, its send or receive call raises.
+        # If a group has just died, the error of its `send` or `receive` is raised, and not this one.
         with suppress(RayActorError):
             counts = get([actor.progress.remote() for actor in self._actors])
             on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)
 
 
 def lone_latency_ms(messaging: Messaging) -> dict[str, float | None]:
-    """Return p50 and p99 of a single message's latency between two groups, in ms, in an experiment without agents."""
+    """Return p50 and p99 of the latency in ms of single messages between two new groups.
+
+    The experiment must have no agents.
+    """
     nothing, ends = np.zeros(0, np.int32), np.arange(2, dtype=np.int32)
     plan = Plan(Traffic("single messages", [*PROBES], nothing, nothing, np.zeros(0), None), ends)
     with ReplayRunner(messaging, plan) as runner:

@@ -13,11 +13,11 @@ from ray_messaging.replay.trace_formats import TraceFile, reader_for
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Traffic:
-    """N messages in sending order, from a trace (in file order) or generated.
+    """Messages to replay in the order of sending, from the lines of a trace file, or generated.
 
-    `agents` has every sender and receiver once; those of a trace are in order of first appearance. `sources` and
-    `targets` are the senders and receivers as indexes into `agents`, int32 (n,). `times` are float64 (n,), unix s or a
-    sequence number, in any order. `texts` has one str per message; None: messages have no texts.
+    `agents` has every sender and receiver once, for a trace in the order of first appearance. `sources` and `targets`
+    are the senders and receivers of n messages as indices into `agents`, int32 (n,). `times` are float64 (n,), unix
+    seconds or sequence numbers, in any order. `texts` has one str for each message; None: messages have no texts.
     """
 
     name: str
@@ -31,17 +31,17 @@ class Traffic:
         return len(self.sources)
 
     def __repr__(self) -> str:
-        # The columns are left out: they may have millions of rows, and real people's names.
+        # The columns are left out, because they may have millions of rows, and names of real people.
         return f"Traffic(name={self.name!r}, messages={len(self)}, agents={len(self.agents)})"
 
     @property
     def senders(self) -> list[AgentId]:
-        """Return the sender of each message, as a list that each access makes anew."""
+        """Return the sender of each message. Each access builds a new list."""
         return [self.agents[place] for place in self.sources.tolist()]
 
     @property
     def receivers(self) -> list[AgentId]:
-        """Return the receiver of each message, as a list that each access makes anew."""
+        """Return the receiver of each message. Each access builds a new list."""
         return [self.agents[place] for place in self.targets.tolist()]
 
 
@@ -55,14 +55,15 @@ def read_trace(
 ) -> Traffic:
     """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
 
-    The extension (without .gz) selects the format: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; for any other
-    extension the content decides. The columns of an edge list are `src`, `dst` and `time`, separated by tabs in a .tsv
-    file and by white space in other files; without a third column the time is the row number from 0. `from_field` and
-    `to_field` may be templates of plain fields, such as `{game}-{sender}`. Times are numbers, or ISO-8601 (without an
-    offset: UTC), which become unix s. An id that spells an int64 is that integer.
+    The extension (without .gz) decides the format: .txt, .edges, .edgelist and .tsv are edge lists, .csv is CSV, .jsonl
+    and .ndjson are JSON lines. For any other extension the content decides. The columns of an edge list are `src`,
+    `dst` and `time`, separated by tabs in a .tsv file and by white space in other files; without a third column the
+    time is the row number from 0. `from_field` and `to_field` may be templates of plain fields, such as
+    `{game}-{sender}`. Times are numbers, or ISO-8601 (without an offset: UTC), which become unix seconds. An id that
+    spells an int64 becomes that int.
 
-    Raises: TraceError with `file` and `line` (from 1; 0 if the file cannot be opened) if the file is not a valid trace;
-    ConfigError for a template that is not plain.
+    Raises: TraceError if the file is not a valid trace. Its `line` counts from 1, and is 0 if the file cannot be
+    opened. ConfigError for a template with anything but plain fields.
     """
     requested = {"sender": from_field, "receiver": to_field, "time": time_field, "text": text_field}
     source = TraceFile(Path(path))

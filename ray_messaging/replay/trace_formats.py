@@ -1,4 +1,4 @@
-"""The formats of a trace (edge list, CSV with a header, JSON lines), and the unzipped content of its file."""
+"""Readers of trace files: edge lists, CSV with a header, and JSON lines, gzipped or plain."""
 
 import codecs
 import csv
@@ -22,20 +22,20 @@ EDGE_FIELDS = ("src", "dst", "time")
 TIMELESS_WIDTH = 2
 _TEXTS = frozenset(FIELDS["text"][1])
 
-# A file of KONECT begins with a line like `% sym unweighted`: its third column is a weight, and the fourth the time.
+# The columns of a file of KONECT, a collection of networks. Such a file begins with a line like `% sym unweighted`.
 KONECT_FIELDS = ("src", "dst", "weight", "time")
 _KONECT = re.compile(r"(\s*#[^\n]*\n)*\s*%(%|\s)")
 _MATRIX = "%%MatrixMarket"
 _NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
-_LATE_QUOTE = re.compile(r'(^|[,\n])[ \t]+"')  # a quote in CSV after a space; it may also match within quotes
+_LATE_QUOTE = re.compile(r'(^|[,\n])[ \t]+"')  # a quote after a space at the beginning of a cell of CSV
 _JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
 
 
 class TraceFile:
     """A whole trace file, unzipped.
 
-    `data` are its UTF-8 bytes without byte order mark, and `text` is the same, decoded. `stem` and `extension` are
-    parts of the name without .gz; the extension is in lower case and has its dot.
+    `data` are the file's UTF-8 bytes without byte order mark, and `text` is `data`, decoded. `stem` and `extension` are
+    the parts of the name without .gz. The extension is in lower case, and begins with a dot.
 
     Raises: TraceError if the file cannot be read, is damaged, empty, or not UTF-8.
     """
@@ -53,11 +53,14 @@ class TraceFile:
                 file=str(path),
                 line=0,
             ) from error
-        # The first bytes say whether it is zipped, not the name: browsers unzip downloads and keep .gz in the name.
+        # The first bytes decide whether the file is zipped. Its name may mislead, because browsers unzip downloads and
+        # keep .gz.
         data = self._unzip(raw) if raw.startswith(GZIP_MAGIC) else raw
         self.data = data.removeprefix(codecs.BOM_UTF8)
         if not self.data.strip():
-            raise self.broken(1, "the file is empty: a trace needs one message a line, so download or write it again")
+            raise self.broken(
+                1, "the file is empty, but a trace has one message on each line: download or write it again"
+            )
         self.text = self._decode()
 
     def broken(self, line: int, reason: str) -> TraceError:
@@ -68,7 +71,7 @@ class TraceFile:
         parts: list[bytes] = []
         with gzip.GzipFile(fileobj=BytesIO(raw)) as stream:
             try:
-                # read1 returns the data before the damage, by which the line is counted; read would drop these data.
+                # Unlike `read`, `read1` also returns the data before the damage, whose lines are counted for the error.
                 while part := stream.read1(CHUNK_BYTES):
                     parts.append(part)
             except (OSError, EOFError, zlib.error) as error:
@@ -87,7 +90,7 @@ class TraceFile:
             begin = self.data.rfind(b"\n", 0, error.start) + 1
             raise self.broken(
                 line,
-                f"byte {error.start - begin + 1} of the line, {self.data[error.start]:#04x}, is no UTF-8: "
+                f"byte {error.start - begin + 1} of the line, {self.data[error.start]:#04x}, is not UTF-8: "
                 "save the file as UTF-8, plain or gzipped",
             ) from error
 
@@ -96,17 +99,17 @@ Reader = Callable[[TraceFile, Requested], Columns]
 
 
 def _number(spelled: str) -> float | Decimal:
-    """Return a number of JSON as a float if a float can hold it, otherwise as a Decimal."""
+    """Return a number of JSON as a float if a float can represent it, otherwise as a Decimal."""
     value = float(spelled)
     return value if is_exact(spelled, value) else Decimal(spelled)
 
 
-# msgspec must not check types: only the few fields that are read matter.
+# The values have no types here, because only the few fields that are read must be valid.
 _json_rows = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 
 def reader_for(source: TraceFile) -> Reader:
-    """Return the reader for a file's extension, or if it is not known, for its first lines.
+    """Return the reader for a file by its extension, or if that is unknown, by its first lines.
 
     Raises: TraceError if the file is a JSON array.
     """
@@ -140,7 +143,7 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
     names, comments = (KONECT_FIELDS, ("#", "%")) if konect else (EDGE_FIELDS, ("#",))
     cells_of = _cells_of_konect if konect else _cells_between_tabs if source.extension == ".tsv" else _cells
     try:
-        # A row number in place of a time is always the last cell.
+        # If there are no times, the row number takes the place of the time, as the last cell.
         columns = Columns({name: -1 if name == "time" else place for place, name in enumerate(names)}, requested)
     except RowError as broken:
         raise source.broken(1, str(broken)) from None
@@ -172,7 +175,7 @@ def read_edges(source: TraceFile, requested: Requested) -> Columns:
 
 
 def _cells(content: str) -> list[str]:
-    """Return the cells of a line, split at white space; raise RowError if a split at tabs may be meant instead."""
+    """Return the cells of a line, split at white space; raise RowError if the line may be meant to be split at tabs."""
     if "\t" in content:
         for cell in content.rstrip().split("\t"):
             words = cell.split()
@@ -180,7 +183,8 @@ def _cells(content: str) -> list[str]:
                 raise RowError("it has an empty cell between tabs: give the file the extension .tsv, or fill the cell")
             if len(words) > 1 and not all(map(_NUMBER.fullmatch, words)):
                 raise RowError(
-                    f"{cut(cell.strip())!r} between tabs is one cell or several: give the file the extension .tsv, or "
+                    f"{cut(cell.strip())!r} between tabs may be one cell or several: give the file the extension .tsv, "
+                    "or "
                     "write spaces for all tabs"
                 )
     return _unquoted(content.split())
@@ -198,14 +202,14 @@ def _cells_between_tabs(content: str) -> list[str]:
     cells = [cell.strip() for cell in content.split("\t")]
     for cell in cells:
         if len(words := cell.split()) > 1 and all(map(_NUMBER.fullmatch, words)):
-            raise RowError(f"{cut(cell)!r} is one cell or several: write tabs between cells")
+            raise RowError(f"{cut(cell)!r} may be one cell or several: write tabs between cells")
     if all(cells[:2]) and cells[2:] == [""]:
-        raise RowError("the time is empty: drop the tab or fill it")
+        raise RowError("the time is empty: fill it, or drop the tab before it")
     return _unquoted(cells)
 
 
 def _unquoted(cells: list[str]) -> list[str]:
-    """Return the cells; raise RowError if a cell is in quotes, because they may or may not belong to its text."""
+    """Return the cells of a line; raise RowError if a cell is in quotes, which may or may not belong to its text."""
     for cell in cells:
         if len(cell) > 1 and cell[0] == cell[-1] == '"':
             raise RowError(f"{cut(cell)} has quotes: drop them, or write CSV or JSON lines")
@@ -213,7 +217,10 @@ def _unquoted(cells: list[str]) -> list[str]:
 
 
 def read_csv(source: TraceFile, requested: Requested) -> Columns:
-    """Read comma-separated rows after a header; quoted cells may have line breaks. Raises TraceError with the line."""
+    """Read CSV with a header, in which quoted cells may have line breaks.
+
+    Raises: TraceError with the number of the line.
+    """
     columns: Columns | None = None
     width = 0
     for line, cells in _csv_rows(source):
@@ -231,7 +238,7 @@ def read_csv(source: TraceFile, requested: Requested) -> Columns:
 
 
 def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
-    """Read one JSON object per line; the first object decides which default names are used.
+    """Read one JSON object per line. The first object decides which default names of fields are used.
 
     Raises: TraceError with the line.
     """
@@ -243,8 +250,8 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
             row = _json_rows.decode(content)
             if columns is None:
                 columns = Columns({name: name for name in row}, requested)
-            if columns.texts is None and not _TEXTS.isdisjoint(row):  # the text would be dropped silently
-                raise RowError("this row has a text, and those before it have none: give every row one")  # noqa: TRY301 - as above
+            if columns.texts is None and not _TEXTS.isdisjoint(row):  # otherwise the text would be dropped silently
+                raise RowError("this row has a text, and the rows before it have none: give every row a text")  # noqa: TRY301 - as above
             columns.add(row)
         except RowError as broken:
             raise source.broken(line, str(broken)) from None
@@ -255,7 +262,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
     return _filled(source, columns)
 
 
-# The readers by extension. A .tsv file has no header.
+# By extension, the readers. A .tsv file has no header.
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".txt", ".edges", ".edgelist", ".tsv"), read_edges),
     ".csv": read_csv,
@@ -267,16 +274,16 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     """Raise RowError if the first line is not an edge."""
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
-        raise RowError("it names the columns")
+        raise RowError("the line has the names of columns")
     if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
         raise RowError("cells end at white space, and not at commas")
 
 
 def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
-    # Lines end at \n only, so that line numbers match an editor.
+    # Lines end only at \n, so that line numbers are those of an editor.
     rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
     begin = 1
-    # The same rows, except that quotes after spaces quote a cell. If any row differs, the file can be read in two ways.
+    # The rows as they are if a quote after a space begins a quoted cell. If any row differs, the file is ambiguous.
     others: Iterator[list[str]] | None = None
     if _LATE_QUOTE.search(source.text):
         others = csv.reader(StringIO(source.text, newline="\n"), skipinitialspace=True)
@@ -284,7 +291,7 @@ def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
         for cells in rows:
             if others is not None and [*map(_left, cells)] != [*map(_left, next(others, []))]:
                 raise source.broken(
-                    begin, "a quote stands after a space, so that it may or may not belong to its cell: drop the space"
+                    begin, "a quote comes after a space, so it may or may not belong to the cell's text: drop the space"
                 )
             if len(cells) > 1 or "".join(cells).strip():
                 yield begin, cells
@@ -292,7 +299,7 @@ def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         raise source.broken(
             begin,
-            f"no valid CSV row ({error}): close and double its quotes, and end lines by \\n or \\r\\n; "
+            f"not a valid CSV row ({error}): close and double its quotes, and end lines by \\n or \\r\\n; "
             f"a cell of over {csv.field_size_limit()} characters needs JSON lines",
         ) from error
 
@@ -310,5 +317,5 @@ def _header_keys(cells: list[str]) -> dict[str, int]:
 
 def _filled(source: TraceFile, columns: Columns | None) -> Columns:
     if not columns:
-        raise source.broken(1, "the file holds no message: a trace needs one message a line")
+        raise source.broken(1, "the file contains no message: a trace needs one message on each line")
     return columns

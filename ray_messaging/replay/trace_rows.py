@@ -19,18 +19,18 @@ SHOWN_FIELDS = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN_CHARS = 60
 
-# For each field of a message: the option that names it, and its default names. Exports of our own log have from_id,
-# to_id, sent_at and payload; in these exports `sender` is a group.
+# For each field of a message: the command-line option that names it, and its default names. Exports of our own log have
+# from_id, to_id, sent_at and payload. They also have `sender`, which is a group, and not an agent.
 FIELDS = {
     "sender": ("from", ("from", "src", "source", "from_id", "sender")),
     "receiver": ("to", ("to", "dst", "target", "to_id", "receiver", "recipient")),
     "time": ("time", ("time", "ts", "timestamp", "seq", "sent_at")),
     "text": ("text", ("text", "message", "content", "payload")),
 }
-Requested = Mapping[str, str | None]  # the user's name of each field; None: a default name in FIELDS
+Requested = Mapping[str, str | None]  # the name that the user gave for each field; None: a default name in FIELDS
 
 _SHORT = 15  # a float can hold every number of at most this many characters
-_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # Pandas and numpy may write whole numbers like this.
+_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # pandas and numpy may write whole numbers like this
 _OF_LOG = (
     " (in our own log a sender that is null is the user, a receiver a broadcast: `ray-messaging log query LOG "
     "--subtopic agent-chat --expand --json` has a row for each hearer)"
@@ -42,31 +42,31 @@ _FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time with digits beyond microsecond
 
 
 class RowError(Exception):
-    """Error for a row that is not valid. Callers, which know file and line, raise a TraceError from it."""
+    """A row is not valid. Callers, which know the file and the line, raise a TraceError from this error."""
 
 
 def find_field(noun: str, requested: Requested, keys: Mapping[str, Any]) -> str | None:
     """Return the requested field.
 
-    If none is requested, return the first default name that is a key (None: no such key).
+    If none is requested, return the first default name that is among the keys, or None if there is none.
 
-    Upper and lower case count as equal in default names.
+    Case is ignored for default names.
 
     Raises: RowError if the requested field does not exist.
     """
     if (name := requested[noun]) is not None:
         if name not in keys:
-            raise RowError(f"no field {name!r} for the {noun}: the fields are {shown(keys)}")
+            raise RowError(f"there is no field {name!r} for the {noun}: the fields are {shown(keys)}")
         return name
-    # Reversed, so that of two spellings the first one in the file is used.
+    # The order is reversed, so that of two spellings of a name the first one in the file is used.
     by_lower = {key.lower(): key for key in reversed(list(keys))}
     return next((by_lower[name] for name in FIELDS[noun][1] if name in by_lower), None)
 
 
 def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Getter:
-    """Return a function that composes an id from a row by a template.
+    """Return a function that makes an id from a row by a template.
 
-    Only plain `{field}`s are allowed: an attribute or an index would let a template reach into objects.
+    A template may only have plain `{field}`s. With attributes or indices it could read the insides of objects.
 
     Raises: ConfigError if a template has anything else, RowError if a field does not exist.
     """
@@ -78,7 +78,9 @@ def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Gette
             "without attribute, index, conversion or format"
         )
     if missing := [name for name in names if name not in keys]:
-        raise RowError(f"no field {missing[0]!r} (of {template!r}) for the {noun}: the fields are {shown(keys)}")
+        raise RowError(
+            f"there is no field {missing[0]!r} (of {template!r}) for the {noun}: the fields are {shown(keys)}"
+        )
     get = {name: itemgetter(keys[name]) for name in names}
     pieces = [(part[0].replace("{{", "{").replace("}}", "}"), part["field"]) for part in parts]
     return lambda row: "".join([text if name is None else _piece(name, get[name], row) for text, name in pieces])
@@ -104,14 +106,15 @@ def _piece(name: str, get: Getter, row: Any) -> str:  # noqa: ANN401 - a list or
 class Columns:
     """The columns of a trace, built row by row.
 
-    `keys` maps the name of each field to its index in a row: a place in a list, or a name in a mapping.
+    `keys` maps the name of each field to its key in a row, which is an index if rows are lists, and a name if rows are
+    mappings.
 
     Raises: RowError for a missing field or an invalid value, ConfigError for an invalid template.
     """
 
     def __init__(self, keys: Mapping[str, Any], requested: Requested) -> None:
         self.places: dict[AgentId, int] = {}  # the index of each agent, in order of first appearance
-        # Arrays, not lists: they take 4 and 8 bytes a message, not 32.
+        # In an array a number takes 4 or 8 bytes, in a list 32.
         self.sources, self.targets, self.times = array("i"), array("i"), array("d")
         sender, receiver = (_id_getter(noun, requested, keys) for noun in ("sender", "receiver"))
         time = find_field("time", requested, keys)
@@ -121,19 +124,19 @@ class Columns:
         text = find_field("text", requested, keys)
         if text == "payload" and any(key.startswith("payload.") for key in keys):
             raise RowError(
-                "the payloads are in columns of their own here: export the log to .jsonl, which has them whole"
+                "the payloads are split into several columns here: export the log to .jsonl, which has whole payloads"
             )
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
-        # Each spelling is parsed once: a trace has few agents. All keys are strs, because True and 1.0 would find the
-        # entry of 1.
+        # The index of each spelling of an id, so that it is parsed only once. All keys are strs, because True and 1.0
+        # are equal to 1.
         self._known: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.times)
 
     def add(self, row: Any) -> None:  # noqa: ANN401 - a list or a mapping, as the keys say
-        """Append one row. After a RowError the columns must not be used any more."""
+        """Append a row. After a RowError this object must not be used any more."""
         try:
             self.sources.append(self._place(self._sender(row), "sender"))
             self.targets.append(self._place(self._receiver(row), "receiver"))
@@ -142,7 +145,8 @@ class Columns:
                 self.texts.append(read_text(self._text(row)))
         except KeyError as error:
             raise RowError(
-                f"this row has no field {error.args[0]!r}, only {shown(row)}: add it, or name one that every row has "
+                f"this row has no field {error.args[0]!r}, only {shown(row)}: add it, or name a field that every row "
+                "has "
                 "(on the command line by --from, --to, --time, --text)"
             ) from None
 
@@ -154,7 +158,7 @@ class Columns:
             stripped = raw.strip()
             if stripped[:1] == '"' != raw[:1]:
                 raise RowError(
-                    f"the {noun} {cut(stripped)} has a quote after white space, which may or may not belong to it: "
+                    f"the {noun} {cut(stripped)} has a quote after white space, which may or may not belong to the id: "
                     "drop the white space"
                 )
             known = self._known[raw] = self.places.setdefault(_checked(stripped, noun), len(self.places))
@@ -181,9 +185,11 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
 
 
 def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
-    """Return a time as a float: a number as it is, ISO-8601 (UTC without an offset) in unix s.
+    """Return a time as a float.
 
-    Raises: RowError if it is neither of these, or a float cannot hold it exactly.
+    A number is returned unchanged, a date in ISO-8601 (UTC without an offset) in unix seconds.
+
+    Raises: RowError if the time is neither of these, or if a float cannot represent it exactly.
     """
     if type(raw) not in {str, int, float, Decimal}:
         raise RowError(_no_time(raw))
@@ -195,31 +201,34 @@ def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
         return _iso_time(raw)
     if _FIRST_DATE <= value < _LAST_DATE:
         _check_no_date(raw, int(value))
-    if not isfinite(value) or (type(raw) is str and "_" in raw):  # float() accepts 1_000, which is no number in a trace
+    if not isfinite(value) or (
+        type(raw) is str and "_" in raw
+    ):  # float() accepts 1_000, which is not a number in a trace
         raise RowError(_no_time(raw))
     if type(raw) is not float and not is_exact(str(raw), value):
         raise RowError(
-            f"time {cut(str(raw))} has more digits than a float holds, so that different times would become one: "
-            "write seconds, with six decimals at most (divide nanoseconds by a billion), or sequence numbers"
+            f"time {cut(str(raw))} has more digits than a float holds, so different times would become equal: "
+            "write seconds with at most six decimals (divide nanoseconds by 1,000,000,000), or sequence numbers"
         )
     return value
 
 
 def _check_no_date(raw: object, number: int) -> None:
-    """Raise RowError for a number that could also be a date, written without marks between its parts."""
+    """Raise RowError for a number that may be a date, such as 20261120 for 20 November 2026."""
     try:
         date = datetime.strptime(str(number), "%Y%m%d%H%M%S").isoformat()  # noqa: DTZ007 - no zone is known
     except ValueError:
         return
     raise RowError(
-        f"time {cut(str(raw))} is a number, or {date}: write dates in ISO-8601 ({date}Z), and numbers in another unit"
+        f"time {cut(str(raw))} may be a number, or {date}: write dates in ISO-8601 ({date}Z), and numbers in another "
+        "unit"
     )
 
 
 def is_exact(spelled: str, value: float) -> bool:
-    """Return whether a float keeps the number that a text spells.
+    """Return whether a float represents the number that a text spells.
 
-    It does if both are equal, or if `repr` of the float spells the same number, as for 0.1.
+    It does if both are equal, or if `repr` of the float spells the same number, such as for 0.1.
     """
     if len(spelled) <= _SHORT:
         return True
@@ -228,11 +237,11 @@ def is_exact(spelled: str, value: float) -> bool:
 
 
 def read_text(raw: object) -> str:
-    """Return a text unchanged, and an object as its JSON; raise RowError for anything else."""
-    if type(raw) is dict:  # A dict is a payload already.
+    """Return a str unchanged, and a dict as JSON; raise RowError for anything else."""
+    if type(raw) is dict:  # a dict is a payload already
         return _encode(raw).decode()
     if type(raw) is not str:
-        raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, empty for no text")
+        raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, which may be empty")
     return raw
 
 
@@ -248,13 +257,13 @@ def _checked(raw: object, noun: str) -> AgentId:
     try:
         return check_id(raw)
     except InvalidAddress as error:
-        raise RowError(f"the {noun} is no id ({error})") from None
+        raise RowError(f"the {noun} is not a valid id ({error})") from None
 
 
 def _iso_time(raw: str) -> float:
     if _FINER.search(raw):
         raise RowError(
-            f"time {cut(raw)} is finer than a microsecond, so that times would become one: write six decimals"
+            f"time {cut(raw)} is finer than a microsecond, so different times would become equal: write six decimals"
         )
     try:
         moment = datetime.fromisoformat(raw.strip())

@@ -19,9 +19,9 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
 from ray_messaging.replay.replay_plan import Reference, WorkerShare, digests
 
-CHUNK_ROWS = 16_384  # messages per call: only a few frames, so that progress is visible
-TICK_S = 0.2  # timeout of a fetch; the last fetch of a replay catches unexpected messages
-PATIENCE_S = 20.0  # longest time without any message while delivered messages are missing
+CHUNK_ROWS = 16_384  # the number of messages in a call; it is small, so that progress is visible
+TICK_S = 0.2  # the timeout of a fetch in seconds; the last fetch shows whether unexpected messages come
+PATIENCE_S = 20.0  # a group ends if no message has come for so many seconds, although some are missing
 
 
 class Note(msgspec.Struct, gc=False):
@@ -40,11 +40,11 @@ _read_note = msgspec.json.Decoder(Note).decode
 class ReceivedTally:
     """Counts of one group's received messages.
 
-    `seen` has the number of arrivals of each message, uint32 (n,); `by_agent` has the number of
-    arrivals for each agent, int64.
-    `out_of_order` counts messages that arrived after a later message of their ordered pair; `misdirected` counts
-    messages with wrong ids, or for an agent of another group; `changed` counts messages with another text or time;
-    `unexpected` counts messages that do not belong to this traffic. `latencies` are float32, in s, by batch.
+    `seen` says how often each message has arrived, uint32 (n,), and `by_agent` how many messages have arrived for each
+    agent, int64. `out_of_order` counts messages that arrived after a later message from the same sender to the same
+    receiver. `misdirected` counts messages with wrong ids, or for an agent of another group. `changed` counts messages
+    with another text or time. `unexpected` counts messages that do not belong to this traffic. `latencies` has for each
+    batch an array in seconds, float32.
     """
 
     seen: NDArray[np.uint32]
@@ -59,12 +59,12 @@ class ReceivedTally:
 
 
 class Checker:
-    """A checker of the messages that one group receives, batch by batch. `tally` has the counts so far."""
+    """Checker of the messages that one group receives, batch by batch. `tally` has the counts so far."""
 
     def __init__(self, reference: Reference, group: int) -> None:
         self._reference = reference
         self._group = group
-        self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # the latest row of each pair
+        self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # by pair, the last row received
         self.tally = ReceivedTally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
 
     def take(
@@ -75,7 +75,7 @@ class Checker:
         sent_at: NDArray[np.float64],
         now: float,
     ) -> None:
-        """Check one batch in the order of arrival. Times are in unix s."""
+        """Check one batch, whose messages are in the order of arrival. Times are in unix seconds."""
         tally = self.tally
         tally.received += len(lines)
         tally.last_at = now
@@ -102,7 +102,10 @@ class Checker:
         np.add.at(tally.by_agent, receivers[right.astype(bool)], 1)
 
     def _check_order(self, rows: NDArray[np.int64]) -> None:
-        """Count rows that are lower than the row before in the same pair. An equal row is a duplicate."""
+        """Count messages that are out of order: their row is lower than that of an earlier arrival of the same pair.
+
+        An equal row is a duplicate, and not out of order.
+        """
         if not len(rows):
             return
         pairs = self._reference.pairs[rows]
@@ -124,7 +127,7 @@ class Checker:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
-    """Decode payloads in one pass, or one by one if some are not valid; return the valid notes and their rows."""
+    """Decode payloads in one pass, or one by one if some are not valid; return the valid payloads and their rows."""
     try:
         return _read_notes(b"[%b]" % b",".join(lines)), np.arange(len(lines))
     except msgspec.MsgspecError:
@@ -141,7 +144,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
 
 
 class ReplaySent(NamedTuple):
-    """The result of sending a group's messages: the fate of each message (uint8), and the beginning and end in unix s.
+    """The result of sending a group's messages: the fate of each (uint8), and the beginning and end in unix seconds.
 
     `blocked_by` has the number of messages that each rule blocked.
     """
@@ -153,7 +156,10 @@ class ReplaySent(NamedTuple):
 
 
 class Worker:
-    """Sender and receiver of one group. It is a plain object, so that Ray does not wrap its hot code."""
+    """Sender and receiver of one group.
+
+    This is a plain object in an actor, because Ray would wrap the methods of the actor itself.
+    """
 
     def __init__(self, messager: Messager, reference: Reference, share: WorkerShare) -> None:
         self._messager = messager
@@ -184,7 +190,10 @@ class Worker:
         return ReplaySent(codes, blocked_by, began_at, time.time())
 
     def _chunks(self, start: float) -> Iterator[tuple[int, int, float]]:
-        """Yield chunks of the messages, rows `low` to `high`, each with the time to wait before it, in s."""
+        """Yield chunks of messages.
+
+        Each chunk is the first row, the row after the last one, and the number of seconds to wait before sending.
+        """
         due, rows, low = self._share.due, len(self._share.rows), 0
         while low < rows:
             high, early = min(rows, low + CHUNK_ROWS), 0.0
@@ -208,11 +217,15 @@ class Worker:
         return reference.agents[reference.senders[rows]], reference.agents[reference.receivers[rows]], payloads
 
     def expect(self, messages: int) -> None:
-        """Set the number of messages that were delivered to this group. It is called after all receipts have come."""
+        """Set the number of messages that were delivered to this group, which is known when all receipts have come."""
         self._expected = messages
 
     async def receive(self) -> ReceivedTally:
-        """Check messages until all expected ones have come and a fetch is empty, or none came for `PATIENCE_S`."""
+        """Receive and check messages.
+
+        This ends when all expected messages have come and a fetch is empty, or when no message has come for
+        `PATIENCE_S` seconds.
+        """
         checker, last = self._checker, time.monotonic()
         while True:
             messages = await self._messager.fetch_messages(timeout=TICK_S)
@@ -225,7 +238,7 @@ class Worker:
                 return checker.tally
 
     async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:
-        """Send one message and receive one, in turn with another worker; return the latencies in s.
+        """Send and receive messages one by one, in turn with another worker; return the latencies in seconds.
 
         Only one message is in flight at any time.
 
@@ -236,11 +249,11 @@ class Worker:
             if first == (number % 2 == 0):
                 receipt = await self._messager.send_message(channel, {"round": number}, own, other)
                 if not receipt:
-                    raise MessagingError(f"a message to measure latency with was not sent: {receipt!r}")
+                    raise MessagingError(f"a message for measuring the latency was not sent: {receipt!r}")
                 continue
             messages = await self._messager.fetch_messages(timeout=PATIENCE_S)
             now = time.time()
             if not len(messages):
-                raise MessagingError(f"a message to measure latency with did not arrive within {PATIENCE_S:g} s")
+                raise MessagingError(f"a message for measuring the latency did not arrive within {PATIENCE_S:g} s")
             found.append(now - messages[0].sent_at)
         return found

@@ -1,1 +1,1 @@
-"""The sending side of a messager."""
+"""The part of a messager that sends."""

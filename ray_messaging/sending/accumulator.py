@@ -1,4 +1,4 @@
-"""The accumulator, which collects accepted messages into batches, and the limiter of accepted messages."""
+"""The accumulator, which collects accepted messages in batches, and the limiter of accepted messages."""
 
 import asyncio
 from collections import deque
@@ -39,13 +39,13 @@ from ray_messaging.sending.pending_batch import (
 )
 from ray_messaging.sending.send_loop import SendLoop
 
-_NONE_OPEN = PendingBatch()  # stands for "no batch is open": no message is appended to it
+_NONE_OPEN = PendingBatch()  # stands for "no batch is open"; no message is ever appended to it
 
 
 class CapacityLimiter:
     """Limiter of the messages, and their payload bytes, that are accepted and have no receipt yet.
 
-    At a limit, `send` waits.
+    When a limit is reached, `send` waits.
     """
 
     __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
@@ -55,24 +55,24 @@ class CapacityLimiter:
         self.nbytes = 0
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.waited_for = False  # True: callers wait, and get their turn before new callers
+        self.waited_for = False  # whether callers wait; they get their turn before new callers
         self._turns: deque[asyncio.Future[None]] = deque()
         self._admitted: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
-        """Return whether a limit is reached."""
+        """Return whether the limit of rows or the limit of bytes is reached."""
         return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     @property
     def crowded(self) -> bool:
-        """Return whether a new caller must wait, because a limit is reached or others wait already."""
+        """Return whether a new caller must wait, because a limit is reached or other callers wait already."""
         return self.waited_for or self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     async def wait(self) -> None:
         """Wait until there is capacity and it is the caller's turn.
 
-        The caller must accept a message before it awaits anything else.
+        The caller must accept a message before it awaits anything else, because no other caller gets a turn until then.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
@@ -86,14 +86,14 @@ class CapacityLimiter:
                 asyncio.get_running_loop().call_soon(self._admit)
 
     def give_back(self, rows: int, nbytes: int) -> None:
-        """Free the capacity of messages that have their receipts."""
+        """Free the capacity that messages have used until they got their receipts."""
         self.rows -= rows
         self.nbytes -= nbytes
         if self.waited_for:
             self._admit()
 
     def fail(self, error: MessagingError) -> None:
-        """Let all waiting callers raise the error."""
+        """Make all waiting callers raise the error."""
         while self._turns:
             turn = self._turns.popleft()
             if not turn.done():
@@ -103,16 +103,16 @@ class CapacityLimiter:
     def _admit(self) -> None:
         while self._turns and self._admitted is None and not self.full:
             turn = self._turns.popleft()
-            if not turn.done():  # A turn that is done belongs to a caller that was cancelled.
+            if not turn.done():  # a turn that is done belongs to a caller that was cancelled
                 self._admitted = turn
                 turn.set_result(None)
         self.waited_for = self._admitted is not None or bool(self._turns)
 
 
 class Accumulator:
-    """Collector of accepted messages into batches, which wait for the send loop.
+    """Collector of accepted messages in batches, which wait for the send loop.
 
-    The open batch collects messages until the send loop takes it.
+    New messages go into the open batch, until the send loop takes it.
     """
 
     def __init__(
@@ -126,33 +126,34 @@ class Accumulator:
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
-        # Called when some rows of a batch are done, while other rows of the batch may still wait.
+        # A function that is called when some rows of a batch have their receipts, while other rows may still wait.
         self.rows_done = self.capacity.give_back
-        self.broken: MessagingError | None = None  # the error if nothing is accepted any more
+        self.broken: MessagingError | None = None  # the error because of which no message is accepted any more
         self._checks = checks
         self._addresses = checks.addresses
         self._log = log
         self._observer = frames.observer
-        # A payload that is shorter than this needs no further check.
+        # A payload that is shorter than this needs no further check of its size.
         self._small = min(LARGE_LINE, settings.payload_bytes)
         self._close_within_s = settings.send_timeout_s + settings.interceptor_timeout_s
         self._step: int | None = None
         self._pending: deque[PendingBatch] = deque()
         self._open = _NONE_OPEN
         self._cells = _NONE_OPEN.cells
-        # A future for each message that the open batch may still accept without a check of the capacity.
+        # A future for each message that the open batch may accept without a further check of the capacity.
         self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
         self._loop = asyncio.get_running_loop()
-        # The loop's thread, which is compared because to ask for the running loop would take a tenth of a send's time.
+        # The thread of the event loop. Comparing threads is quick; asking for the running loop takes a tenth of a
+        # send's time.
         self._thread = get_ident()
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
-        self._bulks = 0  # the number of bulk sends and transactions that are not finished
+        self._bulks = 0  # how many bulk sends and transactions have not ended
         self._flushes: list[asyncio.Future[None]] = []
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on messages as they are accepted."""
+        """Return the simulation step that messages get when they are accepted."""
         return self._step
 
     @step.setter
@@ -169,26 +170,27 @@ class Accumulator:
 
     @property
     def crowded(self) -> bool:
-        """Return whether `enter` must wait."""
+        """Return whether a caller of `enter` must wait until earlier messages are sent."""
         self._count()
         return self.capacity.crowded
 
     def health(self) -> TaskHealth:
-        """Return the health of the send loop. It is not busy if all messages wait for a slow rule."""
+        """Return the health of the send loop. The loop is not busy if all accepted messages wait for a slow rule."""
         error = "" if self.broken is None else str(self.broken)
         busy = self.rows > len(self.send_loop.deferred)
         return TaskHealth("outbox", self.send_loop.alive, busy, monotonic() - self.send_loop.turned_at, error)
 
-    # -- accepting ------------------------------------------------------------------------------------------------
+    # -- accepting messages ---------------------------------------------------------------------------------------
 
     def accept(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> Awaitable[Receipt]:
-        """Check and accept one message, at once if there is capacity.
+        """Check one message, and accept it: at once if there is capacity, otherwise later.
 
         Returns: an awaitable for the receipt, which the caller must await before anything else.
         Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
         or PayloadTooLarge for an invalid payload.
         """
-        # The common case, with all calls inlined, because one function call takes a twentieth of a send's time.
+        # Most messages take this way, in which no function is called, because one call takes a twentieth of a send's
+        # time.
         if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
@@ -215,7 +217,7 @@ class Accumulator:
         return self.append(*self._checks.checked(channel, payload, from_id, to_id))
 
     def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
-        """Accept one checked message, at once if there is capacity.
+        """Accept one checked message: at once if there is capacity, otherwise later.
 
         The caller must await the result before anything else.
         """
@@ -238,7 +240,7 @@ class Accumulator:
         *,
         in_turn: bool = False,
     ) -> Awaitable[Receipt]:
-        """Accept one message when there is capacity; `in_turn` says that the caller has waited for its turn."""
+        """Accept one message when there is capacity. `in_turn` says that the caller has already waited for its turn."""
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
             self.check_loop()
@@ -257,9 +259,9 @@ class Accumulator:
         batch.nbytes += size
         capacity.nbytes += size
         capacity.rows += 1
-        if batch.counted > ROW_CELLS:  # for a single message no futures are prepared
+        if batch.counted > ROW_CELLS:  # no futures are prepared after a single message
             self._prepare_futures()
-        self.send_loop.wake()  # the send loop may sleep, but only while no batch is open
+        self.send_loop.wake()  # the send loop may be asleep, but only while no batch is open
         return future
 
     async def _append_in_turn(
@@ -271,7 +273,10 @@ class Accumulator:
     def append_to(
         self, kind: Questions | Replies, checked: CheckedMessage, cause: str | None = None
     ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
-        """Accept one checked question or answer, after `enter`. Return the batch's rows and the receipt's future."""
+        """Accept one checked question or answer. The caller must have awaited `enter`.
+
+        Return the batch's rows and the receipt's future.
+        """
         from_id, to_id, topic, line = checked
         size = len(line) + 1
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
@@ -288,7 +293,9 @@ class Accumulator:
         return batch.conversation, future
 
     def join(self, batch: Batch, call_row: int) -> BulkWaiter:
-        """Accept the messages of a small batch, as part of the open batch. Call `enter` before.
+        """Accept the messages of a small batch, by joining them to the open batch.
+
+        The caller must have awaited `enter`.
 
         Args: `call_row` is the number of the first message in the call that sends it.
         """
@@ -303,46 +310,49 @@ class Accumulator:
         pending.bulks.append(waiter)
         self.capacity.rows += batch.rows
         self.capacity.nbytes += nbytes
-        self._futures = iter(())  # So many messages may not fit any more.
+        self._futures = iter(())  # The prepared futures were for the capacity before these messages.
         self.send_loop.wake()
         return waiter
 
     def put_bulk(self, pending: PendingBatch, call_row: int) -> BulkWaiter:
-        """Accept a whole batch of a bulk send, as `put` does; arguments as those of `join`."""
+        """Accept a whole batch of a bulk send, as `put` does. The arguments are as in `join`."""
         waiter = BulkWaiter(0, len(pending), self._loop.create_future(), call_row)
         pending.bulks.append(waiter)
         self.put(pending)
         return waiter
 
     def put(self, pending: PendingBatch) -> None:
-        """Accept a whole batch. Call `enter` before."""
-        self._close_batch()  # The open batch is closed, so that later messages come after this batch.
+        """Accept a whole batch. The caller must have awaited `enter`."""
+        self._close_batch()  # Later messages must come after this batch.
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += pending.nbytes
         self.send_loop.wake()
 
     async def enter(self) -> None:
-        """Wait, in turn, until there is capacity. The caller must accept a message before it awaits anything else."""
+        """Wait until there is capacity and it is the caller's turn.
+
+        The caller must accept a message before it awaits anything else.
+        """
         self.check_loop()
         self._count()
         if self.capacity.crowded:
-            self._futures = iter(())  # so that no new message overtakes the message of this caller
+            self._futures = iter(())  # without prepared futures, no new message overtakes the message of this caller
             await self.capacity.wait()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
 
     def check_loop(self) -> None:
-        """Raise ConfigError in another event loop than the messager's loop, where a call would never return."""
+        """Raise ConfigError in any event loop but the messager's, because there a call would never return."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
-                "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
-                "sent. Call it there, by asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open a "
-                "messager here"
+                "this messager belongs to the event loop in which it was opened, and this call comes from another "
+                "event loop, so nothing was sent. Call the messager in its own loop, by "
+                "asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open another messager here"
             )
 
     async def transact(self, transaction: TransactionBatch) -> None:
-        """Accept a transaction when there is capacity; its future gets the receipts."""
+        """Accept a transaction when there is capacity. Its future will get the receipts."""
         self.check_loop()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
@@ -356,7 +366,7 @@ class Accumulator:
     # -- the open batch -------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count the messages that the open batch accepted without a check of the capacity."""
+        """Count the messages that the open batch has accepted since the last count against the capacity."""
         batch = self._open
         if len(batch.cells) > batch.counted:
             lines = batch.lines(batch.counted)
@@ -367,7 +377,7 @@ class Accumulator:
             batch.counted = len(batch.cells)
 
     def _prepare_futures(self) -> None:
-        """Prepare a future for each small message that surely fits into the open batch and into the capacity."""
+        """Prepare a future for each small message that certainly fits into the open batch and the capacity."""
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
@@ -376,16 +386,15 @@ class Accumulator:
         self._futures = starmap(self._new_future, repeat((), max(0, rows)))
 
     def _close_batch(self) -> None:
-        """Close the open batch, so that later messages begin another one."""
+        """Close the open batch, so that later messages go into another batch."""
         if len(self._cells) > self._open.counted:
             self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
     def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> PendingBatch:
-        """Return the batch to which messages are to be appended.
+        """Return the open batch if it takes messages of this kind, otherwise a new one.
 
-        Args: `large` is the total size of those payloads of the messages that are large. `kind` is given for questions
-        and answers.
+        Args: `large` is the total size of those payloads that are large. `kind` is given for questions and answers.
         """
         opened = self._open
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.takes(large, step, kind):
@@ -400,15 +409,12 @@ class Accumulator:
 
     @property
     def has_closed(self) -> bool:
-        """Return whether the next batch is closed, so that it would gain no messages if it waited."""
+        """Return whether the next batch is closed, so that it would gain no further messages by waiting."""
         pending = self._pending
         return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
 
     def take(self) -> PendingBatch | None:
-        """Return the next batch, or None if no batch waits.
-
-        The batch is closed, so later messages come into another batch.
-        """
+        """Return the next batch, or None if no batch waits. Later messages go into another batch."""
         if not self._pending:
             return None
         pending = self._pending.popleft()
@@ -426,7 +432,7 @@ class Accumulator:
             self._end_flushes()
 
     def fail(self, error: MessagingError) -> None:
-        """Fail all waiting messages with the error, and accept no more."""
+        """Fail all waiting messages with the error, and accept no more messages."""
         if self.broken is None:
             self.broken = error
         self.capacity.fail(error)
@@ -439,7 +445,7 @@ class Accumulator:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def bulk_begun(self) -> None:
-        """Record that a bulk send has begun. Call `bulk_done` at its end."""
+        """Record that a bulk send has begun. The caller must call `bulk_done` when it has ended."""
         self._bulks += 1
 
     def bulk_done(self, _future: object = None) -> None:
@@ -463,14 +469,14 @@ class Accumulator:
             await done
 
     async def close(self) -> None:
-        """Send all accepted messages, then stop. Messages that still wait for a slow rule after some time fail."""
+        """Send all accepted messages, then stop. Messages that wait too long for a slow rule fail."""
         try:
             async with asyncio.timeout(self._close_within_s):
                 if self.broken is None:
                     await self.flush()
         except TimeoutError:
             self.send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
-            self.send_loop.wake()  # A transaction may wait until these messages are sent.
+            self.send_loop.wake()  # a transaction may have waited until these messages were sent
             await self.flush()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))

@@ -1,4 +1,4 @@
-"""Checks and encoding of the messages of bulk sends (sends of many messages), before the first message is sent."""
+"""Checks and encoding of the messages of bulk sends, before any message is sent. A bulk send sends many messages."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,17 +26,17 @@ from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import PendingBatch, caused_by_one
 
-_KEPT = 200_000  # the most ids in `known`; there is a limit, because each id takes 64 bytes
+_KEPT = 200_000  # the most ids in the cache `known`; it has a limit, because each id takes 64 bytes
 
 
 class AllowedSenders:
-    """The agents for which a group may send. `known` is a cache of int ids that were found among these agents."""
+    """The agents for which a group may send. `known` is a cache of those int ids that were looked up before."""
 
     def __init__(self, group: str) -> None:
         self.group = group
         self.known: set[int] = set()
         self._agents = NO_AGENTS
-        self._table: IdTable[np.bool_] | None = None  # None: there are no int ids
+        self._table: IdTable[np.bool_] | None = None  # None if there are no int ids
 
     def add(self, agents: AgentSet) -> None:
         """Allow the group to send for these agents as well."""
@@ -52,7 +52,7 @@ class AllowedSenders:
         self._table = IdTable(ints, np.ones(len(ints), np.bool_)) if len(ints) else None
 
     def check(self, from_id: AgentId | None) -> None:
-        """Raise UnknownSender unless the agent is in the group. An id of None, which means the user, is allowed."""
+        """Raise UnknownSender unless the agent is in the group. The id None, which stands for the user, is allowed."""
         if from_id is None or from_id in self.known:
             return
         if from_id not in self._agents:
@@ -63,10 +63,10 @@ class AllowedSenders:
             self.known.add(from_id)
 
     def check_column(self, from_ids: IdColumn) -> None:
-        """Raise UnknownSender naming the first agent that is not in the group."""
+        """Raise UnknownSender if an id is not an agent of the group. The error names the first such id."""
         sparse = self._table is not None and self._table.dense is None
         if from_ids.kinds is None and sparse and self._contains(np.sort(from_ids.values)).all():
-            return  # sorted ids are found in a third of the time, because the search uses the processor's cache better
+            return  # sorted ids are found in a third of the time, because they make better use of the processor's cache
         ours = self._contains(from_ids.values)
         if from_ids.kinds is not None:
             strings = np.array([name in self._agents.strings for name in from_ids.strings], np.bool_)
@@ -99,24 +99,24 @@ def no_from_id(group: str) -> UnknownSender:
     )
 
 
-_IDS_BYTES = 16  # the size of the ids of a row
+_IDS_BYTES = 16  # the bytes that the two ids of a row take
 
 
 class ColumnChunk(NamedTuple):
-    """Some rows of a send by columns."""
+    """Some rows of a send whose messages were given as columns."""
 
     from_ids: IdColumn
     to_ids: IdColumn
     lines: Payloads
 
     def take(self, rows: NDArray[np.intp]) -> "ColumnChunk":
-        """Return some of the rows."""
+        """Return only the given rows."""
         return ColumnChunk(self.from_ids.take(rows), self.to_ids.take(rows), self.lines.take(rows))
 
     def batch(
         self, topics: tuple[str, ...], step: int | None, sent_at: float, extension: Extension | None = None
     ) -> Batch:
-        """Return the rows as a batch that has no sender and no numbers yet."""
+        """Return the rows as a batch. Its sender and its number are set later."""
         return Batch(
             sender="",
             epoch=0,
@@ -132,7 +132,10 @@ class ColumnChunk(NamedTuple):
         )
 
     def within_limits(self) -> "list[ColumnChunk]":
-        """Return the rows in order, in chunks that are halved until each is within the limits of a batch."""
+        """Return the rows in order, in chunks that are within the limits of a batch.
+
+        Larger chunks are halved until they are.
+        """
         rows = len(self.from_ids)
         most = COLUMN_ROWS if self.lines.small else BATCH_ROWS
         if (rows <= most and self.lines.nbytes <= BATCH_BYTES) or rows == 1:
@@ -148,7 +151,7 @@ def batches_of(
     step: int | None,
     group: str | None = None,
 ) -> list[Batch]:
-    """Check and encode messages; return them as batches within the limits, which have no sender and no numbers yet.
+    """Check and encode messages; return them as batches within the limits, without sender and number.
 
     Args: `group` is the name of a group, which sends only for its own agents, so that each message needs a from_id. If
     it is None, a message may have any sender.
@@ -208,14 +211,15 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
 
 
 def _is_one(ids: object) -> bool:
-    """Return whether a user passed one id for all rows instead of a column of ids."""
+    """Return whether a caller passed one id for all rows instead of a column of ids."""
     return isinstance(ids, int | str | np.integer)
 
 
 def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
-    """Check and encode n payloads, or one payload for all rows.
+    """Check and encode payloads: `rows` of them, or one for all rows.
 
-    Raises: InvalidColumns for another number of payloads; InvalidPayload or PayloadTooLarge for an invalid payload.
+    Raises: InvalidColumns if there is another number of payloads; InvalidPayload or PayloadTooLarge for an invalid
+    payload.
     """
     given = _given(payloads, limit_bytes)
     if given.rows is not None and given.rows != rows:
@@ -224,7 +228,11 @@ def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
 
 
 class _Given(NamedTuple):
-    """Payloads that a user passed: their number (None: one for all rows), how many rows a batch has, an encoder."""
+    """Payloads that a caller passed.
+
+    `rows` is their number, or None for one payload for all rows. `encoded` encodes a slice of them; `batch_rows` is the
+    most rows that it should get at once.
+    """
 
     rows: int | None
     batch_rows: int
@@ -232,13 +240,13 @@ class _Given(NamedTuple):
 
 
 def _given(payloads: object, limit_bytes: int) -> _Given:
-    """Return the payloads that a user passed; raise the same errors as `payload_column`."""
+    """Return the payloads that a caller passed; raise the same errors as `payload_column`."""
     one = isinstance(payloads, dict | Msg)
     if not one and is_table(payloads):
         table = table_of(payloads)
         table.check_rows(limit_bytes)
         row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
-        # A batch of this many rows mostly becomes one frame.
+        # A batch of this many rows usually becomes one frame.
         batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))
         return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
     if one or is_object(payloads):
@@ -250,12 +258,12 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
         raise InvalidColumns(
-            "payloads must be a list of dicts, Msgs or objects, one for all, columns(...), a pyarrow table or a "
-            f"DataFrame, not {type(payloads).__name__}"
+            "payloads must be a list of dicts, Msgs or objects, one of these for all messages, columns(...), a pyarrow "
+            f"table or a DataFrame, not {type(payloads).__name__}"
         )
 
     def encoded(rows: slice) -> Payloads:
-        # To slice the list takes an eighth of the time of the encoding, so it is not done if all payloads are wanted.
+        # Slicing a list takes an eighth of the time of encoding it, so it is not done if all payloads are wanted.
         part = payloads if len(payloads) == rows.stop - rows.start else payloads[rows]
         return PayloadColumn.encode(part, limit_bytes)
 
@@ -263,24 +271,24 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
 
 
 def _check_arrays(payload: object) -> None:
-    """Raise InvalidColumns for a dict of arrays, which is probably meant as columns, not as one payload for all."""
+    """Raise InvalidColumns for a dict of arrays. It was probably meant as columns, and not as one payload for all."""
     for name, value in payload.items() if isinstance(payload, dict) else ():
         if is_array(value):
             raise InvalidColumns(
-                f"payloads is one dict for all, and its {name!r} is an array: use columns({name}=array) for a value "
-                "for each message, array.tolist() for all values in each",
+                f"payloads is one dict for all messages, and its {name!r} is an array: write columns({name}=array) to "
+                "give each message one value, or array.tolist() to send all values in each message",
                 column=name,
             )
 
 
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of columns, which has no sender and no numbers yet."""
+    """Build one batch from each chunk of columns, without sender and number."""
     now, cause = time.time(), cause_here()
     return [chunk.batch((topic,), step, now, caused_by_one(cause, len(chunk.from_ids))) for chunk in chunks]
 
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients.
+    """Build one batch from each chunk of broadcasts. It has one row for each broadcast, and no recipients.
 
     Args: `audience` is an audience's handle or name, or EVERYBODY.
     """
@@ -288,7 +296,7 @@ def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str
 
 
 def to_audience(batch: Batch, audience: object) -> Batch:
-    """Make each message of a batch a broadcast to an audience, whose hearers are still to be found; return the batch.
+    """Make each message of a batch a broadcast to an audience; return the batch. The hearers are looked up later.
 
     Args: `audience` is an audience's handle or name, or EVERYBODY.
     """
@@ -298,13 +306,13 @@ def to_audience(batch: Batch, audience: object) -> Batch:
 
 
 def is_unspread(batch: Batch) -> bool:
-    """Return whether a batch has broadcasts to an audience whose version is still to be looked up by the messager."""
+    """Return whether a batch has broadcasts to an audience whose version the messager has not looked up yet."""
     extension = batch.extension
     return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
 
 
 async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audiences: AudienceCache) -> Edges:
-    """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
+    """Return the pairs of an audience. The audience EVERYBODY has all agents that listen to a subtopic."""
     if audience != EVERYBODY:
         return await audiences.edges(audience)
     everybody = NO_AGENTS
@@ -314,7 +322,7 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
-    """Yield the broadcasts of a batch that have a hearer, in batches of at most BROADCAST_PAIRS pairs or one row."""
+    """Yield those broadcasts of a batch that have hearers, in batches of at most BROADCAST_PAIRS pairs or one row."""
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)
     for rows in split_rows(heard, np.cumsum(counts[heard]), BROADCAST_PAIRS, len(heard)):
@@ -326,9 +334,9 @@ def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
 def split_rows(
     rows: NDArray[np.intp], volumes: NDArray[np.int64], most: int, most_rows: int
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield rows in parts. Each part has at most `most_rows` rows and at most the volume `most`, or is a single row.
+    """Divide rows into parts. Each part has at most `most_rows` rows and at most the volume `most`, or is a single row.
 
-    Args: `volumes` has, for each row, the total volume of all rows up to this row.
+    Args: `volumes` has, for each row, the total volume of all rows up to and including this row.
     """
     low = 0
     while low < len(rows):

@@ -1,4 +1,4 @@
-"""Bulk sends: sends of many messages in one call."""
+"""Bulk sends: one call sends many messages."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -25,12 +25,12 @@ from ray_messaging.sending.schema_checks import check_current
 
 T = TypeVar("T")
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
-# A plain batch of at most so many rows is joined with others, because each batch takes equally long.
+# A plain batch of at most this many rows is joined with other messages, because each batch takes the same time.
 _FEW = 64
 
 
 class BulkSender:
-    """The sender of many messages in one call: each batch of the call is accepted when there is capacity for it."""
+    """The sender of many messages in one call. Each batch of the call is accepted when there is capacity for it."""
 
     def __init__(self, accumulator: Accumulator, frames: FrameSender, audiences: AudienceCache) -> None:
         self._accumulator = accumulator
@@ -38,7 +38,7 @@ class BulkSender:
         self._audiences = audiences
 
     async def send(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches, which get their step and time when they are accepted; return the receipts of all rows.
+        """Send batches; return the receipts of all rows. A batch gets its step and time when it is accepted.
 
         Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
@@ -46,7 +46,7 @@ class BulkSender:
         return await self._send(batches, partial(self._put_own, checked), sum(batch.rows for batch in batches))
 
     async def send_together(self, batches: Sequence[Batch]) -> Receipts:
-        """Send plain messages as `send` does, but together with other messages that are sent at the same time."""
+        """Send plain messages as `send` does, but join them with other messages that are sent at the same time."""
         await check_current(self._frames, lambda: batches)
         return await self._send(batches, self._join_own, sum(batch.rows for batch in batches))
 
@@ -68,13 +68,13 @@ class BulkSender:
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
     async def broadcast(self, broadcasts: Sequence[Batch]) -> Receipts:
-        """Send the message in each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
+        """Send the message in each row to all agents that hear its sender; return a receipt for each row and hearer.
 
         Raises: UnknownName for an audience that does not exist; otherwise the same errors as `send`.
         """
         if not broadcasts:
             return Receipts([])
-        await self._frames.refresh()  # if an earlier call has changed the audience, its new version must be used
+        await self._frames.refresh()  # if an earlier call has changed the audience, the new version must be used
         directory = self._frames.directory
         found = current_audience(directory.audiences, audience_of(broadcasts[0]).name)
         edges = await edges_of(found, broadcasts[0].topics[0], directory.routing, self._audiences)
@@ -99,9 +99,9 @@ class BulkSender:
         return self._accumulator.join(batch, call_row)
 
     def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
-        """Accept a relayed batch: as part of the open batch if it is small and plain, otherwise as a batch of its own.
+        """Accept a batch of another process. If it is small and plain, join it to the open batch.
 
-        Args: `checked` as for `_put`; `call_row` is the number of the first message in the call.
+        Args: `checked` is as in `_put`; `call_row` is the number of the first message in the call.
         """
         extension = batch.extension
         # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or
@@ -113,19 +113,19 @@ class BulkSender:
         return self._put(checked, PendingBatch.of(batch), call_row, own=False)
 
     def _put(self, checked: int, pending: PendingBatch, call_row: int, *, own: bool = True) -> BulkWaiter:
-        """Accept a batch of its own.
+        """Accept a batch that is not joined with other messages.
 
         Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
         the batch waited for capacity.
         """
         tracer, [batch] = self._accumulator.tracer, pending.parts
-        # Another process has decided whether its batches are traced.
+        # For a batch that another process has made, that process has decided whether the batch is traced.
         pending.trace = tracer.open() if own and batch.trace is None else tracer.follow(batch.trace)
         pending.checked = checked
         return self._accumulator.put_bulk(pending, call_row)
 
     async def _send(self, batches: Iterable[T], add: Callable[[T, int], BulkWaiter], rows: int) -> Receipts:
-        """Accept each batch by `add` when there is capacity; return the receipts of all rows."""
+        """Accept each batch by calling `add` when there is capacity; return the receipts of all rows."""
         futures: list[asyncio.Future[Receipts]] = []
         call_row, stopped = 0, None
         self._accumulator.bulk_begun()
@@ -134,7 +134,7 @@ class BulkSender:
                 try:
                     await self._accumulator.enter()
                 except MessagingError as error:
-                    # Other callers get the same error object, so the receipts of these rows are set on a copy.
+                    # Other callers get the same error object, so this caller's receipts are set on a copy of it.
                     stopped = copy(error)
                     stopped.__cause__ = error.__cause__
                     break
@@ -144,7 +144,7 @@ class BulkSender:
             return await join_receipts(futures, stopped, rows)
         except BaseException:
             for future in futures:
-                # A cancelled caller no longer reads the errors of the other parts.
+                # The caller was cancelled, so nobody else reads the errors of the batches.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
         finally:
@@ -154,9 +154,9 @@ class BulkSender:
 async def join_receipts(
     futures: "Sequence[asyncio.Future[Receipts]]", stopped: MessagingError | None, rows: int
 ) -> Receipts:
-    """Wait for all parts of a bulk send; return their receipts, or raise one error for all parts.
+    """Wait for all batches of a bulk send; return their receipts, or raise one error for all.
 
-    The error has the receipts of the rows that were sent. If some parts have an OutcomeUnknown, the first of these
+    The error has the receipts of the rows that were sent. If some batches have an OutcomeUnknown, the first of these
     errors is raised, because only OutcomeUnknown warns the caller not to send again.
     """
     if len(futures) == 1 and stopped is None:

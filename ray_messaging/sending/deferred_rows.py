@@ -1,4 +1,4 @@
-"""Messages (rows) that wait for a slow rule, and later messages of the same sender and recipient."""
+"""Deferred rows: messages that wait for a slow rule, and later messages of the same sender to the same recipient."""
 
 import asyncio
 import logging
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The sender and the recipient of a message: an agent, or a plain channel.
+# The sender and the recipient of a message. A recipient is an agent or a plain channel.
 Pair = tuple[object, object]
-_UNKNOWN = None  # the verdict epoch of a row without a verdict
+_UNKNOWN = None  # stands for the verdict epoch of a row that has no verdict yet
 _FAILED = -2
 # Rows that are deferred within this time share a request for verdicts. The interceptor accepts a limited number of
-# requests at once, and an answer takes a few seconds at most. So this time keeps a messager below the limit.
+# requests at once, and an answer takes a few seconds at most. With this pause, one messager stays below the limit.
 _GATHER_S = 0.005
-# The most rows of a request. The answer comes as soon as one verdict is known, and the other rows are put into a later
-# request.
+# The most rows of a request. An answer arrives as soon as one verdict is known. The rows without a verdict are put into
+# a later request.
 ROWS = 1024
 
 
 @dataclass(slots=True, eq=False)
 class DeferredRow:
-    """A row in the queue of its pair of sender and recipient.
+    """A row in the queue of its sender and recipient.
 
-    `epoch` is the verdict epoch under which the row passed, or None if it has no verdict yet.
+    `epoch` is the verdict epoch under which the row passed the rules, or None if it has no verdict yet.
     """
 
     in_flight: InFlightBatch
@@ -49,13 +49,13 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and for each row of the batch the deferred row from which it was made."""
+    """A request for verdicts: a batch, and for each row of the batch the deferred row that it was made from."""
 
     batch: Batch
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each InFlightBatch that has rows in this request, with these rows, without the rows in `but`."""
+        """Yield each InFlightBatch that has rows in this request, with these rows. The rows in `but` are left out."""
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
             yield in_flight, list(found)
@@ -64,12 +64,12 @@ class DeferredRequest(NamedTuple):
 class DeferredRows:
     """The rows that wait for a slow rule, and later rows that must not overtake them.
 
-    Each pair of sender and recipient has a queue, in which a row waits for earlier rows.
+    Each pair of sender and recipient has a queue, in which a row waits for the rows before it.
     """
 
     def __init__(self, loop: "SendLoop") -> None:
         self.pairs: dict[Pair, list[DeferredRow]] = {}
-        self.moved: set[Pair] = set()  # pairs whose first waiting row may have a verdict now
+        self.moved: set[Pair] = set()  # pairs of sender and recipient whose first waiting row may have a verdict now
         self._loop = loop
         self._places: dict[tuple[InFlightBatch, int], DeferredRow] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +81,7 @@ class DeferredRows:
         return len(self._places)
 
     def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
-        """Hold back deferred rows, and later rows of the same pairs; return the other rows (None: all).
+        """Queue deferred rows, and later rows of the same sender and recipient; return the other rows (None: all).
 
         Args: `rows` are the rows that got verdicts (None: all), under the verdict epoch `epoch`.
         """
@@ -98,8 +98,8 @@ class DeferredRows:
             if row in in_flight.stopped or (queue is None and row not in deferred):
                 continue
             place = DeferredRow(in_flight, row, _UNKNOWN if row in deferred else epoch)
-            # Mostly a row goes to the end of its queue. But if an earlier row is judged again, because another
-            # interceptor has taken over, it must come before later rows in the queue.
+            # Most rows go to the end of their queue. But an earlier row may be judged again, because another
+            # interceptor has taken over. It must come before later rows in the queue.
             insort(self.pairs.setdefault(pair, []), place, key=_order)
             self._places[in_flight, row] = place
             held.append(row)
@@ -115,8 +115,8 @@ class DeferredRows:
         return np.flatnonzero(free)
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
-        """Return the rows, in order, that may belong to a pair with a queue."""
-        if len(batch) <= len(self.pairs):  # with few rows it is faster to look up each row
+        """Return the rows whose sender and recipient may have a queue, in order."""
+        if len(batch) <= len(self.pairs):  # if there are few rows, it is faster to look up each row
             return list(range(len(batch))) if rows is None else rows.tolist()
         ids = batch.to_ids
         receivers = {to_id for _, to_id in self.pairs} | {ids[row] for row in deferred}
@@ -129,7 +129,7 @@ class DeferredRows:
         return chosen
 
     def take_ready(self) -> list[tuple[InFlightBatch, Rows, int]]:
-        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed."""
+        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed the rules."""
         if not self.moved:
             return []
         moved, self.moved = self.moved, set()
@@ -149,14 +149,14 @@ class DeferredRows:
             for (in_flight, epoch), places in groupby(ready, key=lambda place: (place.in_flight, place.epoch))
         ]
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- asking for verdicts --------------------------------------------------------------------------------------
 
     def _ask_soon(self) -> None:
         if self._unasked and (self._asking is None or self._asking.done()):
             self._asking = self._spawn(self._ask_all())
 
     async def _ask_all(self) -> None:
-        """Ask for the verdicts of all rows that are in no request, in few requests."""
+        """Ask for the verdicts of all rows that are in no request yet, with few requests."""
         while self._unasked:
             places, self._unasked = self._unasked, []
             for request in _requests(places):
@@ -170,7 +170,7 @@ class DeferredRows:
         return task
 
     async def _request(self, request: DeferredRequest) -> None:
-        """Make one request. Rows that get no verdict are put into a later request."""
+        """Make one request. Rows that get no verdict by it are put into a later request."""
         try:
             verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):
@@ -186,7 +186,7 @@ class DeferredRows:
             self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
-        """Wait for verdicts of the current interceptor, or if another interceptor has replaced it, of that one."""
+        """Wait for verdicts of the current interceptor. If another interceptor replaces it, ask that one."""
         while True:
             client = self._loop.verdict_client
             try:
@@ -207,10 +207,10 @@ class DeferredRows:
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
-        """Let the next `take_ready` check the queues of some rows.
+        """Make the next `take_ready` check the queues of some rows.
 
-        Until then every row stays in its queue, because an earlier row of the pair may be judged again meanwhile, and
-        may have to wait. A row that has left its queue must be sent before all later rows of its pair.
+        Until then every row stays in its queue, because an earlier row of the same queue may be judged again, and may
+        have to wait. A row that has left its queue must be sent before all later rows of the queue.
         """
         if rows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)
@@ -219,18 +219,18 @@ class DeferredRows:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Cancel all requests."""
+        """Cancel all requests for verdicts that are under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def give_up(self, error: MessagingError) -> None:
-        """Fail the rows that wait, and all rows that are deferred from now on."""
+        """Give an error to all rows that wait for verdicts, and to all rows that are deferred later."""
         self._over = error
         self.abandon(error)
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail the rows that wait."""
+        """Give an error to all rows that wait for verdicts, and cancel the requests for these verdicts."""
         for task in self._tasks:
             task.cancel()
         self._asking = None
@@ -258,7 +258,7 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
     """Yield as few requests as possible for all rows.
 
-    All rows of a request have the same epoch, all or none have a step, and their extensions can be joined.
+    The rows of one request have the same epoch. All or none of them have a step. Their extensions can be joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):
@@ -277,7 +277,7 @@ def _kind(place: DeferredRow) -> tuple[object, ...]:
 
 
 def _joined(parts: list[Batch]) -> Batch:
-    """Build one batch from several; the messages keep their numbers."""
+    """Join batches to one batch, in which the messages keep their numbers."""
     made, first = joined_batches(parts), parts[0]
     made.sender, made.epoch, made.first = first.sender, first.epoch, first.first
     made.numbers = np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts])

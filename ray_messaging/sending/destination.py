@@ -1,4 +1,4 @@
-"""Destination: where a sender writes its frames, to the mailboxes or to the boxes of a step."""
+"""Destination: what a sender writes its frames to, the mailboxes or the boxes of a step."""
 
 import asyncio
 from itertools import islice
@@ -16,12 +16,12 @@ from ray_messaging.sending.mailbox_queues import MailboxQueues
 from ray_messaging.sending.schema_checks import fitting
 from ray_messaging.transports.transport_values import LOG, SendStatus
 
-# After these refusals, the sender has to ask for new verdicts.
+# After these refusals, the sender has to ask the interceptor for new verdicts.
 OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)
 
 
 class Destination:
-    """The routes and queues of frames that a sender writes to the mailboxes, or to the boxes of a step.
+    """The routes and queues of the frames that a sender writes, either to the mailboxes or to the boxes of a step.
 
     Each destination has its own routes, so that a message for a step is never routed like one for the mailboxes.
     """
@@ -32,19 +32,19 @@ class Destination:
         self.sender = sender
         self.observer = observer
         self.schemas = schemas
-        self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
-        self.stale_by = SendStatus.OK  # why the verdicts no longer count: STALE_VERDICTS or OTHER_RULES
+        self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts are no longer valid
+        self.stale_by = SendStatus.OK  # why the verdicts are no longer valid: STALE_VERDICTS or OTHER_RULES
         self.queues = MailboxQueues()
-        # The router, which keeps the routes by which the queued frames were made.
+        # The router. It still has the routes by which the queued frames were made.
         self.router = FrameRouter(routes, mirror=mirror)
 
     @property
     def routes(self) -> Routes:
-        """Return the routes by which frames are to be written now."""
+        """Return the routes by which frames must be made now."""
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue frames with some rows of a batch (None: all), which rules let pass under a verdict epoch."""
+        """Queue frames with some rows of a batch (None: all), which the rules of a verdict epoch let pass."""
         if not in_flight.left:
             return
         self.reroute()
@@ -59,11 +59,11 @@ class Destination:
             queue.frames.append(frame)
 
     def reroute(self, *, again: bool = False) -> None:
-        """Route all queued rows again, if the routes have changed, or `again`."""
+        """Make new frames of all queued rows, if the routes have changed or `again` is true."""
         if self.router.routes is self.routes and not again:
             return
         self.router.routes = self.routes
-        # Rows of one batch may have passed under several verdict epochs, and at different times.
+        # Rows of one batch may have passed the rules in several verdict epochs, and at different times.
         found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
         for frame in self.queues.take_all():
             key = (frame.in_flight, frame.verdict_epoch, frame.deadline)
@@ -72,9 +72,9 @@ class Destination:
             self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
 
     def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call, with numbers that follow those of calls under way.
+        """Return the frames of the next call. Their numbers follow the numbers in calls that are under way.
 
-        All have the same verdict epoch.
+        All frames have the same verdict epoch.
         """
         ready: list[OutboundFrame] = []
         volume, now = 0, asyncio.get_running_loop().time()
@@ -90,17 +90,17 @@ class Destination:
                 ready.append(frame)
                 queue.attempted += 1
                 if frame.mailbox == UNOWNED:
-                    # The server keeps only the last list of subscriber counts, for a repeated call. So one publication
-                    # may be under way.
+                    # In case a call is repeated, the server keeps only the last list of subscriber counts. So only one
+                    # frame with publications may be under way.
                     break
                 if queue.refused:
-                    # The first frame of the queue was refused, and until it is written, the server would refuse the
-                    # rest too.
+                    # The first frame of the queue was refused. Until it is written, the server would refuse the later
+                    # frames too.
                     break
         return ready
 
     def dequeue(self, frame: OutboundFrame) -> None:
-        """Take a frame that the server has written from the head of its queue."""
+        """Remove a frame that the server has written, the first of its queue."""
         queue = self.queues[frame.mailbox]
         queue.frames.popleft()
         queue.written += 1
@@ -126,7 +126,7 @@ class Destination:
         frame.in_flight.settle(frame.batch_rows(), fates)
 
     def refuse_verdicts(self, status: SendStatus) -> None:
-        """Take all frames from the queues, because the server refused the verdicts of some frames."""
+        """Remove all frames from the queues, because the server refused the verdicts of some frames."""
         self.stale_by = status
         for frame in self.queues.take_all():
             rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))

@@ -1,4 +1,4 @@
-"""The router, which splits a batch into frames for each mailbox that listens, and for channels without a mailbox."""
+"""The router, which divides a batch into frames: for each mailbox that listens, and for channels without a mailbox."""
 
 from copy import copy
 from typing import Any
@@ -23,55 +23,60 @@ from ray_messaging.transports.step_values import ASKER, box_name
 from ray_messaging.transports.transport_values import LOG, FrameWrite, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
-# The most bytes that a broadcast takes in a frame in addition to its payload: id, number, ordinal, line.
+# The most bytes that a broadcast takes in a frame besides its payload: id, number, ordinal, the payload's index.
 _ROW_BYTES = 24
 
 
 _UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
-_SHORT = 2**16  # If there are at most this many routes, their numbers fit into 16 bits.
-_SETS = 1_000  # The digests of about this many sets of agents are remembered.
-UNOWNED = ""  # the queue of messages on channels without a mailbox
+_SHORT = 2**16  # If there are at most this many routes, their numbers are sorted as 16-bit numbers.
+_SETS = 1_000  # About how many digests of sets of agents are remembered.
+UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
-    """A frame with some rows of a batch, `taken` (None: all). Each call that sends the frame sets the frame's number.
+    """A frame with some rows of a batch, `taken` (None: all rows). Each call that sends the frame sets its number.
 
-    `nbytes` is the size of frame, publications and note. The last two fields are set when the frame is queued.
+    `nbytes` is the size of frame, publications and note. `verdict_epoch` and `deadline` are set when the frame is
+    queued.
     """
 
     in_flight: InFlightBatch
     taken: Rows | None
     nbytes: int
     verdict_epoch: int = 0
-    deadline: float = 0.0  # a time of the event loop's clock
+    deadline: float = 0.0  # the loop time until which the frame must be written
 
     def batch_rows(self) -> Rows:
-        """Return the rows as indices into the batch in flight."""
+        """Return the indices that the frame's rows have in the batch that is being sent."""
         return np.arange(self.rows) if self.taken is None else self.taken
 
 
 class FrameRouter:
     """The router of one destination.
 
-    With `mirror`, subscribers get the messages of mailboxes as well.
+    With `mirror`, messages to mailboxes are also published to subscribers of their channels.
     """
 
     def __init__(self, routes: Routes, *, mirror: bool) -> None:
         self.routes = routes
         self.mirror = mirror
-        self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None  # the last batch, and its routes
-        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None  # the last batch, and its `_kinds`
-        self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}  # by mailbox, for one record and topic
-        # Sets of agents that frames name and the server may not have, by digest.
+        # The batch that was routed last, and its routes.
+        self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None
+        # The last batch that was folded, and its `_kinds`.
+        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None
+        # By mailbox: a record and a topic, and the digest of the agents under them.
+        self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}
+        # By digest: sets of agents that frames name and that the server may not have.
         self.unkept: dict[bytes, AgentSet] = {}
         self._kept: set[bytes] = set()
-        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in the box's step
+        # Boxes that accept no messages, because their group does not take part in the box's step.
+        self.shut: set[str] = set()
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of rows that have no fate yet (None: all).
 
-        A mailbox that has a row already does not get it again. If there is an event log, blocked rows are written to
-        it. Otherwise they get their fate here, if `settle`.
+        A mailbox does not get a row that it has already. If there is an event log, blocked rows are written to it.
+        Otherwise blocked rows get their fate here, if `settle` is true.
         """
         in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:
@@ -99,7 +104,7 @@ class FrameRouter:
         return frames
 
     def _fan_out(self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None) -> list[OutboundFrame]:
-        """Build the frames of broadcasts (None: all); each mailbox with a hearer gets one row for each broadcast."""
+        """Build the frames of broadcasts (None: all). Each mailbox with a hearer gets one row for each broadcast."""
         batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
         assert lines is not None
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
@@ -150,7 +155,7 @@ class FrameRouter:
             opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
             in_flight.expect(opened, 1)
             return {asker: opened}
-        if whole and batch.rows == 1 and not self.shut:  # a single message takes the shortest path
+        if whole and batch.rows == 1 and not self.shut:  # a single message takes a shorter way
             address = batch.to_ids[0], batch.topics[0]
             listeners = known.cached.get(address) or known.mailboxes_of(*address)
             if len(listeners) < 2:
@@ -171,7 +176,7 @@ class FrameRouter:
         if in_flight.placed or any(len(known.mailboxes(route)) > 1 for route in used):
             return self._copied_rows(in_flight, opened, routes.tolist())
         in_flight.expect(opened, 1)
-        # To sort numbers of 16 bits takes half the time.
+        # Sorting 16-bit numbers takes half the time.
         order = np.argsort(routes.astype(np.uint16) if len(counts) <= _SHORT else routes, kind="stable")
         found: dict[str, Rows | None] = {}
         low = 0
@@ -183,20 +188,21 @@ class FrameRouter:
         return found
 
     def _asker_of(self, batch: Batch) -> str | None:
-        """Return the queue of the asker's mailbox, for a batch of answers.
+        """For a batch of answers, return the queue of the asker's mailbox.
 
-        Return None if the messages are no answers. Also return None if the asker's mailbox is gone: the answers then go
+        Return None if the messages are no answers. Also return None if the asker's mailbox is gone; then the answers go
         to the mailboxes of their recipients.
         """
         extension = batch.extension
         if extension is None or extension.in_reply_to is None:
             return None
-        if extension.asked_outside:  # when the step is sealed, the server finds out if the asker's mailbox is gone
+        # When all groups have closed the step, the server finds out whether the asker's mailbox is gone.
+        if extension.asked_outside:
             return ASKER + extension.reply_mailbox
         return extension.reply_mailbox if extension.reply_mailbox in self.routes.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message, or NOBODY if all mailboxes of the message accept nothing."""
+        """Return the route of each message, or NOBODY if none of its mailboxes accepts messages."""
         routes = self.routes.route(batch)
         for route in np.unique(routes).tolist():
             if all(_queue_of(name, batch) in self.shut for name in self.routes.mailboxes(route)):
@@ -204,7 +210,7 @@ class FrameRouter:
         return routes
 
     def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
-        """Return the rows for each mailbox if some rows are for several mailboxes; record how many copies are made."""
+        """Return the rows for each mailbox if some rows go to several mailboxes; record how many copies a row gets."""
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
 
@@ -222,12 +228,12 @@ class FrameRouter:
             else:
                 nowhere.append(row)
         if nowhere:
-            # Each of these rows is delivered, because one mailbox has it, and the mailboxes that lacked it are gone.
+            # Each of these rows was delivered: one mailbox has it, and the mailboxes that did not have it are gone.
             in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
-        """Split rows so that each frame is within its mailbox's limits; for channels without a mailbox, within ours."""
+        """Divide rows such that each frame is within its mailbox's limits, or without a mailbox within the sender's."""
         record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)
@@ -239,7 +245,8 @@ class FrameRouter:
         if lines.small and most_rows >= FRAME_ROWS:
             most_rows = max(most_rows, COLUMN_ROWS)
         most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
-        shared = mailbox != UNOWNED or lines.index is None  # otherwise each row is published with its own payload
+        # Otherwise each row is published with its own copy of the payload.
+        shared = mailbox != UNOWNED or lines.index is None
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
         if rows is None and lines.index is None:
@@ -270,19 +277,19 @@ class FrameRouter:
         queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
         return OutboundFrame(queue, 0, batch.rows, data, publish, note, in_flight=in_flight, taken=rows, nbytes=nbytes)
 
-    # -- broadcasts, one row for each pair ------------------------------------------------------------------------
+    # -- broadcasts with one row for each pair --------------------------------------------------------------------
 
     def _folds(self, in_flight: InFlightBatch, mailbox: str) -> bool:
-        """Return whether the rows of a batch for a mailbox are folded: one row is made for each broadcast.
+        """Return whether the rows of a batch for a mailbox are folded, so that each broadcast becomes one row.
 
-        If the mailbox listens with patterns, its hearers are not a known set of agents, and the rows cannot be folded.
+        If the mailbox listens to patterns, its hearers are not a known set of agents, so the rows cannot be folded.
         """
         batch, record = in_flight.outgoing, self.routes.records.get(mailbox)
         broadcast = batch.extension is not None and batch.extension.audience is not None
         return broadcast and record is not None and not record.globs
 
     def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Split rows so that each frame, after folding, is within the limits of its mailbox."""
+        """Divide rows such that each frame is within the limits of its mailbox after folding."""
         batch, record = in_flight.outgoing, self.routes.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
@@ -290,14 +297,14 @@ class FrameRouter:
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
         begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
         if kinds is not None:
-            # These are at least as many rows as there are after folding.
+            # These are not fewer rows than there will be after folding.
             begins |= np.diff(kinds[rows], prepend=-1) != 0
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return the rows of a batch (None: all) for a mailbox in the form that `fold` returns."""
+        """Return the rows of a batch (None: all) for a mailbox, folded by `fold`."""
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
@@ -306,31 +313,31 @@ class FrameRouter:
         return fold(batch, rows, there, digest, self._kinds(in_flight))
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each row; the routes are cached for later frames of the same batch."""
+        """Return the route of each row. The routes are cached, for the later frames of the batch."""
         found = self._routed
         if found is None or found[0] is not batch or found[1] is not self.routes:
             found = self._routed = batch, self.routes, self.routes.route(batch)
         return found[2]
 
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
-        """Return the digest of a mailbox's agents. If the set is new, and there is an event log, add it to `unkept`."""
+        """Return a digest. If there is an event log that may not have its set of agents, add the set to `unkept`."""
         if self.routes.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])
         return digest
 
     def kept(self) -> None:
-        """Note that the server has the sets in `unkept`."""
+        """Record that the server has the sets in `unkept`."""
         self._kept = {*self.unkept} if len(self._kept) > _SETS else self._kept.union(self.unkept)
         self.unkept = {}
 
     def forget_kept(self) -> None:
-        """Note that the server may have lost all sets."""
+        """Record that the server may have lost all sets of agents."""
         self._kept = set()
 
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
-        """Return a number for each row, equal for rows that rules changed alike; None if no row is changed.
+        """Return a number for each row, equal for rows that rules have changed equally; None if no row is changed.
 
-        The numbers are cached for later frames of the same batch.
+        The numbers are cached, for the later frames of the batch.
         """
         found = self._kinded
         if found is None or found[0] is not in_flight.outgoing:
@@ -338,7 +345,7 @@ class FrameRouter:
         return found[1]
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
-        """Return the digest of the agents of a mailbox under a subtopic."""
+        """Return the digest of the agents that a mailbox hosts under a subtopic."""
         record = self.routes.records[mailbox]
         found = self._digests.get(mailbox)
         if found is None or found[0] is not record or found[1] != topic:
@@ -348,7 +355,7 @@ class FrameRouter:
     # -- plain channels -------------------------------------------------------------------------------------------
 
     def publications(self, batch: Batch) -> list[Published]:
-        """Return the messages of a batch in the form in which they are published to subscribers of their channels."""
+        """Return the messages of a batch as publications for the subscribers of their channels."""
         exp_id, lines = self.routes.exp_id, batch.lines
         assert lines is not None
         return [
@@ -365,18 +372,18 @@ def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:
-    """Return the queue of a mailbox's frames: the mailbox, or in steps its box for the step that reads the frames."""
+    """Return the queue of a mailbox's frames: the mailbox, or in steps its box for the step in which they are read."""
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox
     return box_name(mailbox, batch.extension.deliver)
 
 
 def _row_bytes(batch: Batch) -> int:
-    """Return the most bytes that a message takes in a frame in addition to its payload."""
+    """Return the most bytes that a message takes in a frame besides its payload."""
     ids, lines = (batch.from_ids, batch.to_ids), batch.lines
     columns: list[Any] = [batch.numbers, batch.topic, batch.step, batch.sent_at, None if lines is None else lines.index]
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
     in_columns += 0 if batch.extension is None else batch.extension.row_bytes
-    # Each label, and `noted`, lists rows in the frame's header, as a uint32 for each row.
+    # Each label, and `noted`, takes a uint32 in the frame's header for each of its rows.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

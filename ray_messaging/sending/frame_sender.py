@@ -1,4 +1,4 @@
-"""The frame sender, which writes frames into mailboxes: one call for all frames that are ready."""
+"""The frame sender, which writes frames into mailboxes, with one call for all frames that are ready."""
 
 import asyncio
 import logging
@@ -42,40 +42,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Sequence numbers of mailboxes that are gone are deleted when there are at least `_GONE`, in calls of `_MOST_FIELDS`
-# each.
+# When at least 64 mailboxes are gone, their sequence numbers are deleted, in calls of at most 1,000 numbers each.
 _GONE, _MOST_FIELDS = 64, 1_000
-_OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)  # the server refuses the sender itself
-_LARGE = 16 * 2**10  # a refused frame below this size is sent again without a question whether there is room
-# The most calls under way, and the most bytes under way before a further call is made. This is enough for a link of 100
+# Statuses with which the server refuses the sender, and not only its frames.
+_OF_THE_SENDER = (SendStatus.FENCED, SendStatus.LOST, SendStatus.RESTORED)
+_LARGE = 16 * 2**10  # a refused frame below this size is sent again without asking whether there is room for it
+# The most calls under way, and the most bytes under way when a further call is made. They suffice for a link of 100
 # MB/s with a round trip of 80 ms.
 _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
-# A reply that takes more seconds than this shows that the network or the server is slow. Then more bytes under way
-# would only make calls take longer than their timeout.
+# If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
+# only exceed their timeout.
 _SLOW_S = 0.5
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class CallUnderWay(NamedTuple):
-    """A call whose reply was not processed yet. `alone` says that no other call was under way when it was made."""
+    """A call whose reply was not processed yet. `alone` says that it was made while no other call was under way."""
 
     frames: list[OutboundFrame]
     nbytes: int
-    began: float  # loop time
+    began: float  # the loop time at which the call was made
     alone: bool
     reply: asyncio.Task[SendReply]
 
 
 class FrameSender(Destination):
-    """The mailboxes as the destination of one sender: the sender's frames wait here until the server has written them.
+    """The mailboxes as the destination of one sender. The sender's frames wait here until the server has written them.
 
     A retry repeats the same bytes under the same sequence number. If the outcome of a call stays unknown, the sends
     raise OutcomeUnknown. Before anything else is sent, a higher epoch is claimed, so that the server refuses the old
-    frames.
-
-    Several calls may be under way. The server takes frames only in the order of their numbers, so a frame that is
-    refused holds up the later frames of its mailbox. After a refusal, nothing is changed and no call is made before all
-    calls under way have their replies; then the frames that were not written are sent again, first in one call.
+    frames. Several calls may be under way. The server accepts frames only in the order of their numbers, so after a
+    refused frame it refuses the later frames of the same mailbox. After a refusal, the sender waits for the replies to
+    all calls under way. Then it sends the frames that were not written again, at first in one call.
     """
 
     def __init__(
@@ -90,42 +88,45 @@ class FrameSender(Destination):
     ) -> None:
         super().__init__(sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
-        self.transactions = 0  # how many transactions the server has committed, as far as is known here
-        self.subscriber_counts: list[int] = []  # subscribers of the last publications, read with the last epoch
-        self.fenced: Fenced | None = None  # the error if nothing can be sent any more
-        self.behind = False  # the server lost a transaction that it had confirmed
-        self.attempted = False  # a call is under way, or its reply is not processed yet
-        self.calls: deque[CallUnderWay] = deque()  # the calls that `send` has left under way, in order
-        self.replied: Callable[[], None] = lambda: None  # called when the reply of a call under way has arrived
-        self._window = 0  # while more bytes than this are under way, no further call is made; it grows with each reply
-        self._some_refused = False  # the first frame of some queue may have been refused
+        self.transactions = 0  # how many transactions the server has committed, as far as this process knows
+        # How many subscribers got the last publications, as read when the epoch was claimed.
+        self.subscriber_counts: list[int] = []
+        self.fenced: Fenced | None = None  # the error because of which nothing can be sent any more
+        self.behind = False  # whether the server has lost a transaction that it had confirmed
+        self.attempted = False  # whether a call is under way, or its reply is not processed yet
+        self.calls: deque[CallUnderWay] = deque()  # the calls that `send` has left under way, the oldest first
+        # A function that is called when the reply to a call under way has arrived.
+        self.replied: Callable[[], None] = lambda: None
+        # While more bytes than this are under way, no further call is made; the number grows with each reply.
+        self._window = 0
+        self._some_refused = False  # whether the first frame of some queue may have been refused
         self._transport = transport
         self.directory = directory
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
-        # The loop time at which to claim a higher epoch; None: no call of ours can still arrive late.
+        # The loop time at which to claim a higher epoch. None: no earlier call can still reach the server.
         self._fence_at: float | None = None
-        self._directory_stale = False  # the server has a later version of the directory
-        self._refusals = 0  # the number of calls in a row that the server refused as a whole
-        self._refused_until = 0.0  # a time of the event loop's clock: until then, nothing is sent
+        self._directory_stale = False  # whether the server has a later version of the directory
+        self._refusals = 0  # how many successive calls the server has refused as a whole
+        self._refused_until = 0.0  # the loop time until which nothing is sent
         self._backoff = Backoff(REFUSED_CALL_RETRY)
 
     @property
     def routes(self) -> Routes:
-        """Return the routes of the directory as it is now."""
+        """Return the routes of the directory in its present version."""
         return self.directory.routing
 
     def reroute(self, *, again: bool = False) -> None:
-        """Route all queued rows again, as `Destination.reroute` does, unless calls are under way.
+        """Make new frames of all queued rows, as `Destination.reroute` does, unless calls are under way.
 
-        While calls are under way, nothing need be done: the server refuses calls that were made by old routes, and then
-        this is called again.
+        While calls are under way, this is not necessary. The server refuses calls that were made by old routes, and
+        after that this method is called again.
         """
         if not self.calls:
             super().reroute(again=again)
 
     async def reload(self) -> None:
-        """Load the directory as `refresh` does, and drop the queues and numbers of mailboxes that are gone."""
+        """Load the directory as `refresh` does, and delete the queues and numbers of mailboxes that are gone."""
         await self.refresh()
         for mailbox in filter(self._is_gone, list(self.queues)):
             self.queues.drop(mailbox)
@@ -133,19 +134,19 @@ class FrameSender(Destination):
             await self._forget_gone()
 
     async def refresh(self) -> None:
-        """Load the changes of the directory. Queued frames are routed again at the next send."""
+        """Load the changes of the directory. The next send makes new frames of queued rows."""
         self.directory.update(*await self._transport.load_directory(self.directory.version))
 
     def _is_gone(self, mailbox: str) -> bool:
         return mailbox not in {UNOWNED, LOG} and mailbox not in self.directory.records
 
     async def _forget_gone(self) -> None:
-        """Delete the last sequence numbers of mailboxes that are gone, here and on the server, once there are many."""
+        """Delete the last sequence numbers of mailboxes that are gone, once there are many, here and on the server."""
         gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE:
             return
-        # The server refuses a repeated frame by its number. Without the last number, a late frame would be accepted if
-        # a new mailbox had the name of the old one. A higher epoch fences all late frames.
+        # The server refuses a repeated frame by its number. Without the number, it would accept a late frame if a new
+        # mailbox had the name of the old one. With a higher epoch, it refuses all late frames.
         await self.take_epoch()
         for low in range(0, len(gone), _MOST_FIELDS):
             some = gone[low : low + _MOST_FIELDS]
@@ -155,7 +156,7 @@ class FrameSender(Destination):
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Claim the first epoch, unless we have one. An earlier sender of this name is fenced."""
+        """Claim the first epoch, unless this sender has one. It fences an earlier sender of the same name."""
         async with self._first_epoch:
             if self.epoch == 0:
                 await self.take_epoch()
@@ -168,8 +169,8 @@ class FrameSender(Destination):
     async def take_epoch(self) -> None:
         """Claim a higher epoch, and read which frames and transactions the server has written.
 
-        If there is no answer, the server may have a higher epoch than we know. So this is called again before anything
-        is sent.
+        If the server does not answer, it may have a higher epoch than this process knows. So this is called again
+        before anything is sent.
 
         Raises: Fenced if another sender has our name.
         """
@@ -186,7 +187,7 @@ class FrameSender(Destination):
         self.queues.written = dict(state.last)
         for mailbox, queue in list(self.queues.items()):
             last = state.last.get(mailbox, 0)
-            # If the reply to a call was lost, the call's frames are still the first of their queues.
+            # If the reply to a call was lost, the call's frames are still the first frames of their queues.
             for _ in range(min(last - queue.written, queue.attempted)):
                 self.written(queue.frames.popleft(), state.takers)
             queue.written, queue.attempted = last, 0
@@ -201,7 +202,7 @@ class FrameSender(Destination):
 
     @property
     def retry_at(self) -> float | None:
-        """Return the loop time at which `send` is to be called again, or None if no frame waits for a time."""
+        """Return the loop time at which `send` must be called again, or None if no frame waits for a time."""
         if self.calls:
             return None
         queued = self.queues.retry_at
@@ -211,23 +212,23 @@ class FrameSender(Destination):
 
     @property
     def has_room(self) -> bool:
-        """Return whether one more call may be under way."""
+        """Return whether one more call may be made while calls are under way."""
         under_way = sum(call.nbytes for call in self.calls)
         return not self.calls or (len(self.calls) < _WINDOW_CALLS and under_way <= self._window)
 
     async def send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now; raise Fenced if another sender has our name.
 
-        Args: with `ahead`, make calls while there is room, and leave them under way. When `replied` is called, or
-        later, the next `send` processes the replies.
+        Args: With `ahead`, calls are made while there is room, and left under way. After `replied` was called, the next
+        `send` processes the replies.
         """
         try:
             ahead = ahead and self._is_calm()
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # New routes may name sets of agents that must be written for the event log first. Then no call is left
-                # under way.
+                # `reroute` makes new frames only while no call is under way. The new frames may name sets of agents
+                # that must be written for the event log first. In that case `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
@@ -240,7 +241,8 @@ class FrameSender(Destination):
                 if self._directory_stale:
                     await self.reload()
                     self._directory_stale = False
-                # The receiving side may have reloaded the directory, so that queued frames have outdated routes.
+                # The receiving part of the messager may have reloaded the directory, so that queued frames have old
+                # routes.
                 self.reroute()
                 ready = self.next_call()
                 if not ready:
@@ -269,12 +271,12 @@ class FrameSender(Destination):
 
     def _has_replied(self, reply: "asyncio.Task[SendReply]") -> None:
         if not reply.cancelled():
-            # Marks the error as seen; it is raised when the reply is processed, unless sending has stopped before.
+            # This marks the error as seen. It is raised when the reply is processed, unless sending has stopped before.
             reply.exception()
             self.replied()
 
     async def _take_replies(self, *, all_of_them: bool) -> None:
-        """Process, in order, the replies that have arrived to calls under way; with `all_of_them` wait for all."""
+        """Process the replies to calls under way, in order: those that have arrived, or with `all_of_them` all."""
         while self.calls and (all_of_them or self.calls[0].reply.done()):
             call = self.calls[0]
             await asyncio.wait((call.reply,))
@@ -288,9 +290,10 @@ class FrameSender(Destination):
             self.attempted = bool(self.calls)
 
     async def _take_refusal(self) -> None:
-        """Wait for the replies to all calls under way, of which the first has failed; process these replies.
+        """Wait for the replies to all calls under way, the first of which has failed, and process these replies.
 
-        Raises: the error of a call that has failed; if there are several, of one with an unknown outcome.
+        Raises: the error of a call that has failed. If several have failed, an error with an unknown outcome comes
+        first.
         """
         await asyncio.wait([call.reply for call in self.calls])
         calls, self._window = [*self.calls], 0
@@ -303,25 +306,29 @@ class FrameSender(Destination):
             unknown = [error for error in errors if not _is_unsent(error)]
             late = any(reply.repeated and not _all_written(reply) for _, reply in replied)
             if late and not unknown:
-                await self.take_epoch()  # a repeated call that was refused may still reach the server a second time
+                # A repeated call may still reach the server a second time, although it was refused.
+                await self.take_epoch()
             self.attempted = bool(unknown)
             raise [*unknown, *errors][0]
         await self._process(replied, alone=calls[0].alone)
         self.attempted = False
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room now for large frames that were refused. To send them in vain would take long."""
+        """Ask whether there is room now for large frames that were refused, because sending them in vain takes long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
-            if len(head.frame) < _LARGE:  # Frames for channels without a mailbox, and log notes, count as small too.
+            if len(head.frame) < _LARGE:  # frames for channels without a mailbox, and log notes, count as small too
                 continue
             why = await self._transport.still_full(head.mailbox, head.rows, len(head.frame))
             if why is not None:
                 self._try_later(queue, why)
 
     async def keep_agents(self) -> None:
-        """Write the sets of agents that frames name and the event log may lack; the frames are written after that."""
+        """Write the sets of agents that queued frames name and that the event log may not have.
+
+        They must precede the frames.
+        """
         if self.router.unkept:
             await self._transport.keep_agents(self.router.unkept)
             self.router.kept()
@@ -331,8 +338,8 @@ class FrameSender(Destination):
     ) -> SendReply:
         """Make one call with numbered frames.
 
-        If the call was repeated, an earlier try of it may still reach the server. Then `attempted` stays set, and the
-        caller clears it after it has processed the reply.
+        If the call was repeated, an earlier attempt of it may still reach the server. Then `attempted` stays true until
+        the caller has processed the reply, and sets it to False.
         """
         await self.keep_agents()
         self.attempted = True
@@ -354,10 +361,10 @@ class FrameSender(Destination):
     async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]], *, alone: bool = True) -> None:
         """Process the replies to calls that were under way at the same time, in order.
 
-        Only the cause of the first refusal is removed, and then all refused frames are sent again. But if the server
-        refuses the sender itself, that refusal is handled first.
+        If several were refused, only the cause of the first refusal is removed. Then all refused frames are sent again.
+        But if the server refuses the sender itself, that refusal is handled first.
 
-        Args: `alone` says that no earlier call was under way when the first of these calls was made.
+        Args: `alone` says that the first of these calls was made while no earlier call was under way.
         """
         for frames, reply in calls:
             self._take_written(frames, reply)
@@ -367,8 +374,8 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # A gap may only mean that the earlier frame arrived later than this one. If the server has lost the earlier
-            # frame, the next call, which is made alone, shows that.
+            # The earlier frame that the server misses may only have arrived later than this one. If the server has lost
+            # it, the next call shows this, because that call is made alone.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
@@ -382,13 +389,13 @@ class FrameSender(Destination):
         await self._prepare_next(reply.status, refused)
 
     def _take_written(self, frames: list[OutboundFrame], reply: SendReply) -> None:
-        """Take the frames that the server has written from their queues, and set the fates of their rows.
+        """Remove the frames that the server has written from their queues, and set the fates of their rows.
 
-        If the server has written a frame, it has written all earlier frames of the mailbox, even if their call got no
-        reply.
+        If the server has written a frame, it has also written all earlier frames of the mailbox, even if their call got
+        no reply.
         """
         written = False
-        # There are no fates if the server refuses the sender.
+        # If the server refuses the sender, the reply has no fates.
         for frame, fate in zip(frames, reply.fates, strict=False):
             if fate in _WRITTEN:
                 written, queue = True, self.queues[frame.mailbox]
@@ -401,12 +408,12 @@ class FrameSender(Destination):
             self._backoff.reset()
 
     async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        """After the server refused a call or some of its frames, make sure that no earlier try of it is accepted later.
+        """After a refused call, make sure that the server does not accept an earlier attempt of the call later.
 
-        If an earlier try may still reach the server, claim a higher epoch, and read which frames the server has
+        If an earlier attempt may still reach the server, claim a higher epoch, and read which frames the server has
         written.
 
-        Raises: Fenced if another sender has our name, or the server lost it.
+        Raises: Fenced if another sender has our name, or the server has lost it.
         """
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
             self.fenced = self._end(reply, sent)
@@ -418,8 +425,8 @@ class FrameSender(Destination):
         if gap:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if gap or reply.repeated:
-            # A higher epoch fences late tries. Otherwise the server could accept a late frame, because it has lost the
-            # number that the frame uses, or because that number has another frame now.
+            # With a higher epoch the server refuses late attempts. Without it, the server could accept a late frame,
+            # because it has lost the frame's number, or because that number belongs to another frame now.
             await self.take_epoch()
 
     async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
@@ -433,12 +440,12 @@ class FrameSender(Destination):
             await self.reload()
             self.reroute(again=True)
             for queue in [self.queues[mailbox] for mailbox in gone & self.queues.keys()]:
-                if queue.frames:  # the directory still has the queue's mailbox
+                if queue.frames:  # the mailbox is still in the directory
                     self._try_later(queue, FrameFate.GONE)
         else:
             for frame, fate in refused:
                 queue = self.queues[frame.mailbox]
-                # A frame that is not the first of its queue was only refused because an earlier frame was.
+                # A frame that is not the first of its queue was refused only because an earlier frame was refused.
                 if queue.frames and queue.frames[0] is frame:
                     self._process_refused(queue, status, fate)
 
@@ -454,16 +461,19 @@ class FrameSender(Destination):
             self._try_later(queue, fate)
 
     def _try_later(self, queue: MailboxQueue, why: FrameFate) -> None:
-        """Let a queue's refused first frame be tried again after a pause; fail frames that are past their deadline."""
+        """Set a pause after which a queue's refused first frame is sent again.
+
+        Fail frames whose deadline has passed.
+        """
         now = asyncio.get_running_loop().time()
         self._fail_late(queue, why, now)
         queue.back_off(now)
         self._some_refused = True
 
     def _back_off(self, why: SendStatus) -> None:
-        """After a call that was refused as a whole, fail frames past their deadline.
+        """After a call that was refused as a whole, fail frames whose deadline has passed.
 
-        From the second such call in a row on, pause.
+        After the second such call in succession, and after each further one, pause.
         """
         now = asyncio.get_running_loop().time()
         self._refusals += 1
@@ -478,14 +488,15 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that is too large even for its empty mailbox."""
+        """Build the error for a frame that is too large even for its mailbox when it is empty."""
         record = self.directory.records.get(frame.mailbox)
-        return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `MailboxRecord`
+        # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
+        return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)
 
     # -- failures -------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """Continue with a server that was restored from data older than our epoch."""
+        """Continue with a server that was restored from data that are older than our epoch."""
         logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
         await self.take_epoch()
         await self.reload()
@@ -493,9 +504,9 @@ class FrameSender(Destination):
         self.reroute(again=True)
 
     def _end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
-        """Stop for good, because another sender has our name or the server lost it; return the error.
+        """Stop for good, because another sender has our name or the server has lost it; return the error.
 
-        If the call was repeated, an earlier try may have written its frames, so their outcome is unknown.
+        If the call was repeated, an earlier attempt may have written its frames, so their outcome is unknown.
         """
         for frame in frames if reply.repeated else ():
             frame.in_flight.fail(frame.batch_rows(), send_errors.taken_over())
@@ -507,7 +518,7 @@ class FrameSender(Destination):
     def lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
         """Fail all frames, because the server cannot be reached or its memory is full.
 
-        Returns: the error of the frames in flight.
+        Returns: the error that the frames get.
         """
         if self.attempted and not _is_unsent(cause):
             self._fence_at = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""A batch that is being sent: the state of each row, from its verdict to its receipt."""
+"""A batch that is being sent. It has the state of each row, from the verdict to the receipt."""
 
 import time
 from collections import Counter
@@ -20,23 +20,23 @@ Rows = NDArray[np.intp]
 
 
 class BatchOwner(Protocol):
-    """The object that is told when rows of an InFlightBatch are done."""
+    """An object that is called when rows of an InFlightBatch have their fates or errors."""
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Take note that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
+        """Record that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
 
     def batch_done(self, batch: "InFlightBatch") -> None:
-        """Take note that all rows have their fate or error."""
+        """Record that all rows have their fate or error."""
 
 
 class InFlightBatch:
     """A batch that is being sent. It exists until all its rows have a fate or an error.
 
-    A row is open until it gets a fate or an error, which happens once. `left` is the number of open rows. `pending` has
-    the futures of the receipts, the trace, and who hears broadcasts. `batch` is the batch as it was accepted, which
-    the rules judge. `outgoing` is the batch that is written: with labels, and with rewritten payloads. If rows are for
-    several mailboxes, `placed` marks the rows that each mailbox has, and `copies` counts for each row the mailboxes
-    that do not have the row yet (None: each row is for one mailbox).
+    A row is open until it gets a fate or an error, which happens only once. `left` is the number of open rows.
+    `pending` has the futures of the receipts, the trace, and the hearers of broadcasts. `batch` is the batch as it was
+    accepted, which the rules judge. `outgoing` is the batch that is written, with labels and rewritten payloads. If
+    rows go to several mailboxes, `placed` says which rows each mailbox has, and `copies` says how many mailboxes do not
+    have a row yet. `copies` is None if each row goes to one mailbox.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class InFlightBatch:
         self.left = batch.rows
         self.pending = pending
         self._owner = owner
-        self._open: NDArray[np.bool_] | None = None  # by row; None: all rows are open, or no row is open
+        self._open: NDArray[np.bool_] | None = None  # whether each row is open; None: all rows are open, or none is
         self._told = False
         self._weights: RowWeights | None = None
 
@@ -79,17 +79,17 @@ class InFlightBatch:
         return None
 
     def is_placed(self, row: int) -> bool:
-        """Return whether a mailbox already has a row that is for several mailboxes."""
+        """Return whether a mailbox already has a row that goes to several mailboxes."""
         return any(rows[row] for rows in self.placed.values())
 
     @property
     def open(self) -> bool:
-        """Return whether a row has neither fate nor error yet."""
+        """Return whether some row has neither fate nor error yet."""
         return self.left > 0
 
     @property
     def open_rows(self) -> Rows:
-        """Return the open rows."""
+        """Return the rows that have no fate yet."""
         return np.flatnonzero(self._opened())
 
     def _opened(self) -> NDArray[np.bool_]:
@@ -98,18 +98,18 @@ class InFlightBatch:
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
-        """Return the given rows without rows that are no longer open."""
+        """Return those of the given rows that are open."""
         return rows[self._opened()[rows]]
 
     @property
     def stopped(self) -> dict[int, tuple[str, str]]:
-        """Return the blocked rows, with rule and reason, whether or not the log has them yet."""
+        """Return the blocked rows, with rule and reason, even if the log does not have them yet."""
         return self.outcome.blocks
 
     # -- verdicts -------------------------------------------------------------------------------------------------
 
     def apply(self, verdict: BatchVerdict, rows: Rows | None = None) -> None:
-        """Apply the verdicts on some rows (None: all), in place of earlier verdicts.
+        """Apply the verdicts on some rows (None: all). They replace earlier verdicts.
 
         A row that a mailbox already has keeps the verdict under which it was written.
         """
@@ -135,13 +135,13 @@ class InFlightBatch:
         }
 
     def stop(self, rows: Rows) -> None:
-        """Set the fate BLOCKED for rows."""
+        """Give the fate BLOCKED to rows, because rules have blocked them."""
         self.settle(rows, BLOCKED)
 
     # -- fates ----------------------------------------------------------------------------------------------------
 
     def expect(self, rows: Rows | list[int], copies: int | NDArray[np.intp]) -> None:
-        """Record to how many mailboxes each row is written: one number for all rows, or one for each."""
+        """Record to how many mailboxes each row goes: one number for all rows, or one for each."""
         if self.copies is None:
             if isinstance(copies, int) and copies == 1:
                 return
@@ -149,7 +149,7 @@ class InFlightBatch:
         self.copies[rows] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
-        """Record that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have the row."""
+        """Record that a mailbox has some rows (None: all). A row gets the fate when all its mailboxes have it."""
         if self.copies is None:
             self.settle(rows, fate)
             return
@@ -159,7 +159,7 @@ class InFlightBatch:
         self.settle(rows[self.copies[rows] == 0], fate)
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
-        """Set the fate of the open rows among some rows (None: among all)."""
+        """Give some rows (None: all) a fate, if they are open."""
         if rows is None and self.left == self.batch.rows:
             self.outcome.settle(None, fate)
             self._open, self.left = None, 0
@@ -173,7 +173,7 @@ class InFlightBatch:
         self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
-        """Set an error, instead of a fate, for the open rows among some rows (None: among all)."""
+        """Give some rows (None: all) an error in place of a fate, if they are open."""
         lost = self.open_rows if rows is None else self.still_open(rows)
         self.errors.update(dict.fromkeys(lost.tolist(), error))
         for row in lost.tolist():
@@ -182,7 +182,7 @@ class InFlightBatch:
         self._tell(lost)
 
     def give_up(self, error: MessagingError) -> MessagingError:
-        """Set an error for all open rows; return the error, which has the receipts of the other rows."""
+        """Give all open rows an error; return the error, which has the receipts of the other rows."""
         self.fail(None, error)
         return self._error_of(0, self.batch.rows) if self.errors else error
 
@@ -193,7 +193,7 @@ class InFlightBatch:
             self._owner.rows_done(len(rows), self._freed(rows))
 
     def _freed(self, rows: Rows) -> int:
-        """Return the bytes of payload that belong to rows that were just closed."""
+        """Return how many bytes of payload are freed by rows that have just got their fate or error."""
         lines = self.batch.lines
         if lines is None:
             return 0
@@ -206,9 +206,9 @@ class InFlightBatch:
     # -- receipts -------------------------------------------------------------------------------------------------
 
     def _tell(self, rows: Rows | None) -> None:
-        """Set the receipts or errors in the futures of rows that have just got their fate or error (None: all)."""
+        """Set the receipts or errors in the futures of rows (None: all) that have just got their fate or error."""
         pending = self.pending
-        # A bulk send gets its receipts all at once, so it waits until no row is left.
+        # A bulk send gets all its receipts at once, when none of its rows is open.
         if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):
             return
         self.outcome.done_at = time.time()
@@ -234,7 +234,7 @@ class InFlightBatch:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self.pending.bulks:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
-            # Mostly no row has failed, and then single rows need not be checked.
+            # If no row has failed, as in most batches, the rows need not be checked one by one.
             if bulk.done() or len(unknown) > len(self.errors):
                 continue
             if any(row not in self.errors for row in unknown.tolist()):
@@ -245,13 +245,16 @@ class InFlightBatch:
                 bulk.set_result(Receipts([(self.outcome, low, high)]))
 
     def _error_of(self, low: int, high: int) -> MessagingError:
-        """Build the error of some rows, with the receipts of rows that have receipts, and the ids of the other rows."""
+        """Build the error of some rows.
+
+        It has the receipts of the rows that have receipts, and the ids of the others.
+        """
         rows = [row for row in range(low, high) if row in self.errors]
         error = min((self.errors[row] for row in rows), key=lambda found: not isinstance(found, OutcomeUnknown))
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # The text names the other errors too, because the caller must not send all rows again: some may be sent
+            # The text also names the other errors, because the caller must not send all rows again: some would be sent
             # twice.
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
@@ -264,19 +267,19 @@ class InFlightBatch:
 
 
 class RowWeights:
-    """The payload bytes of rows. If several rows share a payload, its bytes are freed when the last row is closed."""
+    """The payload bytes of rows. If rows share a payload, its bytes are freed when the last of them has its fate."""
 
     __slots__ = ("_index", "_open", "_weights", "rest")
 
     def __init__(self, lines: Payloads) -> None:
-        self.rest = lines.nbytes  # the bytes of the rows that are open
+        self.rest = lines.nbytes  # the bytes of the payloads of open rows
         self._index = lines.index
         self._weights = lines.weights
-        # For each payload, how many rows with this payload are open.
+        # For each payload, how many open rows have it.
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
     def take(self, rows: Rows) -> int:
-        """Return how many bytes are freed when these rows are closed. Each row may be passed in only one call."""
+        """Return how many bytes are freed when these rows get their fate or error. Each row may be passed only once."""
         if self._index is None or self._open is None:
             freed = int(self._weights[rows].sum())
         else:
@@ -288,7 +291,7 @@ class RowWeights:
 
 
 def tell_fates(observer: Observer, outcome: Outcome) -> None:
-    """Report to an observer the fates of a batch, and how many messages each rule blocked."""
+    """Report the fates of a batch to an observer, and how many messages each rule has blocked."""
     if len(outcome):
         observer.batch_sent(outcome.fates, outcome.consumption(0))
     for rule, messages in Counter(rule for rule, _ in outcome.blocks.values()).items():

@@ -1,4 +1,4 @@
-"""The local log of a messager: its latest sends."""
+"""The local log of a messager: the messages that it has sent most recently."""
 
 from collections import deque
 from itertools import islice
@@ -11,19 +11,19 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.fates import UNKNOWN
 from ray_messaging.receipt import Outcome
 
-# The size of a batch and its outcome without payloads, which is most of the size of a batch of one message.
+# The size of a batch and its outcome without payloads. It is most of the size if a batch has one message.
 _BATCH_BYTES = 900
 
 
 class SendLog(Protocol):
-    """The object to which each batch is added when all of its rows have their fates."""
+    """An object that gets each batch when all rows of the batch have their fates."""
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Add a batch whose rows all have their fates."""
 
 
 class LocalLog:
-    """The latest sends, up to `limit` messages and `limit_bytes`. Older sends are dropped, and counted."""
+    """The latest sent messages, up to `limit` messages and `limit_bytes`. Older ones are dropped, and counted."""
 
     def __init__(self, exp_id: str, limit: int, limit_bytes: int) -> None:
         self._exp_id = exp_id
@@ -32,16 +32,17 @@ class LocalLog:
         self._size = 0
         self._nbytes = 0
         self._gone = 0
-        self._batches: deque[tuple[Batch, Outcome, int]] = deque()  # the batches, with outcome and size in bytes
+        # The batches, each with its outcome and its size in bytes.
+        self._batches: deque[tuple[Batch, Outcome, int]] = deque()
 
     @property
     def dropped(self) -> int:
-        """Return how many sends were dropped because of the limit."""
+        """Return how many messages were dropped because of the limits."""
         return self._gone + self._excess
 
     @property
     def _excess(self) -> int:
-        """Return how many rows of the oldest batch must go so that the whole log is within its limit of rows."""
+        """Return how many rows of the oldest batch must be left out so that the log is within its limit of messages."""
         return max(0, self._size - self._limit)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
@@ -62,13 +63,13 @@ class LocalLog:
             self._gone += oldest.rows
 
     def clear(self) -> None:
-        """Drop all sends."""
+        """Drop all messages that the log has."""
         self._gone = self.dropped
         self._batches.clear()
         self._size = self._nbytes = 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dict for each send, the oldest first."""
+        """Return a dict for each sent message, the oldest first."""
         rows = ((batch, outcome, row) for batch, outcome, _ in self._batches for row in range(batch.rows))
         return [self._row(*found) for found in islice(rows, self._excess, None)]
 

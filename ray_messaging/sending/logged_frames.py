@@ -1,4 +1,4 @@
-"""Log notes: messages, and facts about messages, that are in no mailbox, in the form for the event log."""
+"""Log notes: messages, and facts about messages, that are in no mailbox, encoded for the event log."""
 
 import numpy as np
 
@@ -11,14 +11,17 @@ from ray_messaging.wire.notes import Before, LogNote, before_of, encode_log_note
 
 
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Build the note about blocked rows. It has the payloads that the blocking rule has read."""
+    """Build the note about blocked rows. It also has the payloads that the blocking rule has read."""
     places = rows.tolist()
     why = why_of(map(in_flight.stopped.__getitem__, places))
     return logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why, before=_originals(in_flight, places)))
 
 
 def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
-    """Build the note about rows (None: all) without a mailbox. Only the server knows how many subscribers got them."""
+    """Build the note about rows (None: all) on channels without a mailbox.
+
+    Only the server knows how many subscribers got them.
+    """
     places = range(len(in_flight.batch)) if rows is None else rows.tolist()
     return logged(batch, _note(in_flight, PUBLISHED, "", list(places)))
 
@@ -26,10 +29,10 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Return the mailbox's frame, with rewritten rows marked, and the note about these rows (None: there are none).
+    """Return the mailbox's frame with its rewritten rows marked, and the note about these rows (None: there are none).
 
-    Args: `rows` are the batch's rows in flight (None: all). `frame` is the batch, or the folded batch; then `places`
-    has, for each row of the batch, its row in the folded batch.
+    Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch.
+    Then `places` has, for each row of the batch, its row in the folded batch.
     """
     found = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
     marked = np.array([at for at, row in enumerate(found) if row in in_flight.rewritten], np.intp)
@@ -43,14 +46,14 @@ def rewritten(
 
 
 def _note(in_flight: InFlightBatch, fate: int, mailbox: str, rows: list[int], places: bytes = b"") -> LogNote:
-    """Build a note about rows, with the original payloads of rewritten rows."""
+    """Build a note about rows. It has the original payloads of rows that rules have rewritten."""
     changes = in_flight.rewritten
     why = why_of((changes[row][0], "") if row in changes else None for row in rows)
     return LogNote(fate, mailbox, why, _originals(in_flight, rows), places)
 
 
 def _originals(in_flight: InFlightBatch, places: list[int]) -> tuple[Before, ...]:
-    """Return the payloads of rewritten rows as their senders have sent them."""
+    """Return the payloads of rewritten rows, as the senders have sent them."""
     lines, changes = in_flight.batch.lines, in_flight.rewritten
     if lines is None:
         return ()
@@ -58,5 +61,5 @@ def _originals(in_flight: InFlightBatch, places: list[int]) -> tuple[Before, ...
 
 
 def logged(batch: Batch, note: LogNote) -> LoggedFrame:
-    """Return a batch and a note about it in the form for the event log."""
+    """Return a batch, and a note about it, encoded for the event log."""
     return LoggedFrame(encode(batch), encode_log_note(note), batch.rows)

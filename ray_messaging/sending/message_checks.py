@@ -1,4 +1,4 @@
-"""The checks of messages before they are accepted."""
+"""The checks of messages before they are accepted for sending."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _ADDRESSES_KEPT = 200_000
 
 
 class CheckedMessage(NamedTuple):
-    """One checked message; `line` is its payload as JSON."""
+    """One checked message. `line` is its payload as JSON."""
 
     from_id: AgentId | None
     to_id: AgentId | None
@@ -26,12 +26,12 @@ class MessageChecks:
     """The checks of one messager's messages.
 
     Args: `user_is_explicit` says that a from_id of None always means the user. Otherwise None may also mean that
-    from_id was left out, which is refused if only some agents may send.
+    from_id was left out. If only some agents may send, such a message is refused.
     """
 
     def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
         self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # a cache of parsed channels
-        self.known: set[int] | None = None  # a cache of int ids that may send; None: all may send
+        self.known: set[int] | None = None  # a cache of int ids that may send; None if all ids may send
         self._name = name
         self._exp_id = exp_id
         self._payload_bytes = payload_bytes
@@ -39,7 +39,7 @@ class MessageChecks:
         self._allowed: AllowedSenders | None = None
 
     def allow_only(self, agents: AgentSet) -> None:
-        """Accept only messages of these agents, and of the agents of earlier calls."""
+        """Accept only messages of these agents, and of the agents in earlier calls."""
         self._allowed = self._allowed or AllowedSenders(self._name)
         self._allowed.add(agents)
         self.known = self._allowed.known
@@ -50,7 +50,7 @@ class MessageChecks:
             self._allowed.remove(agents)
 
     def address(self, channel: str) -> tuple[AgentId | None, str]:
-        """Return the agent (None: the channel is not an agent's) and the topic of a channel.
+        """Return the agent and the topic of a channel. The agent is None if the channel belongs to no agent.
 
         Raises: InvalidAddress for an invalid channel.
         """
@@ -59,11 +59,11 @@ class MessageChecks:
             return known[channel]
         except KeyError:
             agent_id, topic = parse_channel(self._exp_id, channel)
-        except TypeError:  # The channel has no hash, so it cannot be looked up, and is parsed.
+        except TypeError:  # the argument has no hash, so it is no channel, and `parse_channel` raises the error
             return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
-            known.clear()  # The table is full, so it is emptied, and channels are parsed again.
-        known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
+            known.clear()  # the cache is full, so it is emptied
+        known[channel] = agent_id, topic  # a plain tuple can be unpacked fastest
         return agent_id, topic
 
     def checked(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> CheckedMessage:

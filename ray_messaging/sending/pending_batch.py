@@ -1,4 +1,4 @@
-"""The batch that waits to be sent: its messages, to which more can be appended, and the futures of their receipts."""
+"""A batch that waits to be sent: its messages, to which more can be appended, and the futures of their receipts."""
 
 import asyncio
 from asyncio import Future
@@ -28,7 +28,8 @@ from ray_messaging.transports.transport_values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.message import Message
 
-# The column of a single question, because to build it each time would double the time for the extension.
+# The column of a single question. It is built only once, because building it takes as long as the rest of the
+# extension.
 _EXPECTS = np.ones(1, np.bool_)
 _EXPECTS.flags.writeable = False
 
@@ -36,7 +37,7 @@ _EXPECTS.flags.writeable = False
 class Questions(NamedTuple):
     """Kind of rows: questions whose answers are sent to `mailbox`.
 
-    `sealed` is called with each batch of questions, once its messages have their ids, and before the batch is sent. Its
+    `sealed` is called with each batch of questions, after its messages have got their ids and before it is sent. Its
     second argument has the futures of the answers, for questions that were asked one by one.
     """
 
@@ -45,7 +46,7 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Kind of rows: answers for the mailbox that asked. `failed` says that they report a handler's failure."""
+    """Kind of rows: answers for the mailbox that has asked. `failed` says that they report failures of handlers."""
 
     mailbox: str
     failed: bool = False
@@ -55,7 +56,7 @@ class ConversationRows(msgspec.Struct, eq=False):
     """The rows of one batch that are all questions or all answers.
 
     For answers, `in_reply_to` has the ids of their questions. For questions, `answers` has the futures of their
-    answers. `behind` has, by row, the handlers that wait for the answer to a question.
+    answers, and `behind` has, by row, the handlers that wait for the answer.
     """
 
     kind: Questions | Replies
@@ -64,7 +65,7 @@ class ConversationRows(msgspec.Struct, eq=False):
     behind: Behind = msgspec.field(default_factory=dict)
 
     def extend(self, batch: Batch) -> Batch:
-        """Add the columns of questions or answers to a sealed batch, and return it."""
+        """Add the columns of questions or answers to a batch, and return it."""
         if isinstance(self.kind, Replies):
             replies = MessageIdColumn.of(self.in_reply_to)
             batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox, failed=self.kind.failed)
@@ -79,7 +80,7 @@ class ConversationRows(msgspec.Struct, eq=False):
 
 
 class Reach(NamedTuple):
-    """How many agents of a mailbox hear each sender, by the sender's place. `agents` is the digest of these agents."""
+    """How many agents of a mailbox hear each sender, by the sender's place. `agents` is the digest of the agents."""
 
     record: MailboxRecord
     agents: bytes
@@ -87,9 +88,9 @@ class Reach(NamedTuple):
 
 
 class Reaches:
-    """For one version of an audience and one subtopic, how many agents in each mailbox hear each sender.
+    """How many agents in each mailbox hear each sender, for one version of an audience and one subtopic.
 
-    The numbers are computed once for each mailbox's record. `hearers` has the number of all hearers of each sender,
+    The numbers are computed once for each mailbox's record. `hearers` is the number of all hearers of each sender.
     `places_of` returns the places of senders.
     """
 
@@ -113,23 +114,27 @@ class Reaches:
         return found
 
     def are_all_in(self, records: Collection[MailboxRecord], from_ids: IdColumn) -> bool:
-        """Return whether every hearer of some senders is in one of these mailboxes."""
+        """Return whether all agents that hear some senders are in these mailboxes."""
         there = sum((self.of(record).hearers for record in records), np.zeros(len(self.hearers), np.int64))
         places = self.places_of(from_ids)
         return bool((there[places] >= self.hearers[places]).all())
 
 
-# A payload that is larger than this counts as large: a batch of small payloads keeps within BATCH_BYTES by its rows.
+# A payload larger than this counts as large. A batch of smaller payloads stays below BATCH_BYTES, because its number of
+# rows is limited.
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 def caused_by_one(cause: str | None, rows: int) -> Extension | None:
-    """Return the extension of rows that were sent while message `cause` was handled; None without a cause."""
+    """Return the extension of rows that were sent while the message `cause` was handled; None if there is no cause."""
     return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
 
 class BulkWaiter(NamedTuple):
-    """The future of a bulk send with rows `low` to `high`; `call_row` is the first row's number in the bulk send."""
+    """The future of a bulk send, whose rows in a batch are `low` to `high`.
+
+    `call_row` is the number of its first row in the bulk send.
+    """
 
     low: int
     high: int
@@ -139,13 +144,13 @@ class BulkWaiter(NamedTuple):
 
 def _new_future() -> "asyncio.Future[Receipts]":
     future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
-    # A caller that was cancelled does not read the error, so it is marked as seen here.
+    # If the caller was cancelled, nobody else reads the error.
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 
 
-# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: the row belongs to a
-# bulk send).
+# The items of a row in `cells`: from_id, to_id, topic, payload, time, and the future of its receipt (None: the row
+# belongs to a bulk send).
 ROW_CELLS = 6
 _LINE_CELL = 3
 _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
@@ -154,24 +159,24 @@ _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
 class PendingBatch(msgspec.Struct, eq=False):
     """Messages that will be sent as one batch, and the futures of their receipts.
 
-    Single messages are appended to `cells`, whole batches by `join` to `parts`; `seal` makes one `Batch` of all. The
-    cells of all single messages are in one list, row after row, so that slices of the list are the columns, and no row
-    needs an object. They come after all `parts`. `causes` has, by row of the cells, the ids of the messages that the
-    senders were handling. `counted` is how many cells have been counted against the capacity. `nbytes` is the size of
-    the payloads that are counted, `large` the size of all large payloads.
+    Single messages are appended to `cells`, and whole batches are appended to `parts` by `join`. `seal` makes one
+    `Batch` of all of them. The items of all single messages are in one list, row after row, so that slices of the list
+    are the columns, and no row needs an object. These messages come after all `parts`. `causes` has, by row in `cells`,
+    the ids of the messages that the senders were handling. `counted` is how many items of `cells` were counted against
+    the capacity. `nbytes` is the size of the counted payloads, and `large` the size of all large payloads.
 
-    `singles` has, by row, a future for each message that was sent alone, and None for a row of a bulk send; it is empty
+    `singles` has, by row, a future for each message that was sent alone, and None for a row of a bulk send. It is empty
     if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own future.
-    These are complete once the batch is sealed. `checked` is the version of the schemas by which the payloads were
-    checked (0: not checked). With `reaches` each row is a broadcast that no rule judges. `trace` has the batch's spans.
+    These three are complete after `seal`. `checked` is the version of the schemas by which the payloads were checked
+    (0: not checked). With `reaches` each row is a broadcast that no rule judges. `trace` has the batch's spans.
     """
 
     step: NDArray[np.int64] | int | None = None
-    conversation: ConversationRows | None = None  # None: plain messages
+    conversation: ConversationRows | None = None  # None if the messages are neither questions nor answers
     parts: list[Batch] = msgspec.field(default_factory=list)
     cells: list[Any] = msgspec.field(default_factory=list)
     causes: dict[int, str] = msgspec.field(default_factory=dict)
-    shared: bool = False  # True: some rows of the cells have the same payload object
+    shared: bool = False  # whether some rows of `cells` have the same payload object
     singles: "list[asyncio.Future[Receipt] | None]" = msgspec.field(default_factory=list)
     bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
     all_single: bool = False
@@ -181,13 +186,13 @@ class PendingBatch(msgspec.Struct, eq=False):
     checked: int = 0
     reaches: Reaches | None = None
     trace: AnySpans = UNTRACED
-    _joined: int = 0  # the number of rows of all parts
+    _joined: int = 0  # the number of rows of all `parts`
 
     @classmethod
     def of(
         cls, batch: Batch, conversation: ConversationRows | None = None, reaches: Reaches | None = None
     ) -> "PendingBatch":
-        """Return a pending batch of the messages of one batch."""
+        """Return a pending batch that has the messages of one batch."""
         made = cls(batch.step, conversation, reaches=reaches)
         made.join(batch)
         return made
@@ -196,7 +201,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         return self._joined + len(self.cells) // ROW_CELLS
 
     def lines(self, cell: int) -> list[bytes]:
-        """Return the payloads of the single messages from a cell on."""
+        """Return the payloads of the single messages from the item `cell` of `cells` on."""
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def takes(self, large: int, step: int | None, kind: Questions | Replies | None) -> bool:
@@ -215,7 +220,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     ) -> None:
         """Append one payload for one or more recipients, without a future for each message.
 
-        Args: a recipient of None means that the channel is not an agent's; `cause` is the id of the message that the
+        Args: A recipient of None means that the channel belongs to no agent. `cause` is the id of the message that the
         sender is handling.
         """
         cells = self.cells
@@ -229,7 +234,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch, which has no extension but causes."""
+        """Append all messages of a batch, which must have no extension except causes."""
         if self.cells:
             self._end_cells()
         if self.singles:
@@ -240,7 +245,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += 0 if batch.lines is None else batch.lines.nbytes
 
     def _end_cells(self) -> None:
-        """Make a part of the single messages, to which no more are appended."""
+        """Turn the single messages in `cells` into a batch in `parts`."""
         from_ids, to_ids, topics, lines, times, futures = map(self.cells.__getitem__, _COLUMNS)
         rows, table, topic = len(lines), (topics[0],), None
         if topics.count(topics[0]) < rows:
@@ -264,22 +269,22 @@ class PendingBatch(msgspec.Struct, eq=False):
         if self.causes:
             batch.extension = Extension(caused_by=MessageIdColumn.of([*map(self.causes.get, range(rows))]))
             self.causes = {}
-        if futures[0] is not None:  # otherwise these are no messages that were sent alone
+        if futures[0] is not None:  # each of these messages was sent alone
             self.all_single = not self.parts
             self.singles = futures if self.all_single else [*(self.singles or [None] * self._joined), *futures]
         self.parts.append(batch)
         self._joined += rows
-        self.cells.clear()  # The accumulator has this list, too.
+        self.cells.clear()  # The accumulator has a reference to this list, so it is emptied and not replaced.
         self.counted = 0
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Return all messages as one batch, with our name; its first message has the number `first`."""
+        """Return all messages as one batch of a sender. Its first message has the number `first`."""
         if self.cells:
             self._end_cells()
-        for part in self.parts:  # a transaction gets its step at its end, after its parts were made
+        for part in self.parts:  # a transaction gets its step at its end, after its messages were appended
             part.step = self.step
         if len(self.parts) > 1:
-            self.parts = [joined_batches(self.parts)]  # the payloads are copied, so the former parts are dropped
+            self.parts = [joined_batches(self.parts)]  # the payloads were copied, so the former batches are dropped
         [batch] = self.parts
         batch.sender, batch.epoch, batch.first, batch.step, batch.frame = sender, epoch, first, self.step, None
         batch.labels, batch.noted = {}, None  # only rules, and this process, may set these fields
@@ -287,10 +292,10 @@ class PendingBatch(msgspec.Struct, eq=False):
 
 
 class TransactionBatch(PendingBatch, eq=False):
-    """The messages of a transaction, which are written together or not at all, and the transaction's conclusion.
+    """The messages of a transaction, which are written as a whole or not at all, and the transaction's conclusion.
 
     Without a conclusion the transaction writes nothing, and only asks which transactions the server has committed.
-    `future` gets the receipts. `number` is the transaction's number, or None as long as no call with it was made.
+    `future` gets the receipts. `number` is the transaction's number, or None until a call with the number is made.
     """
 
     future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)
@@ -298,7 +303,10 @@ class TransactionBatch(PendingBatch, eq=False):
     number: int | None = None
 
     def check_room(self, more_rows: int, more_bytes: int) -> None:
-        """Raise TransactionError for too many messages, PayloadTooLarge for too many bytes, with so many more."""
+        """Raise an error if the transaction would be too large with this many more rows and bytes.
+
+        Raises: TransactionError for too many messages; PayloadTooLarge for too many bytes.
+        """
         rows, nbytes = len(self) + more_rows, self.nbytes + more_bytes
         if rows > BATCH_ROWS:
             raise TransactionError(
@@ -314,9 +322,10 @@ class TransactionBatch(PendingBatch, eq=False):
             )
 
     def add(self, batches: Sequence[Batch]) -> None:
-        """Queue the messages of batches: all of them, or none. Raises the same errors as `check_room`."""
+        """Append the messages of batches, all or none. Raises the same errors as `check_room`."""
         for batch in batches:
-            batch.lines = None if batch.lines is None else batch.lines.json  # Parts of several schemas can be joined.
+            # As JSON, payloads of several schemas can be joined.
+            batch.lines = None if batch.lines is None else batch.lines.json
         self.check_room(
             sum(batch.rows for batch in batches),
             sum(batch.lines.nbytes for batch in batches if batch.lines is not None),
@@ -325,13 +334,13 @@ class TransactionBatch(PendingBatch, eq=False):
             self.join(batch)
 
     def fail(self, error: MessagingError) -> None:
-        """Fail the transaction with an error."""
+        """Raise an error in the caller that waits for the transaction, unless it has an outcome already."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 def _once(lines: Sequence[bytes]) -> PayloadColumn:
-    """Build a column that has each payload object once, however many rows share it."""
+    """Build a column that has each payload object once, even if several rows share it."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))

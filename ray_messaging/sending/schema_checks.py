@@ -1,4 +1,4 @@
-"""Checks of messages by the schemas of their subtopics in the directory."""
+"""Checks whether payloads fit the schemas that the directory has for their subtopics."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
 
 
 async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Batch]]) -> int:
-    """Check batches by the known schemas, if any. If a check fails, load the current schemas and check again.
+    """Check batches by the schemas that this process knows. If a check fails, load the current schemas and check again.
 
     Returns: the version of the schemas by which the batches were checked.
     Raises: PayloadMismatch if a schema refuses a payload.
@@ -40,9 +40,9 @@ async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Ba
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
-    """Return whether some payload in a batch does not fit its schema.
+    """Return whether some payload of a batch does not fit its schema.
 
-    If all payloads fit, mark the batch as checked.
+    If all payloads fit, record that the batch was checked.
     """
     try:
         found = next(_mismatches(schemas, in_flight.batch), None)
@@ -54,7 +54,7 @@ def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
 
 
 def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Rows | None:
-    """Fail the rows of a batch (None: of all) whose payloads do not fit their schemas; return the other rows."""
+    """Give an error to those rows (None: of all) whose payloads do not fit their schemas; return the other rows."""
     batch = in_flight.batch if rows is None else in_flight.batch.take(rows)
     try:
         for row, error in _mismatches(schemas, batch):
@@ -72,7 +72,7 @@ def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Ro
 def _mismatches(
     schemas: Schemas, batch: Batch, first: int | None = None
 ) -> Iterator[tuple[int | None, PayloadMismatch]]:
-    """Yield the rows whose payloads do not fit their schema, with the errors. Row None means that no payload fits."""
+    """Yield each row whose payload does not fit its schema, with the error. Row None means that no payload fits."""
     for number, topic in enumerate(batch.topics):
         schema = schemas.of(topic)
         if schema is None or batch.lines is None:

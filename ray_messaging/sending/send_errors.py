@@ -24,7 +24,7 @@ RULES_CAME = (
 
 
 def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | TransitError:
-    """Build the error for a frame that the server has refused until the frame's deadline."""
+    """Build the error for a frame that the server has refused until the frame's deadline had passed."""
     placed = sorted(mailbox for mailbox, rows in frame.in_flight.placed.items() if rows.any())
     others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
     if why is FrameFate.LOG_FULL:
@@ -57,7 +57,7 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
 
 
 def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
-    """Build the error for a frame that is too large for an empty mailbox; `limit` in bytes."""
+    """Build the error for a frame that is too large even for an empty mailbox. `limit` is in bytes."""
     return PayloadTooLarge(
         f"mailbox {frame.mailbox!r} cannot hold {len(frame.frame):,} bytes, not even when it is empty: send a "
         "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
@@ -92,7 +92,7 @@ def fenced(sender: str, epoch: int) -> Fenced:
 
 
 def reader_fenced(conclusion: Conclusion) -> Fenced:
-    """Build the error for a transaction whose mailbox a newer reader has, or which the server has lost."""
+    """Build the error for a transaction whose mailbox has a newer reader, or whose mailbox the server has lost."""
     return Fenced(
         f"a newer reader has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
         f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "
@@ -103,10 +103,10 @@ def reader_fenced(conclusion: Conclusion) -> Fenced:
 
 
 def behind() -> TransactionError:
-    """Build the error for a server that has lost a transaction that it had confirmed."""
+    """Build the error for a transaction after the server has lost an earlier one that it had confirmed."""
     return TransactionError(
         "the server has lost a transaction that it had confirmed (was it restored from a backup?), so nothing of this "
-        "one was done: close this messager and open it again, it goes on with what the server has"
+        "one was done: close this messager and open it again; it then goes on with the data that the server has"
     )
 
 
@@ -132,7 +132,7 @@ def unknown(cause: Exception) -> OutcomeUnknown:
             replicas=cause.replicas,
             wanted=cause.wanted,
         )
-    if isinstance(cause, OutcomeUnknown):  # The cause itself says more than a new error would.
+    if isinstance(cause, OutcomeUnknown):  # a new error would say less than the cause
         return cause
     error = OutcomeUnknown(
         f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "

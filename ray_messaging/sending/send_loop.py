@@ -1,4 +1,4 @@
-"""The send loop takes one batch after the other, gets the verdicts on it, and writes its messages to the mailboxes."""
+"""The send loop, which takes one batch after the other, gets verdicts on its messages, and writes them to mailboxes."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A messager that closes while the server does not answer waits no longer than this.
+# The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
 
 
@@ -40,7 +40,7 @@ class SendLoop:
     def __init__(
         self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: "Accumulator"
     ) -> None:
-        self.verdict_client = verdict_client  # a new client is used from the next batch on
+        self.verdict_client = verdict_client  # if it is replaced, the new client is used from the next batch on
         self.batches = 0  # the number of batches that were sent
         self.deferred = DeferredRows(self)
         self.turned_at = time.monotonic()
@@ -75,15 +75,18 @@ class SendLoop:
         """Wake the loop, because there is something to do."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # the loop had nothing to do while it slept
+            self.turned_at = time.monotonic()  # its sleep is no sign that the loop is stuck
             self._wake.set()
 
     def made_progress(self) -> None:
-        """Record that the loop works, although it waits for something."""
+        """Record that the loop still works, although it waits for something."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
-        """Stop at once. Messages without a receipt fail with the error, and frames that may still arrive are fenced."""
+        """Stop at once.
+
+        Messages without a receipt get the error, and frames that may still reach the server are fenced.
+        """
         await self.deferred.close()
         await end(self._task)
         self._abandon(error)
@@ -94,7 +97,8 @@ class SendLoop:
     async def _run(self) -> None:
         try:
             while True:
-                # Callers that wait for a receipt or for capacity may go on before the next batch is closed.
+                # Callers that wait for a receipt or for capacity may send more messages before the next batch is
+                # closed.
                 await asyncio.sleep(0)
                 self.turned_at = time.monotonic()
                 await self._step()
@@ -107,7 +111,7 @@ class SendLoop:
             self._break(broken)
 
     async def _step(self) -> None:
-        """Send the next batch; wait for one if there is none."""
+        """Send the next batch. If there is none, wait for one."""
         pending, ahead = self._take()
         if pending is None:
             await self._sleep()
@@ -125,16 +129,16 @@ class SendLoop:
         await self._send(ahead=ahead)
 
     def _take(self) -> tuple[PendingBatch | None, bool]:
-        """Take the next batch, if it may be written now, and return it.
+        """Return the next batch if it may be written now, otherwise None; and whether calls are left under way.
 
-        Return also whether calls are to be left under way: the next batch is closed, or earlier calls are under way.
+        Calls are left under way if the next batch is closed, or if earlier calls are under way.
         """
         closed = self._source.has_closed
         ahead = closed or bool(self._frames.calls)
         return (None if ahead and not (closed and self._frames.has_room) else self._source.take()), ahead
 
     async def _send(self, *, ahead: bool = False) -> None:
-        """Write all frames that may be written; with `ahead` leave the calls under way."""
+        """Write all frames that can be written now. With `ahead`, leave the calls under way."""
         if self.deferred.moved:
             deadline = self._loop.time() + self._settings.send_timeout_s
             for held, rows, epoch in self.deferred.take_ready():
@@ -144,7 +148,7 @@ class SendLoop:
             await self._judge_again()
 
     async def _sleep(self) -> None:
-        """Wait for a batch, or until a full mailbox is to be tried again."""
+        """Wait for a batch, or until frames for a full mailbox are to be sent again."""
         retry_at = self._frames.retry_at
         try:
             if retry_at is None:
@@ -160,7 +164,7 @@ class SendLoop:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def begin(self, pending: PendingBatch) -> InFlightBatch:
-        """Assign numbers to the messages of a batch, and return it as a batch that is being sent."""
+        """Assign numbers to the messages of a batch, and return the batch in the form in which it is sent."""
         batch = pending.seal(self._frames.sender, self._frames.epoch, self.number)
         self.number += batch.rows
         self.batches += 1
@@ -199,7 +203,7 @@ class SendLoop:
         self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
 
     async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Ask for the verdicts on a batch; report the time that it took to the observer and the trace."""
+        """Ask for the verdicts on a batch. Report to the observer and the trace how long the answer took."""
         in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
         verdict = await self.verdict_client.judge(in_flight.batch)
@@ -209,7 +213,7 @@ class SendLoop:
         return verdict
 
     async def _judge_again(self) -> None:
-        """Get new verdicts on rows that passed by outdated rules or by an earlier interceptor, and send these rows."""
+        """Get new verdicts on rows that were judged by old rules or by an earlier interceptor, and send these rows."""
         loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._frames.stale_verdicts:
@@ -227,7 +231,7 @@ class SendLoop:
     # -- transactions ---------------------------------------------------------------------------------------------
 
     async def _transact(self, transaction: TransactionBatch) -> None:
-        """Send everything that was accepted before, and then the transaction."""
+        """Send all messages that were accepted before a transaction, and then the transaction."""
         self._next_transaction = transaction
         if len(transaction):
             await self._begin_first(transaction)
@@ -245,7 +249,7 @@ class SendLoop:
             raise self._frames.fenced
 
     async def judge_transaction(self, in_flight: InFlightBatch) -> int:
-        """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch."""
+        """Get all verdicts on a transaction's batch, also those of slow rules; return the verdict epoch."""
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)
@@ -258,7 +262,7 @@ class SendLoop:
                 self.made_progress()
         if in_flight.errors:
             raise next(iter(in_flight.errors.values()))
-        # If verdicts have two epochs, the server will refuse them, and new verdicts are asked for.
+        # If the verdicts have two epochs, the server refuses them, and new verdicts are requested.
         return epochs.pop() if len(epochs) == 1 else MIXED
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -268,7 +272,7 @@ class SendLoop:
         self._source.fail(error)
 
     def _abandon(self, error: MessagingError) -> None:
-        """Fail all messages that were taken and have no receipt yet."""
+        """Give the error to all messages that were taken and have no receipt yet."""
         if self._transaction is not None:
             self._transaction.abandon(error)
             self._transaction = None

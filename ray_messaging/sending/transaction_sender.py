@@ -1,4 +1,4 @@
-"""The transaction sender, which gets the verdicts on one transaction, and writes it completely or not at all."""
+"""The transaction sender, which gets the verdicts on one transaction, and writes it as a whole or not at all."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ _REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
 
 
 class TransactionSender:
-    """Sender of one transaction. Meanwhile the messager sends nothing else."""
+    """Sender of one transaction. During the transaction, the messager sends nothing else."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class TransactionSender:
         self._frames = frames
         self._settings = settings
         self._transaction = transaction
-        self._in_flight = in_flight  # None: the transaction sends no message
+        self._in_flight = in_flight  # None if the transaction sends no messages
         self._loop = loop
         self._done = False
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
         self._backoff = Backoff(TRANSACTION_RETRY)
-        self._until = 0.0  # the loop time at which the transaction times out
+        self._until = 0.0  # the loop time at which the transaction exceeds its time limit
         self._verdicts_until: float | None = None
 
     async def run(self) -> None:
-        """Conclude the transaction. Without a conclusion, only find out which transactions the server has.
+        """Write the transaction. Without a conclusion, only find out which transactions the server has committed.
 
-        Raises: the error that is also set in the transaction's future.
+        Raises: the error that the transaction's future also gets.
         """
         try:
             await self._frames.begin()
@@ -73,25 +73,26 @@ class TransactionSender:
         self._succeed()
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail the transaction because sending stops. If a call is under way, its outcome is unknown."""
+        """Fail the transaction, because sending stops. If a call is under way, the transaction's outcome is unknown."""
         self._fail(send_errors.cut_off(error) if self._frames.attempted else error)
 
     def _succeed(self) -> None:
         self._done = True
         parts = []
         if self._in_flight is not None:
-            self._in_flight.stop(self._in_flight.open_rows)  # These rows are blocked, and need not be logged.
+            # The rows that are still open are blocked ones that need no log note.
+            self._in_flight.stop(self._in_flight.open_rows)
             parts = [(self._in_flight.outcome, 0, len(self._in_flight.batch))]
         if not self._transaction.future.done():
             self._transaction.future.set_result(Receipts(parts))
 
     def _fail(self, error: MessagingError) -> None:
-        """Fail the transaction with an error, unless it is done."""
+        """Give the transaction an error, unless it has ended."""
         if not self._done:
             self._done = True
             self._transaction.fail(error if self._in_flight is None else self._in_flight.give_up(error))
 
-    # -- attempts -------------------------------------------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------------------------------
 
     async def _conclude(self) -> None:
         if self._in_flight is not None:
@@ -104,7 +105,10 @@ class TransactionSender:
                 self._route()
 
     def _route(self) -> None:
-        """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
+        """Make the frames of the whole transaction by the current directory.
+
+        Raises: PayloadTooLarge if the frames are too large for one call.
+        """
         self._frames.reroute()  # no frame is queued, so this only gives the router the current routes
         if self._in_flight is None:
             return
@@ -119,10 +123,10 @@ class TransactionSender:
             )
 
     async def _attempt(self) -> SendReply | None:
-        """Make one call; return None if the transaction is concluded.
+        """Make one call; return None if it has written the transaction.
 
-        Otherwise return the reply, which says why nothing was written. Then no earlier try of the call can be accepted
-        later.
+        Otherwise return the reply, which says why nothing was written. Then the server will not accept an earlier
+        attempt of the call later.
 
         Raises: Fenced if another sender has our name; OutcomeUnknown if the server did not answer; MailboxFull if the
         server's memory is full.
@@ -148,9 +152,9 @@ class TransactionSender:
             frame.seq = last[frame.mailbox] = last.get(frame.mailbox, written) + 1
 
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
-        """Return None, and set the messages' fates, if the transaction was concluded; otherwise return the reply.
+        """If the transaction was written, set the messages' fates and return None; otherwise return the reply.
 
-        After a refusal, make sure that no earlier try of the call is accepted later.
+        After a refusal, make sure that the server does not accept an earlier attempt of the call later.
         """
         frames = self._frames
         subscriber_counts = reply.takers
@@ -176,10 +180,10 @@ class TransactionSender:
             subscriber_counts = subscriber_counts[count:]
         return None
 
-    # -- between attempts -----------------------------------------------------------------------------------------
+    # -- between calls --------------------------------------------------------------------------------------------
 
     async def _prepare_next(self, reply: SendReply) -> None:
-        """Remove the cause of a refusal, or wait until it is gone; raise an error if it cannot go away."""
+        """Remove the cause of a refusal, or wait until it is gone. Raise an error if it cannot go away."""
         if reply.status in (SendStatus.READER_FENCED, SendStatus.READER_LOST):
             assert self._transaction.conclusion is not None
             raise send_errors.reader_fenced(self._transaction.conclusion)
@@ -199,7 +203,7 @@ class TransactionSender:
             await self._pause_after(reply)
 
     async def _pause_after(self, reply: SendReply) -> None:
-        """Pause after a refusal; raise the refusal's error if the transaction is past its timeout."""
+        """Pause after a refusal. If the transaction has exceeded its time limit, raise the refusal's error."""
         if asyncio.get_running_loop().time() >= self._until:
             fates = zip(self._outbound, reply.fates, strict=True)
             frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)
@@ -207,7 +211,7 @@ class TransactionSender:
         await self._pause()
 
     async def _judge_again(self, why: SendStatus) -> None:
-        """Get verdicts by the current rules. If the interceptor is gone, wait for the interceptor that replaces it."""
+        """Get verdicts by the current rules. If the interceptor is gone, wait for its successor."""
         now = asyncio.get_running_loop().time()
         self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
         if now >= self._verdicts_until:

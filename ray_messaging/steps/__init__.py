@@ -1,1 +1,1 @@
-"""Simulation steps: messages of one step are read in the next, in an order that neither faults nor groups change."""
+"""Simulation steps: a message sent in one step is read in the next step, in an order that is always the same."""

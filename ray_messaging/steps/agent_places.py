@@ -1,4 +1,4 @@
-"""Places of a group's agents in their canonical order: ints ascending, then strs."""
+"""The agents of a group in a fixed order, ints ascending, then strs. An agent's place is its index in this order."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -15,7 +15,7 @@ from ray_messaging.model.columns import STR, IdColumn
 
 
 class AgentPlaces(Sequence[AgentId]):
-    """The agents of a group in canonical order; an agent's place is its index."""
+    """The agents of a group, ints ascending, then strs. An agent's place is its index in this sequence."""
 
     def __init__(self, agents: AgentSet) -> None:
         self.agents = agents
@@ -23,7 +23,7 @@ class AgentPlaces(Sequence[AgentId]):
         self.ints = agents.ints
         self.strings = sorted(agents.strings)
         self._low, self._high = (int(self.ints[0]), int(self.ints[-1])) if len(self.ints) else (0, -1)
-        # If the ids have equal distances, as in most groups, a place is computed and not searched.
+        # If the distances between successive ids are all equal, as in most groups, a place is computed from the id.
         self._distance = int(self.ints[1]) - self._low if len(self.ints) > 1 else 1
         self._even = bool((np.diff(self.ints) == self._distance).all())
         self._place_of = {name: place for place, name in enumerate(self.strings, len(self.ints))}
@@ -36,7 +36,7 @@ class AgentPlaces(Sequence[AgentId]):
     @overload
     def __getitem__(self, place: slice) -> list[AgentId]: ...
     def __getitem__(self, place: int | slice) -> AgentId | list[AgentId]:
-        """Return the agent at a place."""
+        """Return the agent with this number, or the agents of a slice of numbers."""
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if place < 0:
@@ -65,12 +65,12 @@ class AgentPlaces(Sequence[AgentId]):
 
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
-        """Return a number for each agent, uint64 (n,): an int id itself, or the hash of a str id."""
+        """Return a number for each agent, uint64 (n,): the id itself if it is an int, or the hash of a str id."""
         named = [int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") for name in self.strings]
         return np.concatenate([self.ints.astype(np.uint64), np.array(named, np.uint64)])
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
-        """Return the place of each id, int64 (n,), or -1 if it is not one of these agents."""
+        """Return the place of each id, int64 (n,), or -1 for an id that is not one of these agents."""
         found = int_places(self.ints, column)
         if column.kinds is not None:
             names = np.array([self._place_of.get(name, -1) for name in (*column.strings, "")], np.int64)

@@ -1,4 +1,4 @@
-"""The sending side of a driver's attempt at steps: it writes messages to boxes, and closes each step."""
+"""Sending in steps: a group's driver writes the messages of each step to the receivers' boxes, and closes the step."""
 
 import asyncio
 import time
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, STALE_VERDICT_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES
-from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -21,6 +20,7 @@ from ray_messaging.errors import (
     UndeclaredSend,
 )
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.model.series import shape_in_words
 from ray_messaging.sending import send_errors
@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
-_ROW_BYTES = 8  # the least bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
+_ROW_BYTES = 8  # the fewest bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
 
 
 class AttemptSender:
-    """The sender of one attempt at steps: it sends for one group, from one driver.
+    """The sender of one group in its steps, used by one driver.
 
-    A small step is sent and closed in one call to the server; a larger one is sent in parts.
+    An attempt is one driver's work at the group's steps. A small step is sent and closed in one call to the server. A
+    larger step is sent in several calls.
     """
 
     def __init__(self, engine: Engine, store: "RedisSteps", attempt: int, account: StepAccount, step: int) -> None:
@@ -55,11 +56,11 @@ class AttemptSender:
         self._store = store
         self._group, self._attempt = engine.name, attempt
         self._account = account
-        self._hostings = -1  # the engine's `hostings` when the directory was last loaded
-        self._announced = False  # the interceptor knows of this attempt
-        self._known = False  # whether the directory is at least as new as when the step was opened
+        self._hostings = -1  # the value of the engine's `hostings` when the directory was last loaded
+        self._announced = False  # whether the interceptor knows of this attempt
+        self._known = False  # whether the directory is at least as new as it was when the step was opened
         self._number = 0  # the number of the next message
-        self.sealed = -1  # the last sealed step, by the answer to the last commit
+        self.sealed = -1  # the last step that all groups have closed, as the answer to the last commit says
         self._boxes = AttemptBoxes(store, engine.name, attempt, step)
         self._destination = StepDestination(engine, self._boxes)
         self._broadcasts = StepBroadcasts(engine, self._destination)
@@ -68,7 +69,7 @@ class AttemptSender:
 
     @property
     def own(self) -> Sequence[BoxFrame]:
-        """Return the frames of the open step that are in the group's own box of the next step."""
+        """Return the frames that the open step has written for its own group, which reads them in the next step."""
         return self._boxes.own
 
     async def reload(self) -> None:
@@ -77,12 +78,13 @@ class AttemptSender:
         await self._destination.reload()
 
     async def begin(self, opened: Opened) -> None:
-        """Send in this open step from now on."""
+        """Make an open step the step to which `commit` sends."""
         directory = self._engine.directory
         self._destination.begin(opened.step)
         self._known = opened.directory >= 0
         if opened.directory != directory.version and (self._known or directory.audiences):
-            await self.reload()  # the step needs the audiences' versions, and the agents' groups, that count in it
+            # The step needs the audiences' versions, and the agents' groups, that are valid in this step.
+            await self.reload()
             self._known = True
         if await self.moved.follow(opened.step, directory):
             await self.reload()
@@ -90,12 +92,15 @@ class AttemptSender:
     async def commit(
         self, step: Step, *, changed: bool, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts]:
-        """Send the messages of a step, and close it; return the answer for the next step, and the counts.
+        """Send the messages of a step, and close it.
+
+        Return the server's answer about the next step, and the step's counts.
 
         Args: `changed` says that the step has changed the group's state; with `go_on` the next step is opened too.
-        Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
-        send to a group that was declared not to hear this group; ConfigError if the series have another shape than
-        before; MailboxFull if the server has no memory for series and calls; Fenced if another driver has the group.
+        Raises: StepAborted if not all messages reached the server; StepTooLarge if a receiver's box is full;
+        UndeclaredSend for a send to a group that was declared not to hear this group; ConfigError if the collected
+        series have another shape than in earlier steps; MailboxFull if the server has no memory for series and calls;
+        Fenced if another driver has taken over the group.
         """
         if step.moves:
             await self._write_moves(step)
@@ -119,9 +124,11 @@ class AttemptSender:
         return self._following(closed, closing), counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
-        """Close a step. While the server's memory is full, wait until the event log has taken earlier series and calls.
+        """Close a step.
 
-        Raises: MailboxFull if that takes longer than MessagingConfig.send_timeout_s.
+        While the server's memory is full, wait until the event log has fetched earlier series and calls.
+
+        Raises: MailboxFull if this takes longer than MessagingConfig.send_timeout_s.
         """
         clock, backoff = asyncio.get_running_loop().time, Backoff(FULL_MAILBOX_RETRY)
         deadline = clock() + self._engine.settings.send_timeout_s
@@ -139,10 +146,11 @@ class AttemptSender:
                 await backoff.sleep()
 
     async def _announce(self, step: int) -> None:
-        """Ask the interceptor once for a verdict on no messages, so that the interceptor knows of this attempt.
+        """Send the interceptor an empty batch, once, so that it knows of this attempt at the step.
 
-        The interceptor then undoes what an earlier attempt at this step has changed in its state. It would not learn of
-        the attempt if the step sends no messages, or if delegated rules let all of them pass.
+        The interceptor then undoes what an earlier attempt at this step has changed in its state. Without the empty
+        batch it would not know of the attempt if the step sends no messages, or if delegated rules let all of them
+        pass.
         """
         if not self._announced:
             try:
@@ -152,10 +160,10 @@ class AttemptSender:
             self._announced = True
 
     async def _write_moves(self, step: Step) -> None:
-        """Write the new positions of a step, if there are any.
+        """Write the positions to which the step moves agents in audiences.
 
-        Raises: UnknownName, InvalidColumns or ConfigError for moves that cannot be made; StepAborted if they could not
-        be written.
+        Raises: UnknownName, InvalidColumns or ConfigError for moves that cannot be made; StepAborted if the positions
+        could not be written.
         """
         if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
             raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
@@ -169,7 +177,7 @@ class AttemptSender:
         blocked = self._account.take_blocked()
         return Closing(rows, counts.encode(), step.state, changed, step.series, blocked, step.calls)
 
-    # -- in one call ----------------------------------------------------------------------------------------------
+    # -- sending a step in one call -------------------------------------------------------------------------------
 
     async def _commit_whole(
         self, step: Step, batches: Sequence[PendingBatch], *, changed: bool, go_on: bool
@@ -196,7 +204,7 @@ class AttemptSender:
                 closed = await self._answer(call, step.number)
         destination.queues.reset()
         if closed is None:
-            # With the same numbers the messages get the same verdicts again, when they are sent in several calls.
+            # Later several calls send the messages with the same numbers, so that the messages get the same verdicts.
             self._number = first
             self._account.restore(before)
             return None
@@ -204,7 +212,10 @@ class AttemptSender:
         return self._following(closed, closing), counts
 
     async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
-        """Get verdicts on batches, and return the batches' frames; [] if the frames take several calls."""
+        """Get verdicts on batches, and return the frames to write.
+
+        Return [] if the frames are too large for one call.
+        """
         destination = self._destination
         judged: list[tuple[InFlightBatch, int]] = []
         for pending in batches:
@@ -223,14 +234,14 @@ class AttemptSender:
         for frame in frames:
             boxed[frame.in_flight] += frame.rows if in_box(frame) else 0
         whole = {each for each, rows in boxed.items() if rows == each.batch.rows and each.copies is None}
-        for in_flight in whole:  # in most batches each row is written to one box
+        for in_flight in whole:  # in most batches each row is written to exactly one box
             in_flight.settle(None, DELIVERED)
         for frame in frames:
             if frame.in_flight not in whole:
                 self._destination.stored(frame)
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Do nothing. Rows that are done free capacity elsewhere, but sends in steps take no capacity."""
+        """Do nothing. Outside of steps this frees capacity for further sends, but sends in steps take no capacity."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
         """Count a batch's messages by their fates."""
@@ -238,7 +249,7 @@ class AttemptSender:
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)
 
-    # -- in parts -------------------------------------------------------------------------------------------------
+    # -- sending a step in several calls --------------------------------------------------------------------------
 
     async def _send(self, batches: Sequence[PendingBatch]) -> None:
         """Send the messages of a step in several calls.
@@ -260,7 +271,8 @@ class AttemptSender:
             in_flight.apply(verdict, rows)
             destination.load(in_flight, rows, verdict.epoch, 0.0)
             await destination.write()
-            if in_flight.errors:  # A schema was replaced in the meantime, so that a payload no longer fits.
+            # A schema was replaced while the batch was written, and a payload does not fit the new schema.
+            if in_flight.errors:
                 raise next(iter(in_flight.errors.values()))
             if not destination.stale_verdicts:
                 return
@@ -275,15 +287,16 @@ class AttemptSender:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def _begin(self, pending: PendingBatch) -> InFlightBatch:
-        """Assign numbers to the messages of a batch, and return it as a batch that is being sent."""
+        """Assign numbers to the messages of a batch, and return the batch in the form in which it is sent."""
         batch = pending.seal(self._group, self._attempt, self._number)
         self._number += batch.rows
         return InFlightBatch(pending, batch, self)
 
     async def _judge(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Return the verdicts on a batch. No message is deferred: the whole batch waits for slow rules.
+        """Return the verdicts on a batch. A slow rule delays the whole batch, so no message is deferred.
 
-        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted meanwhile.
+        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted after the batch was
+        prepared.
         """
         client, observer, asked_at = self._engine.verdict_client, self._engine.observer, time.perf_counter()
         verdict: BatchVerdict | None
@@ -297,7 +310,7 @@ class AttemptSender:
             observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         return verdict
 
-    # -- answers --------------------------------------------------------------------------------------------------
+    # -- answers of the server ------------------------------------------------------------------------------------
 
     async def _arrived(self, call: Awaitable[T], step: int) -> T:
         """Return the result of a call that is made before a step's commit.
@@ -317,7 +330,7 @@ class AttemptSender:
         return StepAborted(text, step=step, group=self._group)
 
     async def _answer(self, call: Awaitable[T], step: int) -> T:
-        """Return the answer of a call that commits a step; raise StepAborted if there is none."""
+        """Return the server's answer to a commit; raise StepAborted if no answer arrives."""
         try:
             return await call
         except MailboxFull:
@@ -325,7 +338,7 @@ class AttemptSender:
         except TransitError as error:
             raise StepAborted(
                 f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
-                f"{error}. The group's next driver finds out, and runs the step again only if it is not",
+                f"{error}. The group's next driver finds this out, and runs the step again only if it is not committed",
                 step=step,
                 group=self._group,
             ) from error

@@ -19,7 +19,8 @@ from ray_messaging.steps.step_routes import question_id
 from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.notes import LogNote, decode_log_note, encode_log_note, why_of
 
-_Parts = list[tuple[bytes, bytes]]  # for each batch its frame, without payloads, and a note with rules and reasons
+# For each batch: a frame of the batch without payloads, and a note with the rules and reasons.
+_Parts = list[tuple[bytes, bytes]]
 
 
 class BlockedSend(NamedTuple):
@@ -33,7 +34,10 @@ class BlockedSend(NamedTuple):
 
 
 def encode_blocked(batches: Iterable[tuple[Batch, Mapping[int, tuple[str, str]]]]) -> bytes:
-    """Encode the blocked rows of batches, each with rule and reason; b"" if there are none."""
+    """Encode the blocked rows of batches, with the rule and the reason of each row.
+
+    Without blocked rows, return b"".
+    """
     parts = [_part(batch, blocks) for batch, blocks in batches if blocks]
     return msgspec.msgpack.encode(parts) if parts else b""
 
@@ -47,16 +51,16 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
 class BlockedSends(Sequence[BlockedSend]):
     """Messages that some agents sent in a step and that rules blocked, ordered by sender, then in order of sending.
 
-    `places` has the places of the senders.
+    `places` has the place of each message's sender in the group.
 
-    Args: `parts` are results of `encode_blocked`. They may also have messages of other agents.
+    Args: `parts` are results of `encode_blocked`. Messages in them that other agents sent are left out.
     """
 
     def __init__(self, step: int, parts: Iterable[bytes], agents: AgentPlaces) -> None:
         self._step = step
         ids: list[tuple[IdColumn, IdColumn]] = [(IdColumn.of([]), IdColumn.of([]))]
         ordinals, whys = [np.zeros(0, np.uint32)], [np.zeros(0, np.intp)]
-        # The distinct rules with their reasons. `_whys` has, for each message, an index into this list.
+        # The distinct pairs of rule and reason. `_whys` has, for each message, an index into this list.
         self._why: list[tuple[str, str]] = []
         for frame, noted in (each for part in parts for each in msgspec.msgpack.decode(part, type=_Parts)):
             batch = decode(frame)
@@ -83,15 +87,15 @@ class BlockedSends(Sequence[BlockedSend]):
     @overload
     def __getitem__(self, row: slice) -> list[BlockedSend]: ...
     def __getitem__(self, row: int | slice) -> BlockedSend | list[BlockedSend]:
-        """Return one message, or the list of a slice."""
+        """Return one message, or a list of messages for a slice."""
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
         from_id, why = self._from_ids[row], self._why[self._whys[row]]
-        assert from_id is not None  # A group sends only for its agents, so that the sender is never the user.
+        assert from_id is not None  # A group sends only messages of its agents, so the sender is never the user.
         return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
     def of(self, place: int) -> Sequence[BlockedSend]:
-        """Return the blocked messages of the agent at a place."""
+        """Return the blocked messages that the agent at a place has sent."""
         if not len(self):
             return ()
         low, high = np.searchsorted(self.places, [place, place + 1]).tolist()
@@ -99,12 +103,15 @@ class BlockedSends(Sequence[BlockedSend]):
 
     @property
     def from_ids(self) -> NDArray[Any]:
-        """Return the senders, int64 (n,), or object if some are strs."""
+        """Return each message's sender, int64 (n,). If some ids are strs, the array has the dtype object."""
         return self._from_ids.to_numpy()
 
     @property
     def to_ids(self) -> NDArray[Any]:
-        """Return the recipients, int64 (n,), or object if some are strs, or None, which stands for the user."""
+        """Return each message's recipient, int64 (n,), where the user is None.
+
+        With strs or None the dtype is object.
+        """
         return self._to_ids.to_numpy()
 
     @property

@@ -1,6 +1,6 @@
-"""Decoding of the frames in boxes, and changes that the supervisor makes to them.
+"""Decoding of the frames in a box, which has the messages that one mailbox reads in one step.
 
-A box has a mailbox's messages of a step.
+The supervisor of the steps may add frames, called amendments, which block or change messages of the other frames.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,13 +20,14 @@ from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.transports.step_values import OUTSIDE, SUPERVISOR, BoxFrame
 from ray_messaging.wire.frames import decode
 
-BLOCKED, CHANGED = ":blocked", ":changed"  # senders of the supervisor's frames that change other frames
-FIRST_ADDED = 2**30  # ordinals from here on are of messages that a rule added
-FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
+# The sender names in frames of the supervisor that block or change messages of other frames.
+BLOCKED, CHANGED = ":blocked", ":changed"
+FIRST_ADDED = 2**30  # ordinals from this number on belong to messages that a rule added
+FIRST_OUTSIDE = 2**31  # ordinals from this number on belong to messages that were sent outside of the steps
 
 
 class BoxBatches(NamedTuple):
-    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which change messages of both."""
+    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages."""
 
     messages: list[Batch]
     folded: list[Batch]
@@ -34,7 +35,7 @@ class BoxBatches(NamedTuple):
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
-    """Decode the frames of a box that count for a step, with the supervisor's changes applied to all but broadcasts.
+    """Decode the committed frames of a step's box, and apply the amendments to all messages but broadcasts.
 
     Raises: FrameError for a frame that cannot be decoded.
     """
@@ -47,18 +48,18 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
 
 
 def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
-    """Decode the frames in a step's box that came from outside of the steps, in the order of their arrival."""
+    """Decode the frames in a step's box that senders outside of the steps wrote, in the order of their arrival."""
     found = sorted((frame for frame in frames if frame.tag.group == OUTSIDE), key=lambda frame: frame.first)
     return [batch_of(frame, step) for frame in found]
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
-    """Return whether a frame changes other frames of its box. Otherwise its rows are messages."""
+    """Return whether a frame is an amendment. Otherwise its rows are messages."""
     return frame.tag.group == SUPERVISOR and batch.sender in {BLOCKED, CHANGED}
 
 
 def batch_of(frame: BoxFrame, step: int) -> Batch:
-    """Decode a frame of a step's box. Messages from outside of the steps get that step.
+    """Decode a frame of a step's box. Messages from senders outside of the steps get the number of the step.
 
     Raises: FrameError for a frame that cannot be decoded.
     """
@@ -66,7 +67,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
     if frame.tag.group == OUTSIDE:
         ordinals = outside_ordinals(frame.first, np.arange(batch.rows, dtype=np.uint32))
         given = batch.extension or Extension()
-        # This comes first, because the messages lose their ids from outside of the steps below.
+        # This is read first, because the assignments below replace the ids that the messages had outside of the steps.
         asked = _asked_outside(batch, given)
         batch.step = step
         batch.extension = Extension(
@@ -81,12 +82,12 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
 
 def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the ordinals of rows at `places` in a frame from outside, whose first row is number `first` in the box."""
+    """Return the ordinals of rows at `places` in a frame from outside. Its first row has number `first` in the box."""
     return places + np.uint32(FIRST_OUTSIDE + first)
 
 
 def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
-    """Return the questions in a batch from outside, by row."""
+    """Return the questions in a batch from outside, by row number."""
     if extension.expects_answer is None:
         return {}
     rows = np.flatnonzero(extension.expects_answer).tolist()
@@ -94,9 +95,10 @@ def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
 
 
 class _Hits(NamedTuple):
-    """The rows of a batch that amendments change. `batches` and `places` say for each row which row of which amendment.
+    """The rows of one batch that amendments block or change.
 
-    `blocked` says which of the rows are blocked. The others get the amendment's payload and labels.
+    For each row, `batches` is the index of the amendment, and `places` is the row in that amendment. `blocked` says
+    whether the row is blocked. A row that is not blocked gets the amendment's payload and labels.
     """
 
     rows: NDArray[np.intp]
@@ -105,12 +107,15 @@ class _Hits(NamedTuple):
     places: NDArray[np.intp]
 
     def take(self, some: NDArray[np.bool_] | NDArray[np.intp]) -> "_Hits":
-        """Return some of the rows."""
+        """Return only the given rows."""
         return _Hits(self.rows[some], self.blocked[some], self.batches[some], self.places[some])
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
-    """Return batches of a box with amendments applied. Each batch, and each amendment, belongs to one step."""
+    """Return batches of a box with amendments applied.
+
+    The rows of a batch, and of an amendment, were sent in one step.
+    """
     found = list(batches)
     for step in dict.fromkeys(each.step for each in amendments):
         changes = [each for each in amendments if each.step == step]
@@ -146,9 +151,10 @@ def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[
 
 
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
-    """Return a folded batch of broadcasts with amendments of its pairs applied; None if no pair is left.
+    """Return a batch of broadcasts after amendments have blocked or changed some pairs of sender and hearer.
 
-    If amendments change pairs of one broadcast in different ways, the result has a row for each way.
+    If amendments change pairs of one broadcast in different ways, the result has a row for each way. If no pair is
+    left, return None.
 
     Args: `edges` are the pairs, in the broadcast's version of the audience, whose hearers are the frame's agents.
     `amendments` are the amendments that `amendments_of` returns for the batch.
@@ -190,21 +196,21 @@ def _amended_pairs(folded: Batch, edges: Edges, amendments: Sequence[Batch], *, 
 
 
 def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return a number for each row, equal for changed rows with equal payload and labels, and 0 for other rows."""
+    """Return a number for each row: 0 if the row is not changed. Changed rows of equal content have equal numbers."""
     assert pairs.lines is not None
     lines = {row: pairs.lines.row(row) for row in changed.tolist()}
     return row_kinds(lines, pairs.labels, pairs.rows)
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
-    """Return all pairs of broadcasts, even pairs that do not count. The number of a broadcast is its row."""
+    """Return a row for each pair of broadcasts, also for removed pairs. A broadcast has the number of its row."""
     numbered = copy(folded)
     numbered.numbers = None
     return spread(numbered, edges)
 
 
 def _places(batches: Sequence[Batch]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return, for each row of the joined batches, the index of its batch, and its row in that batch."""
+    """Return, for each row of the joined batches, the index of its batch, and the row's index in that batch."""
     counts = np.array([batch.rows for batch in batches], np.intp)
     starts = np.cumsum(counts) - counts
     return np.repeat(np.arange(len(batches)), counts), np.arange(counts.sum()) - np.repeat(starts, counts)
@@ -217,7 +223,7 @@ def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[_Hits]:
-    """Return the rows of each target that are changed."""
+    """Return, for each target, the rows that amendments block or change."""
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
     amending = int(ends[len(amendments) - 1])
@@ -260,7 +266,7 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, which is equal for copies of one message. The batches must belong to one step.
+    """Return a number for each row, such that copies of one message have the same number. All batches are of one step.
 
     Copies have equal from_id and ordinal. If some rows are broadcasts, copies also have equal to_id: None in a
     broadcast, or the hearer when the broadcast is spread.
@@ -273,7 +279,7 @@ def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
 
 
 def _sent_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, which is equal for rows with equal from_id and ordinal."""
+    """Return a number for each row, such that rows with equal from_id and ordinal have the same number."""
     _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
     ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
     keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)

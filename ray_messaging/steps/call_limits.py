@@ -1,12 +1,13 @@
 """One limit for the remembered calls of all groups: calls and tokens per minute, calls at once, calls or money in all.
 
-One `CallLimits` grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all
-calls that wait, and no second request before the answer. Each request has the gate's totals, not their changes, so a
-lost or repeated request does no harm.
+Remembered calls are the calls, such as of a language model, that agents make through `me.remember`. One `CallLimits`
+grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all calls that wait,
+and no second request before the answer. Each request has the gate's totals, not the changes since the last request, so
+a lost or repeated request does no harm.
 
-What a call uses is known at its end. Until then the limits of tokens and of money count for it what calls have used on
-average. With such limits one call begins alone, and later no more are under way than twice those that have used
-anything.
+What a call uses is known when it ends. Before that, the limits of tokens and of money count the average of the calls
+that have ended. With such limits the first call begins alone. Later, at most twice as many calls are under way as have
+ended and used something.
 """
 
 import asyncio
@@ -22,15 +23,15 @@ from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
 
-_AHEAD_S: Final = 0.25  # a grant allows the calls that may begin within this many seconds, but at least one call
+_AHEAD_S: Final = 0.25  # a group is allowed at once all calls that may begin within this many seconds, or one call
 _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
 
 
 class HeldCalls(NamedTuple):
     """The totals of a gate: how many calls were granted so far, how many have ended, and how many were not made.
 
-    `paid` of the calls that have ended have used so many `tokens`, which cost so many parts of 10^-12 of the currency.
-    `gate` is unique: a group that has restarted gets a new gate.
+    `paid` counts the ended calls that have used tokens or money. Together they used `tokens`, which cost `cost`
+    millionths of a millionth of the currency. `gate` is unique: when a group restarts, it gets a new gate.
     """
 
     group: str
@@ -49,7 +50,7 @@ class HeldCalls(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """What all calls have used, and how many of them are under way."""
+    """What all calls together have used, and how many calls are under way."""
 
     paid: int
     tokens: int
@@ -57,14 +58,17 @@ class _Used(NamedTuple):
     under_way: int
 
     def expected(self, used: int) -> float:
-        """Return what one more call will probably use: what calls have used on average."""
+        """Return what one more call will probably use: the average of the calls so far.
+
+        `used` is the total of tokens or money.
+        """
         return used / self.paid if self.paid else 0.0
 
 
 class Grant(NamedTuple):
-    """Answer to a gate: in how many seconds each granted call may begin.
+    """The answer to a gate's request: in how many seconds each granted call may begin.
 
-    `spent` says that the budget of calls is spent.
+    `spent` says that no calls are left in the budget.
     """
 
     delays: list[float]
@@ -72,7 +76,7 @@ class Grant(NamedTuple):
 
 
 class CallLimits:
-    """The limit of an experiment's calls, for all groups."""
+    """The limits of an experiment's calls, counted over all groups."""
 
     def __init__(self, settings: Calls, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -82,23 +86,27 @@ class CallLimits:
         budget = settings.budget
         self._money = parts_of(Decimal(budget.split()[0])) if isinstance(budget, str) else None
         self._token_s = 0.0 if settings.tokens_per_minute is None else 60 / settings.tokens_per_minute
-        self._tokens_since = 0.0  # the time at which calls would have begun to use tokens at the pace that is allowed
+        # If calls had used tokens all the time at the allowed pace, the time at which they would have begun.
+        self._tokens_since = 0.0
         self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
         self._former: list[HeldCalls] = []  # the totals of gates that no longer exist
-        self._turn = asyncio.Lock()  # gates get their grants in the order in which they have asked
+        self._turn = asyncio.Lock()  # gates get their grants in the order of their requests
         self._changed = asyncio.Event()
 
     async def take(self, held: HeldCalls, wanted: int) -> Grant:
-        """Grant up to `wanted` calls to a gate; return when at least one is granted, or the budget is spent."""
+        """Grant up to `wanted` calls to a gate.
+
+        Return when at least one call is granted, or when the budget is spent.
+        """
         self.note(held)
-        # An answer to an earlier request may have been lost, and its calls are not made. So the number of granted calls
-        # is taken from the gate.
+        # If the answer to an earlier request was lost, the calls that it granted are never made. So the number of
+        # granted calls is taken from the gate.
         self._held[held.group] = self._held[held.group]._replace(granted=held.granted)
         async with self._turn:
             while True:
                 now, left, free = self._held[held.group], self._left(), self._free()
                 if now.gate != held.gate:
-                    return Grant([])  # the group has restarted meanwhile
+                    return Grant([])  # the group has restarted since its request
                 if left <= 0:
                     return Grant([], spent=True)
                 if free > 0:
@@ -131,7 +139,10 @@ class CallLimits:
         )
 
     def _left(self) -> float:
-        """Return how many calls the budget has left. While money is left, there is at least one call."""
+        """Return how much the budget has left: calls, or money if the budget is money.
+
+        The result is above 0 if a call is left.
+        """
         budget = self._settings.budget
         if self._money is not None:
             return self._money - self._used().cost
@@ -143,7 +154,7 @@ class CallLimits:
         """Return how many more calls may be under way now."""
         most = float("inf") if self._settings.concurrency is None else self._settings.concurrency
         used = self._used()
-        if self._settings.needs_usage:  # few calls say little of what a call uses
+        if self._settings.needs_usage:  # after few calls, their average says little about the next call
             most = min(most, max(1, 2 * used.paid))
         if self._money is not None and (expected := used.expected(used.cost)):
             most = min(most, max(1, (self._money - used.cost) // expected))
@@ -159,7 +170,8 @@ class CallLimits:
         first = max(now, self._next)
         if self._token_s:
             taken_s = (used.tokens + used.under_way * tokens) * self._token_s
-            self._tokens_since = max(self._tokens_since, now - taken_s)  # what was not used in time is not used later
+            # Tokens that were not used in their minute cannot be used later.
+            self._tokens_since = max(self._tokens_since, now - taken_s)
             first = max(first, self._tokens_since + taken_s)
         count = min(most, max(1, int(_AHEAD_S / pause_s)))
         self._next = first + count * self._pause_s
@@ -167,7 +179,9 @@ class CallLimits:
 
 
 class CallGate:
-    """The gate of one group's calls. It works in the event loop in which it is made; any event loop may use it.
+    """The gate of one group: each call waits here until it may begin.
+
+    The gate works in the event loop in which it was made. Calls may come from any event loop.
 
     Args: `take` and `note` call the methods of the `CallLimits`, which may be in another process.
     """
@@ -182,26 +196,30 @@ class CallGate:
         self._waiting: deque[Future[None]] = deque()
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
-        note(self._held)  # what an earlier gate of the group has held is free now, even if this one makes no calls
+        # The calls of the group's earlier gate are counted as ended, even if this gate never makes a request.
+        note(self._held)
 
     @property
     def waiting(self) -> int:
-        """Return how many calls wait."""
+        """Return how many calls wait at the gate."""
         return len(self._waiting)
 
     async def enter(self) -> None:
-        """Wait until a call may begin; when it has ended, call `leave`. Raises BudgetSpent if the budget is spent."""
+        """Wait until a call may begin. The caller must call `leave` when the call has ended.
+
+        Raises: BudgetSpent if the budget is spent.
+        """
         waiter: Future[None] = Future()
         self._loop.call_soon_threadsafe(self._add, waiter)
         try:
             await asyncio.wrap_future(waiter)
         except asyncio.CancelledError:
-            if not waiter.cancel():  # the call was allowed to begin just now
+            if not waiter.cancel():  # the gate has just allowed the call to begin
                 self.leave()
             raise
 
     def leave(self, used: CallUsage | None = None) -> None:
-        """Record that a call has ended, and what it has used (None: nothing), so that another call may begin."""
+        """Record that a call has ended, so that another call may begin. `used` is None if the call has used nothing."""
         self._loop.call_soon_threadsafe(self._end, 1, 0, used)
 
     def _add(self, waiter: Future[None]) -> None:
@@ -242,10 +260,10 @@ class CallGate:
             if (waiter := self._waiting.popleft()).set_running_or_notify_cancel():
                 waiter.set_result(None)
                 return
-        self._end(0, 1)  # no call waits for this grant any more
+        self._end(0, 1)  # the call that wanted this grant was cancelled
 
 
 def _refusal(group: str, grant: Grant) -> MessagingError:
     if grant.spent:
         return BudgetSpent("the budget of `Calls(budget=)` is spent")
-    return Closed(f"group {group!r} has a later process, so this one may make no more calls")
+    return Closed(f"a later process has taken over group {group!r}, so this process may make no more calls")

@@ -1,4 +1,4 @@
-"""Results of remembered calls that a group has made in a step, kept for later attempts at the same step."""
+"""Results of the remembered calls that a group has made in a step, kept in case the step runs again after a fault."""
 
 import asyncio
 from collections import deque
@@ -14,14 +14,17 @@ from ray_messaging.model.calls import KEPT, PARENT, KeptCall
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One call to the server writes at most this many results, and no further result once it has this many bytes.
+# One call to the server writes at most 256 results. It takes no further result once it has 1 MiB of results.
 _BATCH, _BATCH_BYTES = 256, 2**20
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
 
 
 class _New(NamedTuple):
-    """A result that the server does not have yet. `kept` is a future of the caller's event loop."""
+    """A result that is not on the server yet.
+
+    `kept` is a future of the event loop of the function that made the call.
+    """
 
     key: str
     result: bytes
@@ -29,17 +32,18 @@ class _New(NamedTuple):
 
 
 class CallMemory:
-    """Results of the remembered calls of one group in one step, by key, on the server until the step is committed.
+    """Results of one group's remembered calls in one step, by key. The server has them until the step is committed.
 
-    All callers must share one event loop, which may be another loop than the one that calls the server. Results that
-    arrive during a call to the server are written together by the next call.
+    All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
+    during a call to the server are written together by the next call.
 
     Args: `limit` is the most bytes of one result; `again` says that earlier attempts at the step may have kept results.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
-        self.broken: StepAborted | None = None  # the error if no more results can be kept
-        # A function that reads the results of an earlier run; it is called in a thread.
+        # The error with which the server refused results; after it, no more results can be kept.
+        self.broken: StepAborted | None = None
+        # A function that reads the results of the run from which this run was forked. It is called in a thread.
         self.parent: Callable[[], Mapping[str, bytes]] | None = None
         self._store = store
         self._group = group
@@ -49,24 +53,24 @@ class CallMemory:
         self._again = again
         self._loop = asyncio.get_running_loop()
         self._loading: Future[None] | None = None
-        # By key, the source of a loaded result (KEPT or PARENT), and the result.
+        # By key: where a loaded result comes from (KEPT or PARENT), and the result.
         self._answers: dict[str, tuple[str, bytes]] = {}
-        self._failed: dict[str, KeptCall] = {}  # by key, the calls that have used something, and failed
+        self._failed: dict[str, KeptCall] = {}  # by key: calls that have failed, but have used tokens or money
         self._new: deque[_New] = deque()
         self._writing = False
         self._task: asyncio.Task[None] | None = None
 
     @property
     def may_know(self) -> bool:
-        """Return whether there may be results from earlier attempts or from an earlier run."""
+        """Return whether there may be results of earlier attempts at the step, or of the run that was forked."""
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return a call's result and where it is from: KEPT (from an earlier attempt), or PARENT (from an earlier run).
+        """Return a call's result, and whether it comes from an earlier attempt (KEPT) or from the forked run (PARENT).
 
         Return None if there is no result.
 
-        Raises: StepAborted if the server does not return the results; LogError if the earlier run cannot be read.
+        Raises: StepAborted if the server does not return the results; LogError if the forked run's log cannot be read.
         """
         if self._loading is None:
             self._loading = asyncio.run_coroutine_threadsafe(self._load(), self._loop)
@@ -76,7 +80,7 @@ class CallMemory:
         return self.known(key)
 
     def known(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return what `recall` would return, or None while the results are not loaded."""
+        """Return the result of `recall` if the results are loaded, without waiting; otherwise return None."""
         if (answer := self._answers.get(key)) is None:
             return None
         source, result = answer
@@ -103,7 +107,7 @@ class CallMemory:
         return self._failed.get(key)
 
     async def keep_failed(self, key: str, call: KeptCall) -> None:
-        """Keep what a call has used that has failed: its result, once there is one, takes its place."""
+        """Keep what a failed call has used. If the call is made again and succeeds, its result replaces this record."""
         self._failed[key] = call
         await self.keep(key, call)
 
@@ -147,7 +151,8 @@ class CallMemory:
             loop = new[0].kept.get_loop()  # all calls of a group are made in one event loop
             loop.call_soon_threadsafe(_settle, new, error)
         self._writing = False
-        if self._new:  # Another result came just before the line above: write it, too.
+        # A further result arrived just before `_writing` was set to False, so that nobody else writes it.
+        if self._new:
             self._writing = True
             self._begin()
 
@@ -174,7 +179,7 @@ class CallMemory:
 
 def _settle(new: Sequence[_New], error: BaseException | None) -> None:
     for each in new:
-        if each.kept.done():  # the caller has given up
+        if each.kept.done():  # the caller no longer waits for the result
             continue
         if error is None:
             each.kept.set_result(None)
@@ -183,7 +188,7 @@ def _settle(new: Sequence[_New], error: BaseException | None) -> None:
 
 
 def _parts(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Yield results in parts that are small enough for one call to the server."""
+    """Split results into parts that are small enough for one call to the server."""
     part: dict[str, bytes] = {}
     size = 0
     for name, result in results.items():

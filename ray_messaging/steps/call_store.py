@@ -1,10 +1,10 @@
-"""A store of calls' answers by the calls' content.
+"""A store of the answers of calls. A call's key is its content: its function and arguments.
 
-Processes of one machine share its folder, so each call is made once. The folder has a database of sqlite3,
-`calls.sqlite`, with the answers as JSON. Its table `flights` has the calls that are being made now, each with the
-process that makes it, which is the flight's holder. A holder locks a file in the folder `holders` while it lives, and
-the kernel releases the lock when the process dies. So if the process that makes a call is killed, the next process that
-asks makes the call.
+Processes of one machine share the store's folder, so that each call is made once. The folder has a sqlite3 database,
+`calls.sqlite`, with the answers as JSON. The database's table `flights` lists the calls that are being made now, each
+with its holder, which is the process that makes the call. A holder keeps a file in the folder `holders` locked while it
+lives, and the kernel releases the lock when the process dies. So if a holder is killed, the next process that wants the
+answer makes the call.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from ray_messaging.errors import BudgetSpent, ConfigError, LogError
 from ray_messaging.model.calls import KeptCall, exact_of, json_of
 
 FILE, HOLDERS = "calls.sqlite", "holders"
-_APPLICATION: Final = 0x7261796D  # "raym": marks a database as one of ours
+_APPLICATION: Final = 0x7261796D  # "raym": the application id by which a database is known as a store of ray_messaging
 _VERSION: Final = 1
 _BUSY_S: Final = 60.0  # a call fails if other processes keep the database locked for this many seconds
 _TABLES = """
@@ -44,7 +44,7 @@ T = TypeVar("T")
 class StoredCall(NamedTuple):
     """A call whose answer is wanted.
 
-    `content` is its key; `function` and `arguments` are for people who read the store.
+    `content` is its key in the store. `function` and `arguments` are stored only for people who read the database.
     """
 
     content: str
@@ -57,7 +57,7 @@ class CallStore:
 
     One object serves all threads of a process.
 
-    Raises: ConfigError if the folder cannot be a store; LogError if it cannot be read or written.
+    Raises: ConfigError if the folder cannot be a store; LogError if the store cannot be read or written.
     """
 
     def __init__(self, folder: str) -> None:
@@ -65,7 +65,7 @@ class CallStore:
         self._lock = threading.Lock()
         # The calls that this process is making now, by content.
         self._flights: dict[str, Future[KeptCall | BaseException]] = {}
-        self._holder = ""  # the name of the file that this process has locked; "": none yet
+        self._holder = ""  # the name of the file that this process has locked, or "" before it locks one
         with self._checked():
             if Path(folder).exists() and not Path(folder).is_dir():
                 raise ConfigError(f"store={folder!r} is a file: name a folder, which may be new")
@@ -78,7 +78,7 @@ class CallStore:
 
     @classmethod
     def at(cls, folder: str) -> "CallStore":
-        """Return this process's store of a folder."""
+        """Return the store for a folder. In one process, all callers get the same store."""
         # A forked process may not use the connections of the process that it was forked from.
         key = os.getpid(), os.path.realpath(folder)
         with _opening:
@@ -94,10 +94,10 @@ class CallStore:
     async def answer(self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]]) -> tuple[KeptCall, bool]:
         """Return the answer of a call, and whether this process has made the call now.
 
-        Equal calls at the same time wait for one answer.
+        If an equal call is under way, wait for its answer instead of making the call.
 
-        Raises: the error of `make`, also if an equal call of this process has called its `make` and got the error; but
-        not that call's BudgetSpent. LogError if the answer cannot be stored.
+        Raises: the error of `make`, or of the equal call that was under way, except that call's BudgetSpent; LogError
+        if the answer cannot be stored.
         """
         while True:
             with self._lock:
@@ -110,10 +110,11 @@ class CallStore:
             await asyncio.wait({waited})  # if this call is cancelled, the other call goes on
             outcome = waited.result()
             if isinstance(outcome, KeptCall):
-                return KeptCall(0.0, 0, outcome.result), False  # the other call has the time and the tokens
+                # The time and the tokens are recorded with the call that was made.
+                return KeptCall(0.0, 0, outcome.result), False
             if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
-            # The task that made the call was cancelled, or has no budget left. So try to make the call here.
+            # The equal call was cancelled, or had no budget left. So make the call here.
 
     async def _fly(
         self, call: StoredCall, make: Callable[[], Awaitable[KeptCall]], flight: "Future[KeptCall | BaseException]"
@@ -135,7 +136,7 @@ class CallStore:
         backoff = Backoff(STORED_CALL_RETRY)
         try:
             while (found := await self._do(lambda: self._claim(call.content))) is False:
-                await backoff.sleep()  # another process makes the call
+                await backoff.sleep()  # another process is making the call
             if isinstance(found, KeptCall):
                 return found, False
             made = await make()
@@ -149,11 +150,15 @@ class CallStore:
         """Do some work in the store's thread. The work is finished even if this call is cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
-    # -- in the store's thread ------------------------------------------------------------------------------------
+    # -- work in the store's thread -------------------------------------------------------------------------------
 
     def _claim(self, content: str) -> KeptCall | bool:
-        """Return a call's answer; True if this process must make the call now; False if another process makes it."""
-        with self._checked():  # without a transaction, so that processes that wait do not block each other
+        """Return a call's answer if it is stored.
+
+        Otherwise return True if this process must make the call now, else False.
+        """
+        # This part is no transaction, because processes that wait for an answer would block each other.
+        with self._checked():
             if (known := _found(self._writer, content)) is not None:
                 return known
             if self._holder_of(content, self._writer) is not None:
@@ -168,7 +173,7 @@ class CallStore:
             return True
 
     def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
-        """Return the other living process that is making a call, or None if there is none."""
+        """Return the holder of a call that another living process is making, or None if there is none."""
         row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
         return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
 
@@ -180,7 +185,8 @@ class CallStore:
             database.execute("DELETE FROM flights WHERE content = ?", (call.content,))
 
     def _give_up(self, content: str) -> None:
-        with suppress(LogError), self._writing() as database:  # if this fails, the flight ends when this process ends
+        # If this fails, the call counts as under way until this process ends.
+        with suppress(LogError), self._writing() as database:
             database.execute("DELETE FROM flights WHERE content = ? AND holder = ?", (content, self._holder))
 
     @contextmanager
@@ -198,12 +204,12 @@ class CallStore:
     # -- holders --------------------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
-        """Lock a file, by which other processes see that this process lives."""
+        """Lock a file in the folder `holders`, by which other processes see that this process lives."""
         while not self._holder:
             path = Path(self.folder, HOLDERS, f"{os.getpid()}-{uuid4().hex}")
             # The file stays open for as long as the process lives. A process that was forked from this one has no lock.
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            # Another process holds the lock now, to see whether the file belongs to a dead process.
+            # If the lock fails, another process has locked the file for a moment, to see whether its holder lives.
             with suppress(OSError):
                 fcntl.lockf(handle, _ALONE)
                 if path.exists():
@@ -232,7 +238,7 @@ class CallStore:
             os.close(handle)
 
     def _forget_the_dead(self) -> None:
-        """Remove the files of processes that have died."""
+        """Remove the files of processes that have died from the folder `holders`."""
         for path in Path(self.folder, HOLDERS).iterdir():
             if not self._lives(path.name):
                 path.unlink(missing_ok=True)
@@ -257,7 +263,7 @@ class CallStore:
                 f"ray_messaging has version {_VERSION}; pass another folder as store="
             )
         database.execute("PRAGMA journal_mode = WAL")
-        # A killed process damages nothing; a power cut may lose the last answers.
+        # If a process is killed, no answer is lost. After a power cut the last answers may be missing.
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("BEGIN IMMEDIATE")
         for statement in _TABLES.split(";"):
@@ -283,7 +289,7 @@ class CallStore:
     def _unusable(self, error: Exception) -> LogError:
         return LogError(
             f"the store of calls in {self.folder!r} cannot be read or written: {error}; the answers that it has are "
-            "kept: make room or give access, and the same run goes on",
+            "kept: free disk space or give this process access, then start the run again",
             path=self.folder,
         )
 

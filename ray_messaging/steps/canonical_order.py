@@ -1,6 +1,6 @@
-"""The canonical order of a step's messages: by to_id, step sent, from_id, then ordinal.
+"""The canonical order of a step's messages: by to_id, then the step in which it was sent, from_id, and ordinal.
 
-Ordinal n means that the message was its sender's n-th in the step.
+The n-th message that an agent sends in a step has ordinal n.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from ray_messaging.model.message_ids import MessageIdColumn
 Keys = NDArray[np.int64]
 Order = NDArray[np.intp]
 _INT64_BITS = 63
-_BLOCK = 2**14  # the number of rows that are handled at once
-_LONG_RUN = 16  # A run of ascending rows counts as long from this length on.
+_BLOCK = 2**14  # the number of rows that one block of the computation has
+_LONG_RUN = 16  # From this average length of ascending runs on, the stable sort is used.
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
@@ -32,9 +32,10 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
 
 
 class _Part(NamedTuple):
-    """A sort key that is packed with other keys into one number: its index, values, least value, lowest bit there.
+    """A sort key that is packed with other keys into one number.
 
-    If the key's values are too far apart for a number, `values` has their ranks.
+    `key` is the key's index. `low` is its least value, and `shift` is the position of its lowest bit in the number. If
+    the key's values are too far apart for a number, `values` has their ranks.
     """
 
     key: int
@@ -44,14 +45,14 @@ class _Part(NamedTuple):
 
 
 def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tuple[Order, list[NDArray[Any]]]:
-    """Return the indices of rows sorted by keys, the most significant key first; and the wanted keys, sorted."""
+    """Return the indices of rows sorted by keys, of which the first key counts most; and the `wanted` keys, sorted."""
     rows, order = len(keys[0]), None
     numbers = _packed(keys)
     width = rows.bit_length()
     taken: dict[int, NDArray[Any]] = {}
     for parts in numbers:
         found = _sorted_by(parts, rows, order)
-        if len(numbers) == 1:  # a key is read from sorted numbers in a fifth of the time of `key[order]`
+        if len(numbers) == 1:  # to read a key from the sorted numbers takes a fifth of the time of `key[order]`
             taken = {
                 part.key: _key_of(found, parts, at)
                 for at, part in enumerate(parts)
@@ -66,9 +67,12 @@ def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tu
 
 
 def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
-    """Pack keys, and the row's place in `order` (None: its index), into one number per row; return sorted numbers."""
-    # To sort such numbers takes as little as a sixth of the time of an argsort. The numbers are computed in blocks that
-    # stay in the processor's cache: to get the memory pages of new large arrays would take as long as the arithmetic.
+    """Pack keys and a row's place into one number per row, and return the sorted numbers.
+
+    The place is the row's place in `order`, or its index if `order` is None.
+    """
+    # Sorting such numbers takes down to a sixth of the time of an argsort. The numbers are computed in blocks that stay
+    # in the processor's cache, because new large arrays need new memory pages, which take as long as the arithmetic.
     width, found = rows.bit_length(), np.empty(rows, np.int64)
     for start in range(0, rows, _BLOCK):
         block = found[start : start + _BLOCK]
@@ -86,7 +90,7 @@ def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
 
 
 def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
-    """Return the values of one key in sorted numbers."""
+    """Return the values of one key, read from the sorted numbers."""
     rows, part = len(numbers), parts[at]
     above = parts[at + 1].shift if at + 1 < len(parts) else _INT64_BITS - rows.bit_length()
     # Int32 values are ids, which the result has as int64.
@@ -131,7 +135,7 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
     """Return keys packed into as few non-negative numbers per row as possible, with room for the row's place.
 
-    The first of the keys is the most significant one, but the last of the returned numbers is.
+    The first key is the most significant one. Of the returned numbers, the last is the most significant one.
     """
     rows = len(keys[0])
     room = _INT64_BITS - rows.bit_length()
@@ -157,7 +161,7 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
 
 
 def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
-    """Return the rows of some batches as one batch in canonical order, and the index that each row had before."""
+    """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches."""
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
     to_ids = joined_ids([batch.to_ids for batch in batches])
@@ -194,7 +198,7 @@ def _ids(values: NDArray[Any]) -> IdColumn:
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
-    """Return the joined extension of rows, some of which are questions or answers."""
+    """Return the joined extensions of batches, some of which have questions or answers."""
     parts = [
         Extension(
             ordinal=each.ordinal,
@@ -224,8 +228,8 @@ def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any: 
     values = [batch.sent_at for batch in batches]
     if any(isinstance(value, np.ndarray) for value in values) or values.count(values[0]) == len(values):
         return _taken(_by_row(values, rows), order)
-    # A row's batch number takes at most a quarter of the memory of a time. So the batch numbers are put in order
-    # instead of the times, because they fit into the processor's cache.
+    # The batch numbers are put in order instead of the times. A batch number takes at most a quarter of the memory of a
+    # time, so the numbers fit into the processor's cache.
     numbers = np.repeat(np.arange(len(values), dtype=np.min_scalar_type(len(values))), rows)
     return np.array(values)[numbers[order]]
 
@@ -240,7 +244,7 @@ def _topics(batch: Batch, table: dict[str, int]) -> TopicColumn:
 
 
 def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
-    """Return the rows of each label, as the positions that the rows have in `order`."""
+    """Return, for each label, its rows, as positions in `order`."""
     if not any(batch.labels for batch in batches):
         return {}
     places = np.empty(len(order), np.uint32)

@@ -1,13 +1,13 @@
-"""Digests of the messages of a step: equal for equal rows, whatever the order of the rows and the layout of the groups.
+"""Digests of the messages of a step. Equal messages give equal digests, in any order and with any number of groups.
 
 A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal, to_id, subtopic, fate, rule, labels,
-payload. Ordinal n means the agent's n-th message in the step; for a message from outside of the steps, the sender's
-n-th message to the hearer. A question ends with "q". An answer ends with "a" and the id of its question; if the
-question came from outside, the id's ordinal is left out, because it depends on the layout. A broadcast has, instead of
-to_id, "b", the audience's name and the hash of the audience's pairs (no hash for the audience of all agents), and
-counts once for each pair. A number takes 8 bytes, little endian. A text has its length before it. The digest of a step
-is the sum of its rows' BLAKE2b-256, modulo 2**256. The history digest chains the steps: it is the BLAKE2b-256 of the
-previous history digest, the step, the number of rows, and the step's digest.
+payload. Ordinal n means the agent's n-th message in the step. For a message from outside of the steps, ordinal n means
+the sender's n-th message to the hearer. A question ends with "q". An answer ends with "a" and the id of its question.
+If the question came from outside, the ordinal in this id is left out, because it depends on the layout of the groups. A
+broadcast has, instead of to_id, "b", the audience's name and the hash of the audience's pairs (without a hash for the
+audience of all agents). It counts once for each pair. A number takes 8 bytes, little endian. A text has its length
+before it. The digest of a step is the sum of its rows' BLAKE2b-256, modulo 2**256. The history digest chains the steps:
+it is the BLAKE2b-256 of the previous history digest, the step, the number of rows, and the step's digest.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ class HeardBy(NamedTuple):
 
     @classmethod
     def of(cls, broadcasts: Batch, edges: Edges) -> "HeardBy":
-        """Return the audience of some broadcasts, with its pairs."""
+        """Return the name of the audience of some broadcasts, with the hash of its pairs."""
         return cls(audience_of(broadcasts).name, edges.digest)
 
 
@@ -99,7 +99,7 @@ def _question(message_id: str) -> str:
 
 
 def sum_of(rows: Iterable[DigestRow], weights: Iterable[int] = repeat(1)) -> int:
-    """Return the digest of some rows as a number. The numbers of a step's parts add up to the step's number.
+    """Return the digest of some rows as a number. The digest of a whole step is the sum of such numbers.
 
     Args: `weights` says how often each row counts.
     """
@@ -116,9 +116,9 @@ def sum_of_like(
     to_ids: NDArray[np.int64],
     payloads: Sequence[bytes],
 ) -> int:
-    """Return the same number as `sum_of`, in a third of the time, for rows that differ in these columns only.
+    """Return the same number as `sum_of` in a third of the time. The rows may differ in the given columns only.
 
-    Args: `like` is one of these rows. The rows are no questions, answers or broadcasts.
+    Args: `like` is one of these rows. No row is a question, an answer or a broadcast.
     """
     head = row_bytes(like._replace(from_id=0, ordinal=0, to_id=0, payload=b""))[: -len(_length(0))]
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
@@ -126,7 +126,7 @@ def sum_of_like(
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
     joined, size, begun, hashed = heads.tobytes(), len(head), blake2b(digest_size=SIZE), list[bytes]()
     for at, payload in zip(range(0, len(joined), size), payloads, strict=True):
-        hashing = begun.copy()  # a copy takes half the time of a new hash object
+        hashing = begun.copy()  # copying a hash object takes half the time of making a new one
         hashing.update(joined[at : at + size] + _length(len(payload)) + payload)
         hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
@@ -135,11 +135,11 @@ def sum_of_like(
 
 
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
-    """Yield messages from outside, given in the order of their arrival, with their ordinals and how often each counts.
+    """Yield messages from outside, in the order of their arrival, with their ordinals and how often each counts.
 
-    A broadcast may be the sender's second message for one hearer, and the third for another hearer. It is yielded once
-    for each such number, and counts once for each hearer with that number. So the rows do not depend on the layout,
-    because one box has all messages that arrive at an agent.
+    A broadcast may be its sender's second message for one hearer, and the third for another hearer. So it is yielded
+    once for each such ordinal, and counts once for each hearer with that ordinal. All messages for one agent arrive in
+    one box, so the rows do not depend on how agents are spread over groups.
 
     Args: `pairs` has the hearers of each row.
     """
@@ -158,12 +158,15 @@ def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[
 
 
 def step_digest(sums: Iterable[int]) -> bytes:
-    """Return the digest of a step from the sums of its parts."""
+    """Return the digest of a step from the sums that `sum_of` returned for the parts of the step."""
     return (sum(sums) % _MODULUS).to_bytes(SIZE, "little")
 
 
 def history_digest(before: bytes, step: int, rows: int, digest: bytes) -> bytes:
-    """Return the history digest up to a step. `before` is the history digest up to the previous step (b"": none)."""
+    """Return the history digest up to a step.
+
+    Args: `before` is the history digest up to the previous step, or b"" if there is none.
+    """
     return blake2b(_text(before) + _number(step) + _number(rows) + digest, digest_size=SIZE).digest()
 
 

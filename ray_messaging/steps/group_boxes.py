@@ -1,6 +1,6 @@
-"""The boxes that a group reads in a step: its own box, and the boxes of mailboxes whose agents have moved to it.
+"""The boxes that a group reads in a step. A box has the messages that one mailbox reads in one step.
 
-A box has the messages that one mailbox reads in one step.
+A group reads the box of its own mailbox, and the boxes of mailboxes from which agents have moved to the group.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,8 +38,7 @@ Mask = NDArray[np.bool_]
 class ReadBoxes(NamedTuple):
     """The messages and broadcasts (`folded`) that a group reads in a step.
 
-    `outside` has the messages from outside of the steps, which are also in the other two, in the order of their
-    arrival.
+    `outside` has those of them that senders outside of the steps sent, in the order of their arrival.
     """
 
     batches: list[Batch]
@@ -48,10 +47,10 @@ class ReadBoxes(NamedTuple):
 
 
 class OpenBox(NamedTuple):
-    """The frames of a box that count, and the agents for which the group reads them.
+    """The committed frames of a box, and the agents for which the group reads them.
 
-    The group reads the messages for `agents`; if `besides` is True, the messages for all agents of the box except
-    `agents`.
+    The group reads the messages for `agents`. If `besides` is True, it reads the messages for all agents of the box
+    except `agents`.
     """
 
     frames: Sequence[BoxFrame]
@@ -60,9 +59,9 @@ class OpenBox(NamedTuple):
 
 
 class GroupBoxes:
-    """The boxes that one group reads.
+    """The boxes that one group reads in its steps.
 
-    A message for an agent that has moved is in the box of the group that had the agent when the message was sent.
+    After an agent has moved, earlier messages to it are still in the box of the group that had the agent before.
     """
 
     def __init__(self, store: "RedisSteps", unfolder: Unfolder) -> None:
@@ -70,11 +69,11 @@ class GroupBoxes:
         self._unfolder = unfolder
 
     async def read(self, opened: Opened, box: BoxReader, record: MailboxRecord, moved: MovedAgents) -> ReadBoxes:
-        """Read all frames that count for an open step; raise FrameError if one cannot be decoded or was lost."""
+        """Read all committed frames for an open step. Raises FrameError if one cannot be decoded or was lost."""
         own, step = await box.covered(opened.covers), opened.step
         late = all(cover.sent >= moved.changed for cover in opened.covers)
         others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
-        if late and not others:  # the common case
+        if late and not others:  # in most steps no agent has moved recently
             batches = batches_of(own, step)
             outside = [
                 each if each.fold is None else FoldedBatch(each, await self._unfolder.edges(each))
@@ -105,14 +104,17 @@ class GroupBoxes:
         return found
 
     async def _toward(self, batch: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
-        """Return the broadcasts with the pairs that the group reads. Raises the errors of `toward_agents`."""
+        """Return the broadcasts with only the pairs of sender and hearer that the group reads.
+
+        Raises: the errors of `toward_agents`.
+        """
         agents = record.agents(batch.topics[0])
         return await toward_agents(self._unfolder, batch, agents, _chosen(box, agents))
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
-        """Return the frames that count from the box of the group that agents have left.
+        """Return the committed frames in the box of the group `mailbox`, which agents have left.
 
-        They are from steps before the agents left.
+        Only frames of steps before step `since` are returned, because later messages go to the agents' new group.
         """
         name = box_name(mailbox, step)
         covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
@@ -120,12 +122,15 @@ class GroupBoxes:
 
 
 def _chosen(box: OpenBox, agents: AgentSet) -> Callable[[AgentSet], AgentSet]:
-    """Return a function that selects, from the agents that the mailbox had, the agents for which the group reads."""
+    """Return a function that takes the agents that the mailbox had, and selects those for which the group reads."""
     return lambda then: then & (agents - box.agents if box.besides else agents & box.agents)
 
 
 def _addressed(batch: Batch, box: OpenBox) -> Batch:
-    """Return the rows of a batch that the group reads. Rows on plain channels are read by the box's own group only."""
+    """Return the rows of a batch that the group reads.
+
+    Only the group whose mailbox has the box reads plain channels.
+    """
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
     on_plain: Mask = plain[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
@@ -136,11 +141,12 @@ def _addressed(batch: Batch, box: OpenBox) -> Batch:
 async def toward_agents(
     unfolder: Unfolder, broadcasts: Batch, agents: AgentSet, chosen: Callable[[AgentSet], AgentSet]
 ) -> FoldedBatch:
-    """Return a folded batch of broadcasts, changed to the agents that a group has in this step.
+    """Return a batch of broadcasts, changed to the agents that a group has in this step.
 
     Only pairs whose hearers are chosen count.
 
-    Args: `chosen` selects, from the agents that the frame names, the hearers in this group; they are among `agents`.
+    Args: `chosen` takes the agents that the frame names, and selects the hearers in this group; they are among
+    `agents`.
     Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
     """
     folded = broadcasts.fold

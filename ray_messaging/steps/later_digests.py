@@ -1,4 +1,4 @@
-"""Digests of a group's steps, computed only if they are asked for, because they take a third of a step's time."""
+"""Digests of a group's steps. They take a third of a step's time, so they are computed only when they are asked for."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 from ray_messaging.model.batch import Batch
 from ray_messaging.steps.row_sums import sum_of_batch
 
-KEPT_BYTES: Final = 16 * 2**20  # the size of about half a million small messages
-_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the payload's number
+KEPT_BYTES: Final = 16 * 2**20  # this many bytes hold about half a million small messages
+_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the number of its payload
 
 
 class HashedLater(NamedTuple):
@@ -19,15 +19,14 @@ class HashedLater(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return about how much memory the rows take."""
+        """Return about how many bytes of memory the rows take."""
         return _ROW_BYTES * self.batch.rows + (0 if self.batch.lines is None else self.batch.lines.nbytes)
 
 
 class LaterDigests:
-    """The rows that a group has sent in its steps, from step `first` on, in this process.
+    """The rows that a group has sent in this process, in its steps from step `first` on. Earlier steps get no digest.
 
-    Earlier steps get no digest. When the rows take more than `KEPT_BYTES`, their digests are computed, and only the
-    sums are kept.
+    When the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
     """
 
     def __init__(self, first: int) -> None:
@@ -37,9 +36,9 @@ class LaterDigests:
         self._nbytes = 0
 
     def keep(self, step: int, rows: list[HashedLater], known: int) -> None:
-        """Keep the rows of a step, in place of rows that an earlier attempt at the step has left.
+        """Keep the rows of a step. They replace rows that an earlier attempt at the step has left.
 
-        Args: `known` is the sum of the step's rows whose digests are computed already.
+        Args: `known` is the sum of the digests that are computed already.
         """
         if step < self._first:
             return
@@ -50,7 +49,7 @@ class LaterDigests:
                 self.sum_of(number)
 
     def sum_of(self, step: int) -> int:
-        """Return the sum of the digests of a step's rows, and forget the rows."""
+        """Return the sum of the digests of a step's rows, and delete the rows."""
         for each in self._kept.pop(step, ()):
             self._sums[step] += sum_of_batch(each.batch, each.codes, each.blocks, {})
             self._nbytes -= each.nbytes

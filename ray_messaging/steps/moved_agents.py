@@ -1,4 +1,4 @@
-"""The agents that came to a group, or left it, so recently that messages for them may be in another group's box."""
+"""Agents that came to a group, or left it, so recently that messages for them may be in the box of another group."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,10 +8,11 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 
 class MovedAgents(NamedTuple):
-    """Agents that came to a group recently, agents that left it recently, and the origins of the new agents.
+    """Agents that came to a group recently, agents that left it recently, and the groups from which agents came.
 
-    An origin's boxes may still have messages for the new agents. `origins` has, for each origin, the step from which on
-    no such message was sent to it. `changed` is the last step with which an agent came or left.
+    A group from which agents came is called their origin. Its boxes may still have messages for them. `origins` has,
+    for each origin, the first step in which no more such messages were sent. `changed` is the last step at which an
+    agent came or left.
     """
 
     came: AgentSet
@@ -24,8 +25,8 @@ NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 
 def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: int) -> MovedAgents:
-    """Return the agents that, by a mailbox's record, came or left in the last `horizon` steps before `step`."""
-    oldest = step - horizon  # messages that were sent in this step or earlier have all been read
+    """Return the agents that came to a mailbox or left it in the last `horizon` steps before `step`, by its record."""
+    oldest = step - horizon  # all messages that were sent in this step or earlier have been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
     for change in record.changes:
         since = dates.since(change.version)
@@ -43,10 +44,10 @@ def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: in
 
 
 class Arrival(NamedTuple):
-    """Agents that came from another group with this step, and the other group's state after its last step with them.
+    """Agents that came from another group at this step, and the state that the other group had before they left.
 
-    The state belongs to `before`, all agents that the other group had in that step. The receiving group should copy the
-    arrived agents' part of this state into its own state.
+    `before` has all agents that the other group had at that time. Its state is about all of them. The receiving group
+    should copy the part about the arrived agents into its own state.
     """
 
     agents: AgentSet
@@ -58,11 +59,14 @@ class Arrival(NamedTuple):
 def arrivals_at(
     step: int, record: MailboxRecord, records: Mapping[str, MailboxRecord], dates: HostDates
 ) -> dict[str, AgentSet]:
-    """Return the agents that come to a mailbox with a step, by the group that had the agents in the previous step."""
+    """Return the agents that come to a mailbox at a step, by the group that had the agents in the previous step."""
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:
-        """Record that agents come from an origin. If they moved twice between two steps, their first origin counts."""
+        """Record that agents come from `origin`.
+
+        If agents moved twice between two steps, the first origin is recorded.
+        """
         there = records.get(origin)
         for change in reversed([] if there is None else there.changes):
             if change.origin and change.version < version and dates.since(change.version) == step:

@@ -1,4 +1,4 @@
-"""Random numbers of agents, which depend on the run's seed, the step and the agent only."""
+"""Random numbers of agents, which depend only on the run's seed, the step and the agent."""
 
 from hashlib import blake2b
 from struct import pack
@@ -20,12 +20,12 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the distance between two states of Sp
 
 
 def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
-    """Return the random number generator of one agent in one step: the same in any group, and after any fault."""
+    """Return the random number generator of one agent in one step. It is the same in any group, and after any fault."""
     return StepGenerators(seed, step, AgentPlaces(AgentSet.of([agent]))).at(0)
 
 
 def step_generator(seed: int, step: int) -> Generator:
-    """Return the random number generator of a step itself, at its beginning: the same for all agents and groups."""
+    """Return the random number generator of a step. All agents and groups get the same one, at its beginning."""
     return Generator(PCG64DXSM(_Seed(np.frombuffer(_hash_of(seed, step, 32), np.uint64))))  # type: ignore[arg-type]
 
 
@@ -39,11 +39,12 @@ class StepGenerators:
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
         self.agents = agents
         self._keys = np.frombuffer(_hash_of(seed, step, 16), np.uint64)
-        self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])  # a place, and the seeds from that place on
+        # The place of the first agent of a block, and the seeds of the agents from that place on.
+        self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])
 
     def at(self, place: int) -> Generator:
-        """Return a new generator, at its beginning, of the agent at a place."""
-        low, seeds = self._block  # `_block` is read only once, because another thread may replace it
+        """Return the generator of the agent at a place. It is new, so it begins with the first random number."""
+        low, seeds = self._block  # `_block` is read only once, because another thread may replace it between two reads
         if not low <= place < low + len(seeds):
             low, seeds = self._block = self._block_of(place)
         return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence
@@ -59,7 +60,7 @@ class StepGenerators:
 
 
 class _Seed(ISeedSequence):
-    """Seed that consists of four given numbers. numpy's own class hashes its seed, which takes ten times as long."""
+    """A seed that consists of four given numbers. numpy's own class hashes its seed, which takes ten times as long."""
 
     __slots__ = ("words",)
 
@@ -67,19 +68,19 @@ class _Seed(ISeedSequence):
         self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
-        """Return the four numbers. A PCG64DXSM asks for exactly four."""
+        """Return the four numbers. A PCG64DXSM never asks for more or fewer."""
         return self.words
 
 
 def uniform_rows(seed: int, step: int, agents: AgentPlaces, k: int) -> NDArray[np.float64]:
     """Return k uniform numbers in [0, 1) for each agent, float64 (n, k).
 
-    Each number is a hash of (seed, step, agent, its position), so no generator is built for each agent.
+    Each number is a hash of the seed, the step, the agent and the number's position, so agents need no generators.
 
     Raises: ConfigError unless k is a number of at least 0.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
-        raise ConfigError(f"uniform({k!r}): write how many numbers each agent gets")
+        raise ConfigError(f"uniform({k!r}) is invalid: say how many numbers each agent gets, such as uniform(3)")
     key = np.frombuffer(_hash_of(seed, step, 8), np.uint64)
     with np.errstate(over="ignore"):
         places = np.arange(1, k + 1, dtype=np.uint64) * _GOLDEN
@@ -92,7 +93,7 @@ def _hash_of(seed: int, step: int, size: int) -> bytes:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return SplitMix64's finalizer of each value."""
+    """Return each value after the last stage of SplitMix64, which mixes its bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""The rows of a batch in the form for a step's digest, and the sum of their digests."""
+"""The rows of a batch as the digest of a step needs them, and the sum of their digests."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +24,7 @@ def sum_of_batch(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes],
 ) -> int:
-    """Return the sum of the digests of a batch's rows, faster if the rows differ only in ids, ordinal and payload."""
+    """Return the sum of the digests of a batch's rows. It is faster if rows differ only in ids, ordinal and payload."""
     extension, lines = batch.extension, batch.lines
     assert extension is not None
     assert extension.ordinal is not None
@@ -43,9 +43,10 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch as rows for the digest, with their fates (`codes`) and the rules that blocked rows.
+    """Return the rows of a batch in the form of which digests are computed.
 
-    A broadcast has the hash of its audience instead of a hearer.
+    Args: `codes` has the fate of each row, and `blocks` the rule and reason of each blocked row. `audiences` has the
+    hash of each audience, which a broadcast's row contains instead of a hearer.
     """
     extension, lines = batch.extension, batch.lines
     assert extension is not None

@@ -1,4 +1,4 @@
-"""All messages that groups have sent in one step, from all boxes."""
+"""All messages that groups have sent in one step, collected from all boxes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 Rows = NDArray[np.intp]
-# A function that takes a mailbox and its broadcasts, and returns a row for each hearer.
+# A function that takes a mailbox and broadcasts to it, and returns a batch with a row for each hearer.
 Unfold = Callable[[str, Batch], Awaitable[Batch]]
 
 
 class BoxBatch(NamedTuple):
-    """Messages of one frame, which is in the box of a mailbox for a step."""
+    """A decoded frame, which is in the box that the mailbox `mailbox` reads in step `step`."""
 
     mailbox: str
     step: int
@@ -39,7 +39,10 @@ class BoxBatch(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Rows of one frame, and for each row the index of its message. `first` marks the first copy of each message."""
+    """Rows of one frame.
+
+    `messages` has the index of each row's message. `first` is true for the row that is the first copy of its message.
+    """
 
     source: BoxBatch
     rows: Rows
@@ -48,7 +51,7 @@ class Copies(NamedTuple):
 
 
 class SentMessages:
-    """Messages that groups have sent in one step. A broadcast is a message for each hearer.
+    """Messages that groups have sent in one step. A broadcast is counted as one message for each hearer.
 
     `batch` has each message once, in canonical order, even if several mailboxes have a copy.
 
@@ -90,7 +93,10 @@ def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
 
 
 async def sent_messages(store: "RedisSteps", number: int, horizon: int, unfold: Unfold) -> SentMessages | None:
-    """Return the messages that groups sent to mailboxes in a step that all have closed, or None if there are none."""
+    """Return the messages that groups sent to mailboxes in a step, or None if there are none.
+
+    All groups must have closed the step.
+    """
     covered = await store.covered_boxes(number + 1, number + horizon)
     boxes = {
         box: [cover for cover in covers if cover.sent == number and cover.group != OUTSIDE]

@@ -1,4 +1,4 @@
-"""One open step of a group."""
+"""One open step of a group, with which the group's agents read and send."""
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,8 +33,8 @@ class Step:
 
     Messages are sent when the step is committed, which is when the next step is requested. If the step runs again after
     a fault, its inbox, the order of the inbox, and the random numbers are the same. `arrivals` has the agents that came
-    with this step from other groups, with the states of these groups; `before` has the group's own agents in the
-    previous step. `blocked` has the messages that the group's agents sent in the previous step, but that rules blocked.
+    from other groups at this step, with the states of these groups. `before` has the group's own agents in the previous
+    step. `blocked` has the messages that the group's agents sent in the previous step, but that rules blocked.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class Step:
         self.seed = seed
         self.places = agents
         self._inbox = inbox
-        # This is no method of its own, because a further call would take a tenth of a send's time.
+        # `send` is not defined as a method, because one more function call would add a tenth to the time of a send.
         self.send = sends.send
         self.generators = StepGenerators(seed, number, agents)
         self.moves = StepMoves()
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
-        self.series = b""  # the values that a run collects in this step, encoded
+        self.series = b""  # the data that a run records with `collect` in this step, encoded
         self.calls = b""  # the remembered calls of its agents, encoded
         self._state = state
         self._state_bytes = state_bytes
 
     def __reduce__(self) -> Any:  # noqa: ANN401 - it never returns
         raise ConfigError(
-            f"step {self.number} cannot be sent to another process, because its loop needs it: to use more processes, "
-            "spread the agents over more groups"
+            f"step {self.number} cannot be sent to another process, because only the process that drives the group "
+            "can send the step's messages: to use more processes, spread the agents over more groups"
         )
 
     def __repr__(self) -> str:
@@ -96,12 +96,12 @@ class Step:
         return self._inbox.by_agent()
 
     def inboxes(self, places: NDArray[np.intp] | slice = EVERYBODY) -> Iterator[Messages]:
-        """Yield the messages of each agent at some places, in the order of `agents`."""
+        """Yield the messages of each agent at `places`, in the order of `agents`."""
         return self._inbox.inboxes(places)
 
     @property
     def heard_counts(self) -> NDArray[np.int64]:
-        """Return how many messages each agent reads, in the order of `agents`."""
+        """Return how many messages each agent has to read, in the order of `agents`."""
         return self._inbox.counts
 
     def inbox(self, agent: AgentId) -> Messages:
@@ -117,10 +117,10 @@ class Step:
         return self._inbox.of(place)
 
     def rng(self, agent: AgentId | None = None) -> np.random.Generator:
-        """Return a new generator, at its beginning, of the random numbers of one agent in this step.
+        """Return a new random number generator, at its beginning, for one agent in this step.
 
-        Without an agent, the numbers are those of the step itself, which are the same in all groups, such as those of
-        the weather.
+        Without an agent, return the generator of the step itself. It is the same in all groups, so it suits numbers
+        that all agents share, such as the weather.
 
         Raises: InvalidAddress for an invalid id.
         """
@@ -130,7 +130,7 @@ class Step:
         return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(agent))
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
-        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `agents`.
+        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k). Row i belongs to `agents[i]`.
 
         Raises: ConfigError unless k is a number of at least 0.
         """
@@ -145,7 +145,10 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send n messages given as columns, as `Messager.send_columns` takes them; raise the same errors as `send`."""
+        """Send n messages, given as columns of the kinds that `Messager.send_columns` accepts.
+
+        Raises: the same errors as `send`.
+        """
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
     def broadcast(
@@ -157,7 +160,9 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send one message to all hearers of an agent in an audience, by its handle or name.
+        """Send one message to all agents that hear an agent in an audience.
+
+        `audience` is the audience's handle or name.
 
         Raises: the same errors as `send`; UnknownName for an audience that does not exist in this step.
         """
@@ -178,10 +183,11 @@ class Step:
     def heard(self, audience: object) -> Heard:
         """Return the broadcasts to an audience as columns, with means and sums over what each agent hears.
 
-        The broadcasts are also in `messages`, which makes an object for each broadcast and hearer only when it is read.
+        The broadcasts are also in `messages`. There, an object for a broadcast and one of its hearers is made only when
+        it is read.
 
-        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts
-        were to several versions of the audience.
+        Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts were to several
+        versions of the audience.
         """
         return self._inbox.heard(name_of(audience))
 
@@ -194,10 +200,12 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Ask an agent, which reads the question in the next step or in step `deliver_at`; return the question's id.
+        """Ask an agent, which reads the question in the next step or in step `deliver_at`. Return the question's id.
 
-        The answer has the question's id in its field `in_reply_to`. If the agent answers in the step in which it reads
-        the question, the answer is read in the step after that. Raises the same errors as `send`.
+        The answer has this id in its field `in_reply_to`. If the agent answers in the step in which it reads the
+        question, the answer is read in the following step.
+
+        Raises: the same errors as `send`.
         """
         return self.sends.ask(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -231,7 +239,7 @@ class Step:
     def reply_columns(
         self, messages: Message | Iterable[Message], payloads: object, *, deliver_at: int | None = None
     ) -> None:
-        """Answer many questions, with one payload for each question, or one payload for all.
+        """Answer many questions. `payloads` has one payload for each question, or is one payload for all questions.
 
         Raises: the same errors as `reply`, and InvalidColumns.
         """
@@ -260,17 +268,17 @@ class Step:
         self.moves.add(name, column, positions)
 
     def keep_series(self, series: bytes) -> None:
-        """Store a part of the run's series when this step is committed.
+        """Store the data that a run has recorded with `collect` in this step. It is written when the step is committed.
 
-        Raises: PayloadTooLarge if it is larger than MessagingConfig.state_bytes.
+        Raises: PayloadTooLarge if the data is larger than MessagingConfig.state_bytes.
         """
         self._check_size(series, "collects", "collect less, or in fewer steps by collect_every=")
         self.series = series
 
     def keep_calls(self, calls: bytes) -> None:
-        """Store the remembered calls of the agents when this step is committed.
+        """Store the remembered calls of the agents. They are written when the step is committed.
 
-        Raises: PayloadTooLarge if they are larger than MessagingConfig.state_bytes.
+        Raises: PayloadTooLarge if the calls are larger than MessagingConfig.state_bytes.
         """
         self._check_size(calls, "has calls of", "let the functions return less")
         self.calls = calls
@@ -286,7 +294,7 @@ class Step:
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that was set in this step, else the previous step's state, or None if there is none.
+        """Return the state that was set in this step, or else the state of the previous step. None means no state.
 
         Setting the state raises InvalidPayload for anything except bytes or None, PayloadTooLarge for more bytes than
         MessagingConfig.state_bytes, and Closed after the step.

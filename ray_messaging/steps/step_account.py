@@ -1,4 +1,4 @@
-"""Counts of a group's messages in one step by their fates, and their digest; and reads of these counts later."""
+"""Counts of a group's messages in one step by their fates, and the digest of the messages."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,19 +36,20 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 
-_NAMED = 5  # the most addresses for which undeliverable messages are counted separately
-# Batches, with the rule and the reason for each blocked row.
+_NAMED = 5  # undeliverable messages are counted separately for at most this many addresses
+# Batches with blocked rows, and for each blocked row the rule and the reason.
 Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]
-# What `StepAccount.copy` returns, and `restore` takes.
+# The values that `StepAccount.copy` returns and `StepAccount.restore` takes.
 Kept = tuple[dict[str, int], int, int, Blocked, list[HashedLater], dict[str, int], dict[str, int]]
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Counts that a group stores with a step: messages by fate, and the sum of their digests (b"": not computed).
+    """The counts that a group stores with a step: messages by fate, and the sum of their digests.
 
-    `total` counts the messages of this and all earlier steps, by fate. `outside` counts the messages from outside that
-    the group has read in the step; with digests, they are part of the sum. `unheard` says, for a few addresses, how
-    many of the undeliverable messages in `total` were sent to the address.
+    `digest` is b"" if digests were not computed. `total` counts the messages of this and all earlier steps, by fate.
+    `outside` counts the messages that the group has read in the step and that senders outside of the steps sent. If
+    digests are computed, the sum includes these messages. `unheard` says, for a few addresses, how many of the
+    undeliverable messages in `total` were sent to the address.
     """
 
     fates: dict[str, int]
@@ -58,19 +59,19 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     unheard: dict[str, int] = {}
 
     def encode(self) -> bytes:
-        """Encode the counts for the server."""
+        """Encode the counts as the server stores them."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, encoded: bytes) -> "StepCounts":
-        """Decode counts from the server."""
+        """Decode counts that the server has stored."""
         return msgspec.msgpack.decode(encoded, type=cls)
 
 
 class StepAccount:
-    """Counter of the fates of messages in one attempt at a step, as a sender outside of steps has its local log.
+    """Counter of the fates of messages in one attempt at a step.
 
-    `total` counts the messages of all steps so far, and `unheard` the undeliverable ones by address.
+    `total` counts the messages of all steps so far by fate. `unheard` counts the undeliverable messages by address.
 
     Args: `later`, if given, keeps the rows, and computes their digests only if they are asked for.
     """
@@ -78,7 +79,7 @@ class StepAccount:
     def __init__(self, *, digest: bool, later: LaterDigests | None = None) -> None:
         self._digest = digest
         self._later = later
-        self._unhashed: list[HashedLater] = []  # with `later`: the rows of the step
+        self._unhashed: list[HashedLater] = []  # the rows of the step for which `later` may compute digests
         self._fates: Counter[str] = Counter()
         self._sum = self._outside = 0
         self._blocked: Blocked = []
@@ -87,17 +88,23 @@ class StepAccount:
         self.audiences: Mapping[AudiencePairs, bytes] = {}  # for each version of an audience, the hash of its pairs
 
     def copy(self) -> Kept:
-        """Return a copy for `restore`. It has plain dicts, because a copy of a Counter takes 20 times as long."""
+        """Return a copy of all counts for `restore`.
+
+        It has plain dicts, because copying a Counter takes 20 times as long.
+        """
         lists = [*self._blocked], [*self._unhashed]
         return {**self._fates}, self._sum, self._outside, *lists, {**self.total}, {**self.unheard}
 
     def restore(self, before: Kept) -> None:
-        """Set all counts back to an earlier copy."""
+        """Set all counts back to those in a result of `copy`."""
         fates, self._sum, self._outside, self._blocked, self._unhashed, total, unheard = before
         self._fates, self.total, self.unheard = Counter(fates), Counter(total), Counter(unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Count a batch of rows with their fates. If a row has an error and no fate, the step will not be committed."""
+        """Count the rows of a batch by fate.
+
+        A row that has an error instead of a fate prevents the commit of the step.
+        """
         if outcome.pairs is not None:
             self._add_broadcasts(batch, outcome.pairs)
             return
@@ -112,7 +119,7 @@ class StepAccount:
             return
         if self._later is not None and (batch.extension is None or batch.extension.audience is None):
             self._unhashed.append(HashedLater(batch, bytes(outcome.codes), outcome.blocks))
-        else:  # computed at once, because the hash of the broadcasts' audience is not kept for later
+        else:  # the digest is computed at once, because the hash of the broadcasts' audience is not kept for later
             self._sum += sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
@@ -135,7 +142,7 @@ class StepAccount:
                 self.unheard[address] += 1
 
     def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
-        """Add messages from outside, in the order of their arrival, to the digest."""
+        """Add messages from outside of the steps, given in the order of their arrival, to the digest."""
         for row, weight in outside_rows(read):
             self._outside += weight
             self._sum += sum_of([row], [weight])
@@ -161,7 +168,7 @@ class StepAccount:
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
     """Return messages from outside to agents as rows for the digest, and how often each row counts.
 
-    Messages that a rule rewrote are left out, as in the event log.
+    Messages that a rule rewrote are left out, as they are in the event log.
     """
     rows: list[DigestRow] = []
     places, hearers = [], []
@@ -195,8 +202,8 @@ def _outside_pairs(read: FoldedBatch | Batch) -> Pairs:
 async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]:
     """Return the counts of each group for a step that all groups have committed.
 
-    Raises: ConfigError unless `step` is a step number; UnknownName if the step is not committed by all groups, or its
-    counts are no longer kept.
+    Raises: ConfigError unless `step` is a step number; UnknownName if some group has not committed the step, or if the
+    counts of the step are no longer kept.
     """
     number = check_step_number(step)
     sealed = (await store.progress()).sealed

@@ -1,7 +1,7 @@
-"""The broadcasts of a step before they are written to boxes.
+"""The broadcasts of a step, in the form in which they are written to boxes.
 
-A broadcast is written as one row if no rule judges it before the step ends, and if each hearer is an agent of a group.
-Otherwise it is written as one row for each hearer.
+A broadcast is written as one row for each mailbox if no rule judges it before the step ends, and if each hearer is an
+agent of a group. Otherwise it is written as one row for each hearer.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ray_messaging.addressing.directory import Routes
 from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.folding import spread
-from ray_messaging.engine import Engine
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.sending.bulk_input import edges_of, within_pairs
@@ -19,7 +19,10 @@ from ray_messaging.steps.agent_places import AgentPlaces
 
 
 class StepBroadcasts:
-    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are the group's agents."""
+    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are the group's agents.
+
+    A pair is a sender and one agent that hears the sender.
+    """
 
     def __init__(self, engine: Engine, destination: Destination) -> None:
         self._engine = engine
@@ -28,7 +31,7 @@ class StepBroadcasts:
         self.digests: dict[AudiencePairs, bytes] = {}
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
-        """Return batches in a form that can be sent, in which each batch of broadcasts knows its hearers.
+        """Return batches in a form that can be sent. A batch of broadcasts then knows how many agents hear each sender.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """
@@ -47,8 +50,8 @@ class StepBroadcasts:
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
         records = self._destination.routes.records.values()
-        # A hearer that no group hosts needs a row of its own, because its message is published and gets a note for the
-        # log.
+        # If no group hosts a hearer, there must be a row for that hearer, because its message is published and gets a
+        # note for the log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
         if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
             return [PendingBatch.of(broadcasts, reaches=reaches)]
@@ -56,10 +59,13 @@ class StepBroadcasts:
         return [PendingBatch.of(spread(part, reaches.edges)) for part in parts]
 
     async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
-        """Return how many agents hear each sender in an audience; cached until senders or audience change."""
+        """Return how many agents hear each sender in an audience.
+
+        The result is cached until senders or audience change.
+        """
         routes = self._destination.routes
-        # One version of the directory may have moves that count from a later step on. So the routes of two steps may
-        # differ, although the version is the same.
+        # A move of agents may count only from a later step on, although it is in the directory already. So the routes
+        # of two steps may differ, although the version of the directory is the same.
         key, everybody = (audience, topic), routes if audience == EVERYBODY else None
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] is not everybody:

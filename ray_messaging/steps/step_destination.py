@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.engine import Engine
 from ray_messaging.errors import StepAborted, StepTooLarge
+from ray_messaging.messager_engine import Engine
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.destination import OF_VERDICTS, Destination
 from ray_messaging.sending.frame_router import OutboundFrame
@@ -19,44 +19,48 @@ _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class AttemptBoxes:
-    """The calls that write frames of one attempt to boxes. After any failure the attempt at the step is given up.
+    """The calls with which one attempt writes frames to boxes.
+
+    After a failure, the attempt at the step must be given up.
 
     Args: `attempt` is the driver's number; `step` is the first step of the attempt.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:
         self.step = step  # the open step
-        self.rows = 0  # how many rows were written to mailboxes' boxes in the open step
-        self.own: list[BoxFrame] = []  # the frames that were written to the group's own box of the next step
-        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in the box's step
+        self.rows = 0  # how many rows the open step has written to boxes of mailboxes
+        # The frames that the open step has written to the group's own box of the next step.
+        self.own: list[BoxFrame] = []
+        # Boxes that accept no messages, because their group does not take part in the box's step.
+        self.shut: set[str] = set()
         self.group = group
         self.attempt = attempt
         self._store = store
 
     def begin(self, step: int) -> None:
-        """Send in this open step from now on."""
-        if step != self.step:  # if the supervisor tries the same step again, it still needs to know the shut boxes
+        """Write the frames of this open step from now on."""
+        if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
             self.shut.clear()
         self.step, self.rows, self.own = step, 0, []
 
     def request(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendRequest:
-        """Return the request of a call that writes frames. The attempt's number is the sender's epoch."""
+        """Return the request of a call that writes frames. The attempt's number takes the place of a sender's epoch."""
         return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
 
     @property
     def tag(self) -> StepTag:
-        """Return the tag of the frames of the open step."""
+        """Return the tag of the frames that are written in the open step."""
         return StepTag(self.group, self.step, self.attempt)
 
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
-        """Write frames to boxes. The server refuses a frame if its box is shut, or its verdicts no longer count.
+        """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.
 
-        Raises: StepAborted if another attempt has the step, or if a refused frame may still be written by a late call;
-        StepTooLarge for a full box; ConfigError if there are no verdicts.
+        Raises: StepAborted if another attempt has taken over the step, or if a late call may still write a refused
+        frame; StepTooLarge for a full box; ConfigError if there are no verdicts.
         """
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
-            raise self._aborted("has another driver, or was closed: what this attempt sent does not count")
+            raise self._aborted("has another driver, or was closed: the messages of this attempt do not count")
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
         for write, fate in zip(writes, reply.fates, strict=True):
@@ -75,7 +79,7 @@ class AttemptBoxes:
         return reply
 
     def keep_own(self, writes: Sequence[FrameWrite]) -> None:
-        """Keep the frames that are in the group's own box of the next step, so that they need not be read again."""
+        """Keep the frames that the group itself reads in the next step, so that it need not fetch them again."""
         box = box_name(self.group, self.step + 1)
         self.own += [BoxFrame("", self.tag, write.rows, write.frame) for write in writes if write.mailbox == box]
 
@@ -97,14 +101,14 @@ class AttemptBoxes:
 
 
 def in_box(write: FrameWrite) -> bool:
-    """Return whether a write is for the box of a mailbox or an asker, so that its rows count when the step closes."""
+    """Return whether a frame is for a mailbox or an outside asker, and not only published or logged."""
     return write.mailbox.find("@") > 0 and write.mailbox[0] != ":"
 
 
 class StepDestination(Destination):
-    """The boxes of steps as the destination of one attempt.
+    """The boxes of steps as the destination to which one attempt sends.
 
-    Messages are routed to the groups that have the agents in the step after the open step, in which messages are read.
+    A message goes to the group that has the recipient in the step after the open step, in which most messages are read.
     """
 
     def __init__(self, engine: Engine, boxes: AttemptBoxes) -> None:
@@ -126,23 +130,28 @@ class StepDestination(Destination):
         return self._routes
 
     def begin(self, step: int) -> None:
-        """Send in this open step from now on, with the directory as it was last loaded."""
+        """Route messages of this open step from now on, by the directory that was loaded last."""
         self.boxes.begin(step)
         self._routes = self._engine.directory.read_in(step + 1)
 
     async def reload(self) -> None:
-        """Load the directory, and route by it from now on."""
+        """Load the directory, and route messages by it from now on."""
         await self._engine.frame_sender.refresh()
         self._routes = self._engine.directory.read_in(self.boxes.step + 1)
 
     async def keep_agents(self) -> None:
-        """Write the sets of agents that frames name and the event log may lack; the frames are written after that."""
+        """Write the sets of agents that queued frames name and that the event log may not have.
+
+        They must precede the frames.
+        """
         if self.router.unkept:
             await self._engine.transport.keep_agents(self.router.unkept)
             self.router.kept()
 
     async def write(self) -> None:
-        """Write the queued frames. Rows whose verdicts the server refuses are in `stale_verdicts` afterwards.
+        """Write the queued frames.
+
+        Afterwards `stale_verdicts` has the rows whose verdicts the server refused as too old.
 
         Raises: the same errors as `AttemptBoxes.send`.
         """
@@ -160,9 +169,9 @@ class StepDestination(Destination):
                 self.reroute(again=True)
 
     def stored(self, frame: OutboundFrame) -> None:
-        """Set the fates of the rows of a frame that is written, or will be written with the step.
+        """Set the fates of the rows of a frame that was written, or that will be written with the step's commit.
 
-        Messages without a mailbox are published when the step is sealed. It is not known yet whether there will be
-        subscribers, so these messages count as undeliverable.
+        Messages on plain channels are published only when all groups have closed the step. Whether they will have
+        subscribers is not known yet, so they count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))

@@ -29,14 +29,14 @@ from ray_messaging.steps.canonical_order import in_canonical_order
 
 
 class FoldedBatch(NamedTuple):
-    """A folded batch of broadcasts, and the pairs of the audience whose hearers are the group's agents."""
+    """A batch with a row for each broadcast, and the audience's pairs whose hearers are the group's agents."""
 
     batch: Batch
     edges: Edges
 
 
 class HeardBroadcasts:
-    """The folded batches of broadcasts that a group's agents hear in one step."""
+    """The broadcasts that a group's agents hear in one step."""
 
     def __init__(self, folded: Sequence[FoldedBatch] = ()) -> None:
         self._folded = folded
@@ -45,7 +45,7 @@ class HeardBroadcasts:
         return len(self._folded)
 
     def messages(self) -> list[Batch]:
-        """Return all broadcasts as messages, one for each pair."""
+        """Return all broadcasts as messages: one message for each pair of sender and hearer."""
         return [unfold(*each) for each in self._folded]
 
     def of(self, name: str, agents: AgentSet) -> Heard:
@@ -75,7 +75,7 @@ class HeardBroadcasts:
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
-    """Return the pairs that do not count, or None if all pairs count."""
+    """Return the pairs of sender and hearer that were removed, or None if none was removed."""
     rows: list[NDArray[np.intp]] = []
     hearers, low = [], 0
     for batch, edges in folded:
@@ -92,15 +92,16 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 NOTHING_HEARD = HeardBroadcasts()
 EVERYBODY = slice(None)  # the places of all agents
-# About how many rows are decoded at once. With more, the first would leave the processor's cache before they are read.
+# About how many rows are decoded at once. If more were decoded, the first of them would leave the processor's cache
+# before they are read.
 _AHEAD = 64
 
 
 class StepInbox:
     """The messages of one step for some agents, in one sequence or agent by agent.
 
-    Args: `batches` are the batches of the step's box that count. Each row has a step and an ordinal. `broadcasts`
-    become messages only when a message is read.
+    Args: `batches` are the committed batches of the step's box. Each row has a step and an ordinal. `broadcasts` are
+    turned into messages only when a message is read.
     """
 
     def __init__(
@@ -133,9 +134,9 @@ class StepInbox:
 
     @cached_property
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the index of each agent's first message, and the number of its messages."""
+        """Return, for each agent, the index of its first message, and the number of its messages."""
         places = self._places
-        # Between the agents' messages there may be messages on other channels to which the group listens.
+        # Messages on plain channels, which belong to no agent, may lie between the agents' messages.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))
         return np.append(owned, 0)[np.cumsum(counts) - counts], counts
@@ -151,7 +152,7 @@ class StepInbox:
         return self._slice(low, low + count)
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
-        """Return messages that an agent wants to answer, as slices.
+        """Return messages that an agent is about to answer, as slices of the batch of all messages.
 
         Raises: NoQuestion if a message was read in another step, or is not a question.
         """
@@ -170,15 +171,15 @@ class StepInbox:
         return found
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
-        """Yield each agent with its messages, as `inboxes` does."""
+        """Yield each agent with its messages, also agents without messages."""
         return zip(self._agents, self.inboxes(), strict=True)
 
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
-        """Return the messages of each agent at some places, in canonical order, even if an agent has no messages."""
+        """Return the messages of each agent at `places`, in canonical order, also for agents without messages."""
         return chain.from_iterable(self._inboxes_by_rows(places))
 
     def _inboxes_by_rows(self, places: "NDArray[np.intp] | slice") -> Iterator[Iterator[Messages]]:
-        """Yield what `inboxes` returns, in parts: the agents of a part have their messages near together."""
+        """Yield the results of `inboxes` in portions. The messages of a portion are near each other in the batch."""
         lows, counts = (each[places] for each in self._spans)
         cuts = (np.flatnonzero(np.diff(lows // _AHEAD)) + 1).tolist()
         for begin, end in pairwise([0, *cuts, len(lows)] if len(lows) else []):
@@ -200,11 +201,11 @@ class _DecodedRows:
     def __init__(self, exp_id: str, batch: Batch | None, low: int, high: int) -> None:
         self.exp_id, self.batch = exp_id, batch
         self._low, self._high = low, high
-        # None: the agent's messages were taken already, and the reader may have changed the objects.
+        # A None in this list: an agent's messages were returned already, and their reader may have changed the objects.
         self._messages: list[Any] = []
 
     def take(self, low: int, high: int) -> list[Message]:
-        """Return new objects for the messages of an agent, which are some of these rows."""
+        """Return new Message objects for some of these rows, which are the messages of one agent."""
         batch = self.batch
         if batch is None or low == high:
             return []
@@ -218,9 +219,12 @@ class _DecodedRows:
         return found
 
 
-# C code builds a struct in a third of the time that a class takes, so this is a view of Messages, not a subclass.
+# msgspec creates a struct in a third of the time that Python takes for a class, so this is no subclass of Messages.
 class _AgentMessages(msgspec.Struct, eq=False, gc=False):
-    """The messages of one agent in a step, as Messages that are built only if more than length and rows is asked."""
+    """The messages of one agent in a step.
+
+    It has the length and the rows, and builds a Messages for everything else.
+    """
 
     _near: _DecodedRows
     _low: int

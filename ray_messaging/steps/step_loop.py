@@ -1,4 +1,4 @@
-"""The loop over a group's steps: wait at the barrier, read the box, run the body, commit."""
+"""The loop over a group's steps: wait until the step may begin, read its messages, run its body, commit it."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from ray_messaging.addressing.directory import Directory, MailboxRecord
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.default_limits_and_leases import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
-from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The number of a loop is appended to an epoch, in this many bits; the result is still exact as a number of Lua.
+# The number of a loop is appended to an epoch as this many bits. Lua still has an exact number for the result.
 _LOOP_BITS = 12
 
 
@@ -62,30 +62,30 @@ def check_until(until: object) -> int:
 def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
     """Return the loop over the steps of an engine's agents.
 
-    A later loop of the same engine ends an earlier loop. So does a loop of a later engine with the same name.
+    A loop ends when a later loop of the same engine begins, or a loop of a later engine with the same name.
 
     Args: `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
-    Raises: ConfigError if the engine has no name or hosts no agents, or the experiment has no steps.
+    Raises: ConfigError if the engine has no name or hosts no agents, or if the experiment has no steps.
     """
     store, settings = engine.transport.steps, engine.steps
     if not engine.named:
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
     if settings is None:
         raise ConfigError(
-            f"{engine.name!r} has no steps: the experiment must have been started with steps=Steps(), and "
-            "`await messager.host_agents(ids, subtopics)` comes first"
+            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and first call "
+            "`await messager.host_agents(ids, subtopics)`"
         )
     engine.step_loops += 1
-    # A later messager with this name has a higher epoch, and so a higher start: it becomes the driver after this
-    # process.
+    # A later messager with this name has a higher epoch. So its driver has a higher start number, and takes over the
+    # steps.
     start = (engine.frame_sender.epoch << _LOOP_BITS) + engine.step_loops
     return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start), later)
 
 
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
-    """Return the loop, for a Ray task, over the steps of a group that another process hosts.
+    """Return a loop with which a Ray task drives the steps of a group that another process hosts.
 
-    A task that Ray runs again takes the group at once, because its earlier run is dead.
+    A task that Ray runs again does not wait for the lease of its earlier execution, because that is dead.
 
     Raises: ConfigError if the experiment has no steps.
     """
@@ -100,10 +100,10 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 
 
 class StepLoop:
-    """The steps of one group, driven from this process.
+    """The steps of one group, driven by this process.
 
-    Args: `engine` has the group's name; `driver` names this process, and how often it was started; `later` is as in
-    `step_loop`.
+    Args: `engine` has the group's name. `driver` names this process, and says how often it was started. `later` is as
+    in `step_loop`.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class StepLoop:
         self._group = engine.name
         self.places = NO_PLACES
         self.before = NO_AGENTS  # the agents of the last committed step, to which `state` belongs
-        self._record: MailboxRecord | None = None  # the record from which `places` was made
+        self._record: MailboxRecord | None = None  # the directory's record of the group, from which `places` was made
         self._unfolder = Unfolder(engine.audiences)
         self._boxes = GroupBoxes(store, self._unfolder)
         self.until = 0  # the first step that does not run; it may be lowered while the steps run
         self.committed = -1  # the last step that was committed
-        self.sealed = -1  # the last step that all groups have committed, as far as this group knows from its commits
+        self.sealed = -1  # the last step that all groups have committed, as the answer to this group's last commit said
         self.state: bytes | None = None  # the state after the last committed step
         # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
         self.fates: Counter[str] = Counter()
@@ -139,7 +139,7 @@ class StepLoop:
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. A request for the next step commits the current step.
 
-        With `leave` the group is no longer a member from `until` on, and other groups do not wait for it.
+        With `leave` the group does not take part in steps from `until` on, and other groups do not wait for it.
 
         Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
@@ -151,10 +151,10 @@ class StepLoop:
                 yield step
 
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
-        """Yield the steps before `until` as `steps` does.
+        """Yield the steps before `until`, as `steps` does; then yield None until the caller has raised `until`.
 
-        Then yield None each time, until the caller has raised `until`. Meanwhile the group keeps its driver. So the
-        following steps begin without asking the server for the driver and for the group's counts.
+        While it yields None, this process stays the group's driver. So further steps begin without asking the server
+        for the driver and for the group's counts.
         """
         self.until = check_until(until)
         transport = self._engine.transport
@@ -208,15 +208,15 @@ class StepLoop:
                 self.sealed = sender.sealed
                 self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
-            transport.end_steps()  # the calls below are not repeated for longer than calls outside of steps
+            transport.end_steps()  # The calls below are given up as early as calls outside of steps.
             if step is not None:
                 step.sends.end()
             try:
                 await end(renewing)
-            finally:  # `box` is ended even if the driver is cancelled a second time
+            finally:  # `box.end` is awaited even if the driver is cancelled a second time
                 await box.end()
-            if not self._engine.closed:  # A closed engine would connect again for this call.
-                with suppress(MessagingError):  # If this call fails, the lease ends by itself.
+            if not self._engine.closed:  # A closed engine would open a new connection for this call.
+                with suppress(MessagingError):  # If this call fails, the driver's lease ends after its time.
                     await self._store.let_go(self._group, taken.attempt)
 
     def calls_of(self, step: int) -> CallMemory:
@@ -232,7 +232,10 @@ class StepLoop:
         return self._memories[step]
 
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
-        """Become the group's driver, and make the sender of its steps. Raises the same errors as `_take`."""
+        """Become the group's driver, and make the sender of its steps.
+
+        Raises: the same errors as `_take`.
+        """
         taken = await self._take(self.until, leave=leave)
         sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
         await sender.reload()
@@ -244,9 +247,9 @@ class StepLoop:
     # -- the driver -----------------------------------------------------------------------------------------------
 
     async def _take(self, until: int, *, leave: bool) -> DrivenGroup:
-        """Become the group's driver. If the group has left before step `until`, join the steps again.
+        """Become the group's driver. If the group has left before step `until`, make it take part in the steps again.
 
-        Raises: AlreadyExists if another task drives the group; Fenced if a later start of this driver has it.
+        Raises: AlreadyExists if another task drives the group; Fenced if a later start of this driver has taken over.
         """
         ends = until if leave else None
         taken = await self._wait_to_take(ends)
@@ -254,13 +257,14 @@ class StepLoop:
             return taken
         await self._engine.frame_sender.reload()
         self._record_of(self._engine.directory)
-        # Other groups have gone on so far that no step before `until` is left for this group.
+        # In the meantime, other groups may have committed all steps before `until`. Then no step is left for this
+        # group.
         if await self._store.join(self._group, again=True) >= until:
             await self._store.leave(self._group, at_once=True)
         return await self._wait_to_take(ends)
 
     async def _wait_to_take(self, ends: int | None) -> DrivenGroup:
-        """Become the group's driver. If another driver has it, wait until its lease has ended.
+        """Become the group's driver. If the group has another driver, wait until that driver's lease has ended.
 
         Raises: the same errors as `_take`.
         """
@@ -274,7 +278,7 @@ class StepLoop:
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
                     f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
-                    "time. End that task, or let it drive on",
+                    "time. End that task, or leave the group to it",
                     kind="driver",
                     value=self._group,
                     owner=again.driver.task,
@@ -291,7 +295,7 @@ class StepLoop:
     async def _renew(self, attempt: int) -> None:
         while True:
             await asyncio.sleep(STEP_LEASE_S / 3)
-            with suppress(MessagingError):  # the next call of the loop raises it
+            with suppress(MessagingError):  # the next call of the loop raises the error
                 await self._store.renew(self._group, attempt)
 
     # -- one step -------------------------------------------------------------------------------------------------
@@ -299,7 +303,7 @@ class StepLoop:
     async def _open(
         self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
     ) -> Opened | None:
-        """Wait until the step is open; return None if the group is no longer a member, or the step is not to run.
+        """Wait until the step is open. Return None if the group no longer takes part, or if the step is not to run.
 
         Args: `found` is the server's last answer about the step, if there is one.
         """
@@ -318,12 +322,12 @@ class StepLoop:
         return found
 
     def _check_open(self) -> None:
-        """Raise Closed if the messager was closed, so that the loop neither commits nor waits for other groups."""
+        """Raise Closed if the messager was closed. Otherwise the loop would commit, and wait for other groups."""
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 
     def _record_of(self, directory: Directory) -> MailboxRecord:
-        """Return the group's record; raise NotListening if the group was removed."""
+        """Return the directory's record of the group; raise NotListening if the group was removed."""
         record = directory.records.get(self._group)
         if record is None:
             raise NotListening(f"group {self._group!r} was removed, so it has no steps: create it again")
@@ -369,7 +373,7 @@ class StepLoop:
         )
 
     async def _arrivals(self, step: int, record: MailboxRecord, directory: Directory) -> tuple[Arrival, ...]:
-        """Return the agents that come to the group with a step, and the states of their former groups."""
+        """Return the agents that come to the group at a step, and the states of the groups that had them before."""
         found = []
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
             left = directory.records.get(group)
@@ -387,7 +391,7 @@ class StepLoop:
 
 
 def _former(records: Iterable[MailboxRecord | None]) -> Iterator[AgentSet]:
-    """Yield all sets of agents that these mailboxes host or have hosted."""
+    """Yield all sets of agents that the mailboxes of these records host now or have hosted before."""
     for record in records:
         if record is not None:
             yield from record.by_subtopic().values()

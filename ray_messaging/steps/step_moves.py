@@ -1,4 +1,4 @@
-"""The new positions that groups set for their agents in one step, and the audience versions made from the positions."""
+"""The new positions that groups give their agents in one step, and the versions of audiences with these positions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,18 +21,18 @@ from ray_messaging.transports.transport_values import FrameWrite
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-_ROWS = 30_000  # the most rows of a frame, about 1 MB
+_ROWS = 30_000  # the most agents in a frame, which then has about 1 MB
 
 
 class NewPositions(NamedTuple):
-    """Agents (each once, ascending), and their new positions, float64 (n, d)."""
+    """Agents and their new positions, float64 (n, d). `ids` is ascending, and has each agent once."""
 
     ids: NDArray[np.int64]
     points: NDArray[np.float64]
 
 
 class _Frame(msgspec.Struct, array_like=True):
-    """New positions as bytes, little endian."""
+    """New positions in an audience. `ids` and `points` are the bytes of int64 and float64 arrays, little endian."""
 
     audience: str
     ids: bytes
@@ -62,7 +62,7 @@ class StepMoves:
         return {name: _merged(name, parts) for name, parts in self._moves.items()}
 
     def writes(self, step: int) -> Iterator[FrameWrite]:
-        """Yield the frames with a step's new positions; raise the same errors as `by_audience`."""
+        """Yield frames with the new positions that a step sets; raise the same errors as `by_audience`."""
         number = 0
         for name, found in self.by_audience().items():
             for low in range(0, len(found.ids), _ROWS):
@@ -73,7 +73,7 @@ class StepMoves:
 
 
 def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
-    """Return the new positions of all groups in one step, by audience. The order of the frames does not matter.
+    """Return the new positions of all groups in one step, by audience. The frames may be in any order.
 
     Raises: FrameError if a frame cannot be decoded.
     """
@@ -101,10 +101,9 @@ def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
 
 
 class MovedAudiences:
-    """The new positions of all groups in one step, which each group reads when the step is sealed.
+    """The new positions of all groups in one step, which each group reads once all groups have closed the step.
 
-    Each audience gets one new version, however many groups there are. The first process that needs the version makes
-    it.
+    Each audience gets one new version for the whole step. The first process that needs the version makes it.
     """
 
     def __init__(self, store: "RedisSteps", audiences: AudienceCache) -> None:
@@ -112,10 +111,10 @@ class MovedAudiences:
         self._audiences = audiences
 
     async def follow(self, step: int, directory: Directory) -> bool:
-        """Make the audiences' versions with the positions of the previous step; return whether agents have moved.
+        """Make new versions of audiences with the positions of the previous step; return whether agents have moved.
 
         Raises: FrameError if the positions cannot be read; AudienceTooLarge if the new version has too many pairs;
-        ConfigError without a source of audiences that can make versions.
+        ConfigError if this process cannot make versions of audiences.
         """
         if not directory.audiences.has_positions():
             return False
@@ -143,5 +142,7 @@ class MovedAudiences:
                 or not isinstance(edges, GraphEdges)
                 or edges.positions is None
             ):
-                raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
+                raise ConfigError(
+                    f"audience {name!r} has no positions: make it by create_audience(..., positions=, radius=)"
+                )
             edges.positions.moved(IdColumn(found.ids), found.points)

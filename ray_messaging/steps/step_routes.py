@@ -1,4 +1,4 @@
-"""The routes of a step's messages (topic, step of delivery, kind), and the questions and answers among them."""
+"""The routes of a step's messages (topic, step of delivery, kind), and the questions that the messages answer."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
@@ -15,11 +15,11 @@ Numbers = NDArray[np.int64]
 
 
 class Route(NamedTuple):
-    """The facts that some messages of a step share: topic, step of delivery, kind.
+    """The facts that some messages of a step have in common: topic, step of delivery, kind.
 
     With an `audience`, the messages are broadcasts to the audience. With `asks`, the messages are questions. With
-    `replies`, the messages are answers, and `asker` is the outside asker's mailbox that gets the answers ("": agents
-    get the answers).
+    `replies`, the messages are answers. If `asker` is not "", the questions came from outside of the steps, and `asker`
+    is the mailbox that gets the answers.
     """
 
     topic: str
@@ -31,18 +31,19 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the lane: the part of a route that all messages of a batch must share.
+        """Return the lane: the part of a route that all messages of a batch must have in common.
 
-        For broadcasts it is the whole route. An answer to a question that was asked in a step may be in a batch with
-        other messages, because each row has a field for the id of the answered question.
+        For broadcasts, the lane is the whole route. An answer to a question that was asked in a step may be in a batch
+        with other messages, because each row has a field for the id of the question that it answers.
         """
         return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
 
 class RowRoutes(NamedTuple):
-    """Routes of messages that have the same lane: their topics, each message's index of a topic, which are questions.
+    """The routes of the messages of one batch, whose routes have the same lane (see `Route.lane`).
 
-    If `topic` is None, there is only one topic. If `asks` is None, no message is a question.
+    `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
+    messages are questions, or is None if no message is.
     """
 
     lane: Route
@@ -57,7 +58,7 @@ class RowRoutes(NamedTuple):
 
     @classmethod
     def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
-        """Return the routes of messages of one lane, each given as an index into `routes`."""
+        """Return the routes of messages that have one lane. `numbers` has, for each message, its index in `routes`."""
         used, places = np.unique(numbers, return_inverse=True)
         found = [routes[number] for number in used.tolist()]
         if len(found) == 1:
@@ -69,9 +70,9 @@ class RowRoutes(NamedTuple):
         return cls(found[0].lane, tuple(table), topic, asks if asks.any() else None)
 
     def part(self, low: int, high: int) -> "RowRoutes":
-        """Return the routes of some of the messages."""
+        """Return the routes of the messages from `low` to `high`."""
         topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
-        # Each frame contains all topics, so topics that no message uses are dropped.
+        # A frame contains all topics of its batch, so topics that none of the messages has are left out.
         if topic is not None and len(topics) > len(topic):
             used, places = np.unique(topic, return_inverse=True)
             topics, topic = tuple(topics[place] for place in used.tolist()), topic_column(places, len(used))
@@ -81,15 +82,15 @@ class RowRoutes(NamedTuple):
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch have the same lane. A later row of a sender is never in an earlier batch, so that rules judge
-    the sender's messages in the order in which they were sent, whatever other agents are in its group.
+    The rows of a batch have the same lane (see `Route.lane`). A later row of a sender is never in an earlier batch. So
+    rules judge the sender's messages in the order in which they were sent, whatever other agents are in its group.
 
-    Args: `senders` (n,) has the sender of each row, `numbers` (n,) the index of the row's route in `routes`.
+    Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.
     """
     lanes: dict[Route, int] = {}
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
-    # Each round has one batch for each lane, in the order of the lanes. If the lane of a sender's next row comes before
-    # the lane of its last row, the next row is in the next round.
+    # Batches are made in rounds. A round has one batch for each lane, and the lanes have a fixed order. If a sender's
+    # next row has a lane that comes before the lane of the sender's last row, the next row waits for the next round.
     order = np.argsort(senders, kind="stable")
     sender, along = senders[order], lane[order]
     begins = np.diff(sender, prepend=-1) != 0
@@ -103,9 +104,10 @@ def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -
 
 
 class Replied(NamedTuple):
-    """The ids of the questions that messages of a step answer; None for a message that is not an answer.
+    """The questions that messages of a step answer.
 
-    `outside` also has, for questions from outside, the questions' ids outside of the steps.
+    `ids` has the question's id for each message, or None for a message that is no answer. `outside` has, for answers to
+    questions that were asked outside of the steps, the question and its id outside of the steps.
     """
 
     ids: MessageIdColumn
@@ -113,18 +115,18 @@ class Replied(NamedTuple):
 
     @classmethod
     def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
-        """Build from two values per row: the question's id, and the question from outside (None: asked in a step)."""
+        """Build from a pair for each reply: the id of its question, and the question if an outside asker sent it."""
         outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 
     def take(self, rows: NDArray[np.intp]) -> "Replied":
-        """Return the questions of some rows."""
+        """Return the questions that the messages in some rows answer."""
         named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
         return Replied(self.ids.take(rows), named if self.outside else {})
 
 
 class StepQuestionIds(Sequence[str]):
-    """The ids of questions that were asked in a step by columns, in the order of the columns."""
+    """The ids of the questions that one call of `ask_columns` has asked, in the order of the columns."""
 
     def __init__(self, step: int, from_ids: IdColumn, ordinals: NDArray[np.uint32]) -> None:
         self._step = step
@@ -139,7 +141,7 @@ class StepQuestionIds(Sequence[str]):
     @overload
     def __getitem__(self, row: slice) -> list[str]: ...
     def __getitem__(self, row: int | slice) -> str | list[str]:
-        """Return the id of one question."""
+        """Return the id of one question, or a list of ids for a slice."""
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
         return question_id(self._step, int(self._ordinals[row]), self._from_ids[row])
@@ -161,5 +163,5 @@ def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list
 
 
 def question_id(step: int, ordinal: int, from_id: object) -> str:
-    """Return the id of a message of a step (see `Batch.message_id`)."""
+    """Return the id of a message of a step, in the form that `Batch.message_id` has."""
     return f"{step}-{ordinal}-{from_id}"

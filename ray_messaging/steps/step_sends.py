@@ -27,18 +27,18 @@ from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
 
 _NOBODY = object()
-_FIXED = int, str, np.generic  # immutable types of ids: an equal object is still the same id
+_FIXED = int, str, np.generic  # immutable types of ids: the same object is still the same id
 _NO_QUESTION = None, None
-_CELLS = 3  # how many cells of the list each message takes
+_CELLS = 3  # `cells` has this many items for each message
 FULL = _CELLS * BATCH_ROWS
 Places = NDArray[np.int64]
 
 
 class StepSends:
-    """The messages of one attempt at a step. A message with ordinal n is the n-th message of its sender in the step.
+    """The messages of one attempt at a step. The n-th message of a sender in the step has ordinal n.
 
     Single messages are kept in a list until there are enough for a batch. A batch has equal payloads only once. If
-    successive messages have the same sender or subtopic, it is checked only for the first of them.
+    successive messages have the same sender or subtopic, only the first of them is checked for it.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -61,25 +61,29 @@ class StepSends:
         # How many messages each agent has sent in the step, by the agent's place.
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
-        # Each payload once, with its number. A payload that contains null is in a tuple: NaN is encoded as null, and
-        # `send` and `Agent.send`, which look up the bare bytes, must not accept NaN.
+        # Each distinct payload, with its number. A payload that contains null is the only item of a tuple. NaN is
+        # encoded as null, and `send` and `Agent.send`, which look up the bytes alone, must not accept NaN because of an
+        # earlier null.
         self.lines: dict[bytes | tuple[bytes], int] = {}
-        # For each message three cells: its payload's number, its recipient (None: the user, whose question it answers),
-        # and its sender's place.
+        # Three items for each message: the number of its payload, its recipient, the place of its sender. The recipient
+        # is None if the message answers a question of the user.
         self.cells: list[Any] = []
-        self._routes: dict[Route, int] = {}  # the routes with their indices
-        self._routed = array("q")  # for each run of messages with one route: its first message, the route's index
-        self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
-        # How many messages each agent has sent among the first cells of `_cells`, and the number of these cells. So a
-        # question's ordinal is found without counting all cells again.
+        self._routes: dict[Route, int] = {}  # the routes, each with its index
+        # Where messages with another route begin: the number of the message, and the index of its route.
+        self._routed = array("q")
+        # The number of a message, and the question that it answers.
+        self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
+        # How many messages each agent has sent among the first items of `cells`, and the number of these items. With
+        # it, a question's ordinal is found without counting all items again.
         self._counted: tuple[Counter[int], int] = Counter(), 0
-        # The sender, subtopic and step of delivery of the last message, as they were given, and the sender's place.
+        # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's number. If
+        # the next message has the same values, they need no second check.
         self._from_id: object = _NOBODY
         self._place = -1
         self.subtopic: object = _NOBODY
         self.deliver_at: object = None
         self._over = False
-        self.thread: int | None = None  # the thread that sends
+        self.thread: int | None = None  # the thread that has made the first send
 
     def send(
         self,
@@ -92,7 +96,7 @@ class StepSends:
     ) -> None:
         """Send one message, which is read in the next step or in step `deliver_at`.
 
-        Args: `place` is the sender's place among the agents, if it is known; then `from_id` is not looked up.
+        Args: `place` is the sender's place among the agents, if the caller knows it; then `from_id` is not looked up.
         Raises: UnknownSender for a from_id that is not one of these agents; InvalidAddress for an invalid id or
         subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
         passed or is too far ahead; Closed after the step.
@@ -107,7 +111,8 @@ class StepSends:
             self._check_sending()
         if subtopic is not self.subtopic or deliver_at is not self.deliver_at:
             self._begin_run(subtopic, deliver_at)
-        # This is the common case of `check_id` and `encode_payload`, inlined, as a call takes a tenth of a send's time.
+        # This repeats what `check_id` and `encode_payload` do for most messages, because a call takes a tenth of a
+        # send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
@@ -142,7 +147,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the question in a slice of one row; raise the same errors as `send`."""
+        """Answer the question in a slice that has one row; raise the same errors as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)
@@ -155,7 +160,7 @@ class StepSends:
     def broadcast(
         self, from_id: AgentId, audience: object, payload: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
-        """Send one message to the hearers of an agent.
+        """Send one message to all agents that hear an agent in an audience.
 
         Raises: the same errors as `send`; UnknownName for an audience that does not exist.
         """
@@ -167,7 +172,7 @@ class StepSends:
         self.check_open()
         if self.audiences:
             found = current_audience(self.audiences, audience, self.step)
-        else:  # the audience is looked up at the end of the step, because it may be newer than our directory
+        else:  # the audience is looked up at the end of the step, because this process's directory may not have it yet
             found = AudiencePairs(name_of(audience), UNRESOLVED)
         return Route(check_subtopic(subtopic), self._deliver(deliver_at), audience=found)
 
@@ -176,14 +181,16 @@ class StepSends:
     ) -> None:
         """Send broadcasts given as columns.
 
-        Raises: the same errors as `broadcast`; InvalidColumns if the columns do not fit together. Then none is added.
+        Raises: the same errors as `broadcast`; InvalidColumns if the columns do not fit together. After an error,
+        nothing is sent.
         """
         self._add_columns(from_ids, 0, payloads, self._broadcast_route(audience, subtopic, deliver_at))
 
     def add_replies(self, question: Slice, payloads: object, exp_id: str, deliver_at: int | None) -> None:
         """Answer the questions in a slice.
 
-        Raises: the same errors as `send`; InvalidColumns if the payloads do not fit. Then no question is answered.
+        Raises: the same errors as `send`; InvalidColumns if the payloads do not fit the questions. After an error, no
+        question is answered.
         """
         self.check_open()
         self._check_thread()
@@ -212,9 +219,10 @@ class StepSends:
         *,
         asks: bool = False,
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
-        """Add n messages given as columns; return their senders and ordinals.
+        """Send n messages given as columns; return their senders and ordinals.
 
-        Raises: the same errors as `send`; InvalidColumns if the columns do not fit together. Then none is added.
+        Raises: the same errors as `send`; InvalidColumns if the columns do not fit together. After an error, nothing is
+        sent.
         """
         route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=asks)
         return self._add_columns(from_ids, to_ids, payloads, route)
@@ -227,14 +235,14 @@ class StepSends:
         self._close_rows()
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self._places(chunk.from_ids) for chunk in chunks]
-        now = time.time()  # all messages get the same time, because a receiver need not put equal times in order
+        now = time.time()  # all messages get one time, so that a receiver need not reorder a column of times
         ordinals = [self._ordinals(places) for places in found]
         for chunk, numbers in zip(chunks, ordinals, strict=True):
             self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
         return [chunk.from_ids for chunk in chunks], ordinals
 
     def _check_thread(self) -> None:
-        """Raise ConfigError in a thread that has not made the first send: the order of sends would be random."""
+        """Raise ConfigError in any thread but that of the first send, because threads send in a random order."""
         thread = get_ident()
         if self.thread is None:
             self.thread = thread
@@ -250,14 +258,14 @@ class StepSends:
         return [*self._batches]
 
     def take(self) -> list[Batch]:
-        """Return the batches, and forget them here. The step accepts no more messages."""
+        """Return the batches, and refuse later messages."""
         self._over = True
         self._close_rows()
         batches, self._batches = self._batches, []
         return batches
 
     def end(self) -> None:
-        """Refuse later messages, because they would be lost."""
+        """Refuse messages from now on, because they would be lost."""
         self._over, self._from_id, self.subtopic = True, _NOBODY, _NOBODY
 
     def check_open(self) -> None:
@@ -267,7 +275,7 @@ class StepSends:
 
     @property
     def _waiting(self) -> int:
-        """Return how many messages are in no batch yet."""
+        """Return how many messages are not in a batch yet."""
         return len(self.cells) // _CELLS
 
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
@@ -275,13 +283,13 @@ class StepSends:
         self.cells += (self.lines.setdefault(key, len(self.lines)), to_id, place)
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
-        """Begin a run of messages with one route; raise the same errors as `send`, except for ids and payload."""
+        """Begin a sequence of messages with one route; raise the errors of `send` about subtopic and step."""
         self.check_open()
         self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
         self.subtopic, self.deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Prepare a message whose route is not used for later messages; return the sender's place.
+        """Prepare a single message with its own route; return the sender's place.
 
         Raises: the same errors as `send`, except the errors about the payload.
         """
@@ -299,7 +307,7 @@ class StepSends:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
-        """Use a route for the next message, and for later messages until a send begins another run."""
+        """Give the next message a route. Later messages have it too, until a send sets another one."""
         self._routed.extend((self._waiting, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
 
@@ -310,7 +318,7 @@ class StepSends:
         return place
 
     def check_ours(self, ids: IdColumn) -> None:
-        """Raise UnknownSender for an agent that is not in the group."""
+        """Raise UnknownSender if an id is not an agent of the group."""
         self._places(ids)
 
     def _places(self, from_ids: IdColumn) -> NDArray[np.int64]:
@@ -320,29 +328,29 @@ class StepSends:
         return places
 
     def _next_ordinal(self, place: int) -> int:
-        """Return the ordinal of an agent's next message, which is the number of messages that the agent has sent."""
+        """Return the ordinal of an agent's next message: the number of messages that the agent has sent in the step."""
         counts, done = self._counted
         counts.update(self.cells[done + 2 :: _CELLS])
         self._counted = counts, len(self.cells)
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return the ordinal of each row, and count the rows."""
+        """Return the ordinal of each row, and count the row as sent by its agent."""
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
-        # If an agent has several rows, a later row has overwritten the agent's entry.
+        # If an agent has several rows, a later row has overwritten the entry of an earlier row.
         if (self._sent[places] != rows).any():
             # numpy sorts 16-bit numbers by radix sort, which is faster.
             order = np.argsort(places.astype(np.uint16) if len(self._sent) <= 2**16 else places, kind="stable")
             run = places[order]
             begins = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
             ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
-        # If an agent has several rows, the last row is written last, and has the highest ordinal.
+        # If an agent has several rows, the last of them is assigned last. It has the highest ordinal.
         self._sent[places] = ordinals + 1
         return ordinals.astype(np.uint32)
 
     def _close_rows(self) -> None:
-        """Put the single messages into batches."""
+        """Put the single messages that are not in a batch yet into batches."""
         cells, lines, routes, routed = self.cells, self.lines, self._routes, self._routed
         self.cells, self.lines = [], {}
         self._routes, self._routed, self._from_id, self.subtopic = {}, array("q"), _NOBODY, _NOBODY
@@ -414,5 +422,6 @@ class StepSends:
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
         return UnknownSender(
-            f"from_id {from_id!r} is no agent of this group: in a step it sends for its own agents", value=from_id
+            f"from_id {from_id!r} is no agent of this group: in a step, a group sends only for its own agents",
+            value=from_id,
         )

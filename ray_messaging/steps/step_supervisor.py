@@ -1,4 +1,4 @@
-"""The supervisor: it closes each step after all groups, with the rules' verdicts on the whole step."""
+"""The supervisor of steps: after all groups have closed a step, it applies the verdicts of rules on the whole step."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
-from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs
@@ -45,17 +45,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPT_BITS = 12  # the bits that count the starts of one interceptor; the bits above them are the interceptor's epoch
+# The supervisor's start number rises with each start: it is the interceptor's epoch, followed by this many bits. These
+# bits are raised when the supervisor starts again under the same epoch.
+_ATTEMPT_BITS = 12
 
 
 class StepSupervisor:
     """The member of an experiment's steps that closes each step after all groups have closed it.
 
-    After a fault in the middle of a step, the supervisor begins the step again with a higher attempt number, and
-    nothing of the earlier attempt counts.
+    Before it closes the step, it writes what rules on the whole step have decided. After a fault in the middle of a
+    step, the supervisor begins the step again with a higher attempt number. Then nothing that it wrote in the earlier
+    attempt counts.
 
     Args: `epoch` is the interceptor's epoch, or FOREIGN for a user's own interceptor, which has no epoch on the server.
-    `audiences` has the pairs to which groups broadcast.
+    `audiences` has the pairs of the audiences to which groups broadcast.
     """
 
     def __init__(
@@ -67,8 +70,8 @@ class StepSupervisor:
         epoch: int,
         audiences: AudienceCache,
     ) -> None:
-        self.error = ""  # why the last attempt to drive the steps failed; "": it has not failed
-        self.failed_at = 0.0  # the monotonic time, in s, of the first failure since a step was closed
+        self.error = ""  # why the supervisor has failed most recently; "" if it has not failed since it closed a step
+        self.failed_at = 0.0  # the monotonic time, in s, of the first failure since the supervisor closed a step
         self._transport = transport
         self._store = store
         self._settings = settings
@@ -82,7 +85,7 @@ class StepSupervisor:
         self._total: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Close the steps until the supervisor leaves them, or a later interceptor takes over."""
+        """Close the steps until the supervisor no longer takes part in them, or a later interceptor has taken over."""
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             self._start += 1
@@ -94,20 +97,19 @@ class StepSupervisor:
             except MessagingError as error:
                 self.failed_at = self.failed_at if self.error else time.monotonic()
                 self.error = f"{type(error).__name__}: {error}"
-                logger.warning("the rules' step begins anew: %s", self.error)
+                logger.warning("the rules judge a step again, because this failed: %s", self.error)
                 await backoff.sleep()
             else:
                 return
 
     async def _drive(self) -> None:
-        """Close one step after the other, until a call fails or the supervisor has left."""
+        """Close one step after the other, until a call fails or the supervisor no longer takes part."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
-        # The task name "interceptor" is the same for all interceptors of an experiment, so no other driver can have the
-        # group.
+        # All interceptors of an experiment have the same driver name, so no driver of another name can have the group.
         assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
-        if mine is not None:  # in all steps before, how much the rules have changed the groups' counts of fates
+        if mine is not None:  # In all earlier steps, by how much the rules have changed the groups' counts of fates.
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         self._boxes.attempt = taken.attempt
@@ -128,7 +130,7 @@ class StepSupervisor:
             number, found = number + 1, closed.following
 
     async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
-        """Wait until all groups have closed a step; return False if the supervisor has left."""
+        """Wait until all groups have closed a step; return False if the supervisor no longer takes part."""
         while not isinstance(found, Opened):
             if isinstance(found, Done):
                 return False
@@ -140,7 +142,7 @@ class StepSupervisor:
     # -- one step -------------------------------------------------------------------------------------------------
 
     async def _closing(self, number: int) -> Closing:
-        """Ask the rules about a step, write their changes, and return the facts with which the step is closed."""
+        """Ask the rules about a step, write their changes, and return the values with which the step is closed."""
         changes, violations, blocked = await self._changes(number)
         for call in _calls(changes.writes):
             await self._send(call)
@@ -151,7 +153,7 @@ class StepSupervisor:
         return Closing(self._boxes.rows, counts.encode(), state, state != self._state, blocked=blocked)
 
     async def _changes(self, number: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
-        """Return what the rules change in a step, the number of blocked messages by sender, and these messages."""
+        """Return what the rules change in a step, how many messages of each sender they block, and these messages."""
         said = self._broadcasts
         said.digests.clear()
         changes = StepChanges(self._boxes, self._directory, said.digests, digest=self._settings.digest)
@@ -190,9 +192,9 @@ class StepSupervisor:
 
 
 class JudgedBroadcasts:
-    """The broadcasts of a step in the form in which rules judge them: a message for each hearer.
+    """The broadcasts of a step as rules judge them: one message for each hearer.
 
-    `digests` has the hash of the pairs of each audience, for the step's digest.
+    `digests` has, for each audience, the hash of its pairs, which the step's digest needs.
 
     Args: `current_routes` loads the directory, and returns the routes of the step's messages.
     """
@@ -206,7 +208,7 @@ class JudgedBroadcasts:
         self._unfolders: dict[str, Unfolder] = {}
 
     async def unfold(self, mailbox: str, broadcasts: Batch) -> Batch:
-        """Return the messages of a mailbox's folded frame; raise the same errors as `Unfolder.unfold`."""
+        """Return the messages of a mailbox's broadcasts; raise the same errors as `Unfolder.unfold`."""
         audience = audience_of(broadcasts)
         if audience not in self.digests:
             routes = await self._current_routes()
@@ -227,9 +229,9 @@ class JudgedBroadcasts:
 
 
 def _calls(writes: Sequence[FrameWrite]) -> Iterator[list[FrameWrite]]:
-    """Assign numbers to the writes, and yield them in calls of limited size.
+    """Give frames their numbers, and yield them in lists, each of a size that one call to the server may have.
 
-    Each call has at most one write for plain channels.
+    Each list has at most one frame for plain channels.
     """
     numbers: Counter[str] = Counter()
     call: list[FrameWrite] = []

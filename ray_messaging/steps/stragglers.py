@@ -1,4 +1,4 @@
-"""Stragglers: groups for which other groups have waited long in a step."""
+"""Stragglers: groups for which the other groups of a step have waited long."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from ray_messaging.transports.step_values import Progress
 
 
 class Straggler(NamedTuple):
-    """A group that holds up a step.
+    """A group for which the other groups of a step wait.
 
     `idle_s` is the time since the group's last progress. `driver` is the name of the group's driver, or "" if there is
     none. `silent_s` is the time since the driver's last call to the server, or 0 if that time is short.
@@ -53,7 +53,7 @@ class Straggler(NamedTuple):
 def stragglers(progress: Progress, after_s: float) -> list[Straggler]:
     """Return the groups that made no progress for `after_s` seconds in a step that another group has closed.
 
-    A group that is cut off from the server is returned earlier.
+    A group whose driver does not reach the server is returned earlier.
     """
     paused = progress.target is not None and progress.sealed >= progress.target
     if paused or all(group.closed <= progress.sealed for group in progress.groups.values()):

@@ -1,4 +1,4 @@
-"""The frames that the supervisor adds to a step (changes of messages, new messages, log notes), and their counts."""
+"""The frames that the supervisor adds to a step: changes of messages, new messages and log notes, with their counts."""
 
 import time
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, build_channel
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.interception.server.step_judge import AddedMessage
+from ray_messaging.interception.interceptor.step_judge import AddedMessage
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
@@ -32,17 +32,17 @@ _ROWS = 8_192  # the most rows of a frame
 
 
 class StepChanges:
-    """Frames that change one step, and the changes of its counts.
+    """The frames that change one step, and how they change the step's counts.
 
-    Args: `boxes` names the step and the attempt; `audiences` has a hash for each audience version with broadcasts.
+    Args: `boxes` names the step and the attempt; `audiences` has, for each audience version with broadcasts, its hash.
     """
 
     def __init__(
         self, boxes: AttemptBoxes, directory: Directory, audiences: Mapping[AudiencePairs, bytes], *, digest: bool
     ) -> None:
-        self.writes: list[FrameWrite] = []  # the writes have no frame numbers yet
+        self.writes: list[FrameWrite] = []  # frames without numbers, which `_calls` in steps/step_supervisor.py assigns
         self.fates: Counter[str] = Counter()
-        self.digest = 0  # the number that these changes add to the sum of the step's digests
+        self.digest = 0  # the number that must be added to the sum of the step's digests
         self._number = boxes.step
         self._attempt = boxes.attempt
         self._directory = directory
@@ -51,7 +51,7 @@ class StepChanges:
         self._digests = digest
 
     def apply(self, sent: SentMessages, verdict: BatchVerdict) -> None:
-        """Add the changes that verdicts make to the messages that groups have sent."""
+        """Apply the verdicts of rules to the messages that groups have sent."""
         for copies in sent.copies(verdict.blocked):
             self._block(copies, verdict)
         labelled = {row for rows in verdict.labels.values() for row in rows}
@@ -59,7 +59,7 @@ class StepChanges:
             self._change(copies, verdict)
 
     def add(self, added: Sequence[AddedMessage]) -> None:
-        """Add messages that rules send."""
+        """Add messages that rules send in the step."""
         ordinals: Counter[AgentId | None] = Counter()
         found: defaultdict[tuple[str, int, str], list[tuple[int, AddedMessage]]] = defaultdict(list)
         routes = self._directory.read_in(self._number + 1)
@@ -147,14 +147,14 @@ class StepChanges:
 
 
 def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
-    """Return the rows of each new label, as indices into the copies."""
+    """Return, for each new label, its rows, as indices into the copies."""
     messages = copies.messages.tolist()
     found = {name: {at for at, row in enumerate(messages) if row in rows} for name, rows in verdict.labels.items()}
     return {name: rows for name, rows in found.items() if rows}
 
 
 def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, dict[int, str]]:
-    """Return the copies as the supervisor's batch, with new labels and payloads, and by row the rewriting rule."""
+    """Return the copies as a batch of the supervisor, with new payloads, and for each rewritten row the rule."""
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None
     found = {at: verdict.rewritten[row] for at, row in enumerate(copies.messages.tolist()) if row in verdict.rewritten}
@@ -169,7 +169,7 @@ def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, d
 def _before(rows: Mapping[int, int], copies: Copies) -> tuple[Before, ...]:
     """Return the payloads that copies had before they were rewritten.
 
-    `rows` maps a row of the note's batch to a copy.
+    Args: `rows` maps a row of the note's batch to the index of a copy.
     """
     lines = copies.source.batch.lines
     assert lines is not None

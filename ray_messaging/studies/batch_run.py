@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,10 @@ from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
 from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
-from ray_messaging.studies.ray_workers import workers_for
-from ray_messaging.studies.run_workers import packed
+from ray_messaging.studies.ray_workers import RayWorkers, workers_for
+from ray_messaging.studies.run_workers import ProcessWorkers, packed
 from ray_messaging.studies.study import Study
-from ray_messaging.studies.study_folder import DIED, StudyFolder
+from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
 
 # If this many workers have died during the same run, the run itself is taken to be the cause, and is not tried again.
 _DEATHS = 3
@@ -62,6 +63,7 @@ def batch_run(
     calls: Calls | None = None,
     vary_from: int | None = None,
     before: Mapping[str, Any] | None = None,
+    logs: bool = False,
     workers: int | None = None,
     on_existing: str = "resume",
     progress: bool = True,
@@ -108,6 +110,8 @@ def batch_run(
             are run once for all rows that are otherwise equal, and each row goes on from there. Not with a budget of
             calls.
         before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
+        logs: Each run keeps its event log in the study's folder: `study.log` opens it, and `study.effects` names the
+            first message in which two runs differ. The runs are processes of this machine. Not with `vary_from`.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and the time left.
@@ -139,10 +143,16 @@ def batch_run(
     check_calls(calls)
     if calls is not None:
         store_of(calls)  # raises an error for an unusable store before a worker begins
-    whole = packed(template)
+    if logs and shared_steps is not None:
+        raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
     files = StudyFolder(owner.name if owner is not None else folder or "")
-    record = _record(template, design, seed, functions)
+    if logs:
+        template = replace(template, logs=str(Path(files.folder.path, LOGS).absolute()))
+    whole = packed(template)
+    record = _record(template, design, seed, functions) | {"planned": len(design)}
+    if logs:
+        record["options"] |= {"logs": True}
     if shared_steps is not None:
         record["options"] |= {"vary_from": shared_steps.step, "before": shared_steps.row}
     with files.alone():
@@ -150,7 +160,7 @@ def batch_run(
             files.erase()
         _check_same(files, record, design)
         files.note(record)
-        _carry_out(files, record, design, whole, workers, shared_steps, progress=progress)
+        _carry_out(files, record, design, whole, workers, shared_steps, here=logs, progress=progress)
     study = Study(files.where)
     study._owner = owner
     if failed := sum(run.error is not None for run in study._runs):
@@ -377,16 +387,21 @@ def _carry_out(
     workers: int | None,
     shared_steps: _SharedSteps | None,
     *,
+    here: bool,
     progress: bool,
 ) -> None:
-    """Carry out the runs that have no result yet, and write all runs into the study's final files."""
+    """Carry out the runs that have no result yet, and write all runs into the study's final files.
+
+    Args: with `here` only processes of this machine carry out runs.
+    """
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]
     if left:
         ended = _EndedRuns(files)
         try:
             shown = StudyProgress(len(design), len(left), shown=progress)
-            _drive(ended, _Tasks(left, shared_steps), template, min(len(left), workers) if workers else None, shown)
+            count = min(len(left), workers) if workers else None
+            _drive(ended, _Tasks(left, shared_steps), workers_for(template, count, here=here), shown)
         finally:  # Ended runs are written after Ctrl-C, too.
             ended.flush()
         there = files.runs(record)
@@ -444,10 +459,10 @@ class _Tasks:
             self._waiting += [ForkedRun(each, task.planned, task.step, ended.end) for each in reversed(runs)]
 
 
-def _drive(ended: "_EndedRuns", tasks: _Tasks, template: bytes, count: int | None, shown: "StudyProgress") -> None:
+def _drive(ended: "_EndedRuns", tasks: _Tasks, made: ProcessWorkers | RayWorkers, shown: "StudyProgress") -> None:
     deaths = Counter[str]()
     running = 0
-    with workers_for(template, count) as workers, shown:
+    with made as workers, shown:
         while tasks or running:
             while tasks and workers.free:
                 workers.start(tasks.pop())

@@ -13,6 +13,7 @@ import pyarrow as pa
 from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
+from ray_messaging.cluster.run.log_plan import LogPlan
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.embedded.local_server import LocalServer
@@ -81,6 +82,7 @@ class RunTemplate:
     outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
     start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    logs: str | None = None  # the folder in which each run keeps its event log; None: no logs are kept
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
         """Return the functions that may take parameters by name, with the number of their other arguments."""
@@ -147,6 +149,7 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
         beginning=task.beginning if isinstance(task, ForkedRun) else None,
         keep=isinstance(task, BeginningRun),
         server=server,
+        log=None if template.logs is None else LogPlan(f"{template.logs}/{planned.key}", "reset", None),
         **given,
     )
     return part, values

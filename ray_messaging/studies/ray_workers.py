@@ -2,12 +2,14 @@
 
 import os
 from contextlib import suppress
+from functools import cache
 from typing import Any, Self
 
 import ray
 
 from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
+from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, Task
 from ray_messaging.studies.run_workers import ProcessWorkers, WorkerAnswer, run_packed
@@ -26,7 +28,7 @@ class RayWorkers:
         self._template = ray_calls.put(self._packed)
         # Ray must not repeat a task: the study has to know whether a run has killed its worker, or the machine has
         # died.
-        self._task = ray.remote(num_cpus=1, max_retries=0)(run_packed)
+        self._task = ray.remote(num_cpus=1, max_retries=0)(_run_in_task)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -54,6 +56,16 @@ class RayWorkers:
         return [WorkerAnswer(self._busy.pop(ref), _answer(ref)) for ref in done]
 
 
+@cache
+def _server_of_process() -> LocalServer:
+    """Return the server of a worker's process, for one run after the other: it ends with the process."""
+    return LocalServer()
+
+
+def _run_in_task(template: bytes, planned: Task) -> EndedRun:
+    return run_packed(template, planned, _server_of_process())
+
+
 def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
     try:
         ended: EndedRun = ray_calls.get(ref)
@@ -64,12 +76,13 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
     return ended
 
 
-def workers_for(template: bytes, count: int | None) -> ProcessWorkers | RayWorkers:
+def workers_for(template: bytes, count: int | None, *, here: bool = False) -> ProcessWorkers | RayWorkers:
     """Return tasks on the Ray cluster that this process uses, or that RAY_ADDRESS names, else processes.
 
-    Args: `count` is how many runs are carried out at a time; None: one for each core.
+    Args: `count` is how many runs are carried out at a time; None: one for each core. With `here` the result is always
+    processes of this machine.
     """
-    if ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+    if not here and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
         return RayWorkers(template, count)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return ProcessWorkers(template, count or cores or 1)

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Self
 
-import ray.cloudpickle as cloudpickle
+import cloudpickle
 
 import ray_messaging
-from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
@@ -52,8 +52,8 @@ def packed(template: RunTemplate) -> bytes:
     # Modules may contain objects that cannot be pickled, such as a lock, which raise any kind of error. Then modules
     # are sent by name, without code.
     with suppress(Exception), _by_value(_own_modules()):
-        return bytes(cloudpickle.dumps(template))
-    return bytes(sent("the study", template, cloudpickle.dumps))
+        return dumped(template)
+    return bytes(sent("the study", template, dumped))
 
 
 def _own_modules() -> list[ModuleType]:
@@ -120,7 +120,7 @@ class ProcessWorkers:
             worker = self._idle.pop() if self._idle else _Worker(self._template)
             try:
                 # A plain pickle may not be able to handle a parameter whose class is in the user's program.
-                worker.pipe.send_bytes(cloudpickle.dumps(planned))
+                worker.pipe.send_bytes(dumped(planned))
             except (BrokenPipeError, ConnectionResetError):  # The worker died while it had no run.
                 worker.end()
                 continue

@@ -11,10 +11,13 @@ import pyarrow as pa
 from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
-from ray_messaging.common.texts import short_repr
+from ray_messaging.common.texts import short_repr, shortened
 from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.reading.event_rows import LogRow
+from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
-from ray_messaging.studies.bootstrap import RESAMPLES, effect_size, mean_interval
+from ray_messaging.studies.bootstrap import RESAMPLES, Interval, effect_size, mean_interval
 from ray_messaging.studies.design import DIGEST, ERROR, REPLICATE, SECONDS, SEED, Row, plain_value
 from ray_messaging.studies.study_folder import StoredRun, StudyFolder
 from ray_messaging.studies.study_plot import draw
@@ -143,7 +146,8 @@ class Study:
         means of the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its interval;
         `size`, Cohen's d, the difference in standard deviations of the runs; `pairs`, how many pairs were compared;
         `missing`, how many pairs were not compared, because a run failed or lacks the outcome; and `equal`, in how many
-        pairs both runs have the same digest.
+        pairs both runs have the same digest. With `batch_run(logs=True)`, `first` names the first message, by step and
+        replicate, in which the two runs of a pair differ (None: all pairs sent equal messages).
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.
@@ -158,6 +162,7 @@ class Study:
         if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
             raise ConfigError(f"resamples={resamples!r} must be a number, at least 1")
         wanted = self._numbers() if outcomes is None else self._named(outcomes)
+        logs = bool(self._record.get("options", {}).get("logs"))
         by_row = self._by_row()
         values = self._base(base)
         found = []
@@ -169,13 +174,50 @@ class Study:
             if (theirs := by_row.get(_row_key(partner))) is None:
                 raise ConfigError(f"no runs have {partner}, with which those of {row} would be compared: choose a base "
                                   "that the design has for all rows")  # fmt: skip
+            first = {"first": self._first_message(runs, theirs)} if logs else {}
             found += [
-                dict(by_row[key][0].row) | {"outcome": name} | _effect(runs, theirs, name, level, resamples)
+                dict(by_row[key][0].row) | {"outcome": name} | _effect(runs, theirs, name, level, resamples) | first
                 for name in wanted
             ]
         if not found:
             raise ConfigError(f"all runs of the study have {dict(values)}: there is nothing to compare with the base")
         return data_frame({name: [each[name] for each in found] for name in found[0]})
+
+    def log(self, row: Mapping[str, Any], replicate: int = 0) -> EventLog:
+        """Return the event log of a run, with `batch_run(logs=True)`.
+
+        Args:
+            row: The values of all parameters.
+            replicate: The number of the run among those of its row.
+
+        Raises: ConfigError if the study keeps no logs, or has no such run; LogError if the log cannot be read.
+        """
+        if not self._record.get("options", {}).get("logs"):
+            raise ConfigError(f"the study in {self.folder!r} keeps no logs: batch_run(..., logs=True) keeps them")
+        plain = {name: plain_value(value) for name, value in row.items()}
+        for run in self._runs:
+            if run.row == plain and run.replicate == replicate:
+                return EventLog.open(self._files.log_of(run.key))
+        raise ConfigError(f"the study has no run with {plain} and replicate {replicate}")
+
+    def _first_message(self, runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> str | None:
+        """Return a text about the first message in which the two runs of a pair differ, or None if there is none."""
+        theirs, found = {run.replicate: run for run in base}, list[tuple[int, int, Difference]]()
+        for run in runs:
+            other = theirs.get(run.replicate)
+            if other is None or None in (run.digest, other.digest) or run.digest == other.digest:
+                continue
+            logs = [EventLog.open(self._files.log_of(each.key)) for each in (run, other)]
+            # Runs without messages have no steps in their logs, and `diff` refuses them.
+            if any(log.end >= 0 for log in logs) and (first := logs[0].diff(logs[1])) is not None:
+                found.append((first.step, run.replicate, first))
+        if not found:
+            return None
+        step, replicate, first = min(found, key=lambda each: each[:2])
+        return (
+            f"step {step}, replicate {replicate}: agent {first.agent!r} sent {_message(first.mine)}, and in the base "
+            f"{_message(first.theirs)}"
+        )
 
     def plot(self, x: str, y: str, *, by: str | None = None, level: float = LEVEL) -> Any:  # noqa: ANN401 - matplotlib's Figure
         """Return a figure of the mean of an outcome, with its interval, over a parameter or over the steps.
@@ -189,6 +231,15 @@ class Study:
         Raises: ConfigError for an unknown name, or values that are no numbers; ImportError, which says how to install
         matplotlib, if it is not installed.
         """
+        intervals, counts = self._curves(x, y, by, level)
+        pooled = [name for name in self.parameters if name not in (x, by) and len(self._levels(name)) > 1]
+        note = f"means of {_range(counts)} runs, intervals of {level:.0%}"
+        return draw(intervals, x, y, by, f"{note}, over all values of {_names(pooled)}" if pooled else note)
+
+    def _curves(
+        self, x: str, y: str, by: str | None, level: float, resamples: int = RESAMPLES
+    ) -> tuple[dict[Any, dict[Any, Interval]], set[int]]:
+        """Return the means of `plot` with their intervals, by value of `by` and of `x`; and their numbers of runs."""
         _check_level(level)
         for name in (x, by):
             if name not in (None, STEP if name == x else None) and name not in self.parameters:
@@ -200,13 +251,10 @@ class Study:
             line = points.setdefault(None if by is None else _hashable(run.row[by]), {})
             line.setdefault(at if x == STEP else _hashable(run.row[x]), []).append(value)
         intervals = {
-            line: {at: mean_interval(values, level=level) for at, values in some.items()}
+            line: {at: mean_interval(values, level=level, resamples=resamples) for at, values in some.items()}
             for line, some in points.items()
         }
-        runs = {len(values) for some in points.values() for values in some.values()}
-        pooled = [name for name in self.parameters if name not in (x, by) and len(self._levels(name)) > 1]
-        note = f"means of {_range(runs)} runs, intervals of {level:.0%}"
-        return draw(intervals, x, y, by, f"{note}, over all values of {_names(pooled)}" if pooled else note)
+        return intervals, {len(values) for some in points.values() for values in some.values()}
 
     def _values(self, name: str, *, over_steps: bool) -> Iterator[tuple[StoredRun, Any, float]]:
         """Yield the numbers of an outcome by run, or the numbers of a series by run and step."""
@@ -264,10 +312,11 @@ class Study:
                 raise ConfigError(f"the outcome {name!r} is a text in some runs: only numbers have means")
         return names
 
-    def _summary(self, level: float) -> list[dict[str, Any]]:
+    def _summary(self, level: float, most: int | None = None) -> list[dict[str, Any]]:
+        """Return the rows of `summary`, or the first `most` of them."""
         _check_level(level)
         found = []
-        for runs in self._by_row().values():
+        for runs in islice(self._by_row().values(), most):
             row = dict(runs[0].row) | {"runs": len(runs), "failed": sum(run.error is not None for run in runs)}
             for name in self._numbers():
                 values = [float(value) for run in runs if (value := run.outcomes.get(name)) is not None]
@@ -300,6 +349,15 @@ def _effect(
         "size": effect_size(values, others), "pairs": len(both), "missing": len(pairs) - len(both),
         "equal": sum(one.digest == other.digest for one, other in both),
     }  # fmt: skip
+
+
+def _message(row: LogRow | None) -> str:
+    """Return a message's payload, recipient and fate as text; "nothing" if the message was not sent."""
+    if row is None:
+        return "nothing"
+    by = f" by {row.rule}" if row.rule is not None else ""
+    to = "the user" if row.to_id is None else f"agent {row.to_id!r}"
+    return f"{shortened(row.text)} to {row.audience or to} ({row.fate}{by})"
 
 
 def _check_level(level: float) -> None:

@@ -24,6 +24,7 @@ from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
+LOGS = "logs"  # the folder with the event logs of the runs, each in a folder with the name of the run's key
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 # The error of a run begins with this text if its worker died. The next call carries that run out again.
 DIED = "WorkerDied: "
@@ -94,6 +95,10 @@ class StudyFolder:
             raise LogError(f"{RECORD} of the study in {self.where!r} is damaged: {error}", path=self.where) from error
         return found if isinstance(found, dict) else None
 
+    def is_study(self) -> bool:
+        """Return whether the folder has the record of a study, whether it can be read or not."""
+        return RECORD in self.files()
+
     def note(self, record: Mapping[str, Any]) -> None:
         """Write the record of the study."""
         with self._writing():
@@ -107,11 +112,18 @@ class StudyFolder:
             raise LogError(f"the study's folder {self.where!r} cannot be read: {error}", path=self.where) from error
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
+    def state(self) -> object:
+        """Return a value that changes whenever a file of the folder does."""
+        found = self.folder.filesystem.get_file_info(pafs.FileSelector(self.folder.path, allow_not_found=True))
+        return sorted((info.base_name, info.size or 0, info.mtime_ns or 0) for info in found)
+
     def erase(self) -> None:
         """Remove the study's files; the record is removed last."""
         there = self.files()
         whole = [name for name in (RUNS, SERIES, TIMES, RECORD) if name in there]
         with self._writing():
+            if LOGS in self.folder.subfolders(""):
+                self.folder.filesystem.delete_dir(self._path(LOGS))
             for name in [*filter(_PART.fullmatch, there), *whole]:
                 self.folder.filesystem.delete_file(self._path(name))
 
@@ -141,6 +153,10 @@ class StudyFolder:
                     if run.key not in found or found[run.key].died:
                         found[run.key] = run
         return _with_zeros(found, record.get("counts", ()))
+
+    def log_of(self, key: str) -> str:
+        """Return the folder of a run's event log."""
+        return f"{self._path(LOGS)}/{key}"
 
     def next_part(self) -> int:
         """Return the number of the next part."""

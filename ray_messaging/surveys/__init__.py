@@ -1,1 +1,1 @@
-"""Surveys: one question to many agents, with answers of one type, which are kept on the server."""
+"""Surveys: one question to many agents, with answers of one type, which are stored on the server."""

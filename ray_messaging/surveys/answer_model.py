@@ -52,15 +52,15 @@ class AnswerModel:
         """Build the model from a type; raise ConfigError if the type has no JSON schema, or is not a JSON object."""
         try:
             if not isinstance(model, type) and get_origin(model) is None:
-                raise TypeError("it is no type")  # noqa: TRY301 - pydantic also takes functions
+                raise TypeError("it is not a type")  # noqa: TRY301 - pydantic also takes functions
             if is_msgspecs(model) and not (is_native(model) or is_typeddict(model)):
-                raise ValueError("it is a JSON array, and an answer is an object")  # noqa: TRY301 - said as all others
+                raise ValueError("it is a JSON array, and an answer must be a JSON object")  # noqa: TRY301 - said as all others
             schema = schema_of(model)
             if (kind := schema.get("type", "object")) != "object":
-                raise ValueError(f"it is a JSON {kind}, and an answer is an object")  # noqa: TRY301 - said as all others
+                raise ValueError(f"it is a JSON {kind}, and an answer must be a JSON object")  # noqa: TRY301 - said as all others
             read_all, dump = _list_of(model)
             return cls(json.dumps(schema, sort_keys=True).encode(), read_all, reader_of(model), dump)
-        except (TypeError, ValueError, RuntimeError) as error:  # pydantic's own errors can be RuntimeErrors.
+        except (TypeError, ValueError, RuntimeError) as error:  # errors of pydantic may be RuntimeErrors
             raise ConfigError(
                 f"{model!r} cannot be the type of answers ({str(error).partition(chr(10))[0]}): pass a pydantic model, "
                 "a dataclass or a msgspec.Struct"
@@ -68,7 +68,7 @@ class AnswerModel:
 
     @classmethod
     def of_schema(cls, schema: bytes) -> "AnswerModel":
-        """Build the model from a JSON schema: answers are checked against it, and stay dicts."""
+        """Build the model from a JSON schema. Answers are checked against the schema, and stay dicts."""
         return cls(schema, msgspec.json.decode, msgspec.json.decode, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
@@ -96,7 +96,10 @@ class AnswerModel:
 
 
 def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:
-    """Return two checks by a schema, for a JSON array of answers and for one answer: a misfit raises an error."""
+    """Return two functions that raise an error for answers that do not fit a schema.
+
+    The first one checks a JSON array of answers, the second one a single answer.
+    """
     known = msgspec.json.decode(schema)
     try:
         types = JsonTypes(known, formats=True)
@@ -109,7 +112,7 @@ def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[byte
                 raise Misfit(*explained(str(error))) from error
 
         return types.decoder(lists=True).decode, check
-    except ConfigError:  # the schema says more than msgspec can check
+    except ConfigError:  # the schema has constraints that msgspec cannot check
         return _slow_checks(known)
 
 
@@ -118,9 +121,9 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
     import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - few schemas need it
     from referencing import Registry  # noqa: PLC0415
 
-    draft = jsonschema.Draft202012Validator  # pydantic and msgspec write this draft
+    draft = jsonschema.Draft202012Validator  # pydantic and msgspec write schemas of this draft
     whole = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is no integer here
-    registry: Any = Registry()  # an empty registry, because with the default one a $ref could lead to another host
+    registry: Any = Registry()  # empty, because by the default registry a $ref could lead to another host
     formats = jsonschema.FormatChecker(())
     for name, kind in FORMATS.items():
         formats.checks(name, msgspec.ValidationError)(partial(_has_format, kind))
@@ -139,7 +142,7 @@ def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
-    if isinstance(value, str):  # A format says nothing about values that are not strs.
+    if isinstance(value, str):  # a format concerns only values that are strs
         msgspec.convert(value, kind)
     return True
 

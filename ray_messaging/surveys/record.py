@@ -1,4 +1,4 @@
-"""The facts of a survey that are kept on the server."""
+"""The records of a survey that are stored on the server."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.fates import BLOCKED, IS_STORED, UNKNOWN
 from ray_messaging.receipt import Receipts
 
-END = "end"  # the part of a record that ends the survey: the id of the last mailbox entry whose answers count
+END = "end"  # the record that ends a survey: the id of the last mailbox entry whose answers are counted
 
 
 class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -42,16 +42,19 @@ class BlockedQuestion(NamedTuple):
 
 
 class Asking(msgspec.Struct, array_like=True, frozen=True):
-    """Questions that were sent together: the places of the asked agents (uint32), and which questions did not arrive.
+    """The record of questions that were sent together.
 
-    `due` is the unix time until which another process waits for their answers; None: without limit.
+    `places` (uint32) has the positions of the asked agents among the survey's agents. The record also says which
+    questions did not arrive.
+
+    `due` is the unix time until which other processes wait for the answers; None: there is no limit.
     """
 
     places: bytes
     due: float | None
-    blocked: dict[int, BlockedQuestion] = {}  # place of the agent -> why
+    blocked: dict[int, BlockedQuestion] = {}  # by the agent's place, why its question was blocked
     undeliverable: tuple[int, ...] = ()
-    timeout: float | None = None  # the seconds from the question to `due`
+    timeout: float | None = None  # the number of seconds from the questions to `due`
 
     @classmethod
     def of(cls, places: NDArray[np.intp], receipts: Receipts, due: float | None, timeout: float | None) -> "Asking":
@@ -62,8 +65,8 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
             for row in np.flatnonzero(codes == BLOCKED).tolist()
             for receipt in (receipts[row],)
         }
-        # A question without a known fate may have arrived. A question that was published to foreign clients gets no
-        # answer.
+        # If the fate of a question is unknown, it may have arrived. A question that was published to foreign clients
+        # gets no answer.
         lost = places[~(IS_STORED[codes] | (codes == UNKNOWN) | (codes == BLOCKED))]
         return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()), timeout)
 

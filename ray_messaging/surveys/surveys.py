@@ -1,4 +1,4 @@
-"""The surveys of an experiment, for async code: surveys are created, opened and removed; they ask, count, and end."""
+"""The surveys of an experiment, for async code: how surveys are created, ask agents, count answers, and end."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ import numpy as np
 
 from ray_messaging.addressing.channels import check_name, check_subtopic, survey_mailbox
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
-from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, FrameError, UnknownName
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receiving.call_checks import check_timeout
@@ -28,13 +28,15 @@ from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
 
-# The most bytes of one read, because the server does nothing else while it copies them.
+# The most bytes of one read. The limit is low, because the server does nothing else while it copies the bytes.
 _READ_BYTES = 2 * 2**20
 _FRAMES = 32
 
 
 class AsyncSurvey:
-    """A survey of an experiment. Its mailbox is only read and never committed, because it is the record of the answers.
+    """A survey of an experiment.
+
+    The survey's mailbox is the record of its answers, so it is only read, never committed.
 
     Several processes may open a survey at the same time. Each of them reads the mailbox from its beginning.
     """
@@ -45,14 +47,14 @@ class AsyncSurvey:
         self.model = model
         self._surveys, self._engine, self._store = surveys, surveys.engine, surveys.store
         due = None if record.timeout is None else record.created_at + record.timeout
-        self._first_end = _end_of(due, record.timeout)  # for a survey that has asked nobody yet
+        self._first_end = _end_of(due, record.timeout)  # until when to wait if no question was sent yet
         self._begin()
 
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
-        self._last: str | None = None  # the id of the last mailbox entry whose answers count, once the survey has ended
-        self._known: set[str] = set()  # the parts of the record that were read
-        # For each batch of questions, the time until which to wait for answers, by the monotonic clock.
+        self._last: str | None = None  # the last mailbox entry that counts; None: the survey goes on
+        self._known: set[str] = set()  # the names of the records that were read
+        # For each batch of questions, the time, by the monotonic clock, until which to wait for answers.
         self._ends: list[float] = []
         self._read_to = START.entry
         self._frame_bytes = 1
@@ -67,7 +69,7 @@ class AsyncSurvey:
     async def _update(self, block_s: float) -> None:
         parts = await self._store.parts(self.id, self._known)
         if END in parts and order(parts[END].decode()) < order(self._read_to):
-            self._begin()  # answers that came after the end have been counted, so the count begins again
+            self._begin()  # answers from after the end were counted, so counting begins again
             parts = await self._store.parts(self.id, self._known)
         self._known.update(parts)
         if END in parts:
@@ -85,7 +87,7 @@ class AsyncSurvey:
             block_s = 0.0
 
     async def _read(self, block_s: float) -> bool:
-        """Count some more answers; return whether there may be more."""
+        """Read and count some answers; return whether there may be more."""
         count = max(1, min(_FRAMES, _READ_BYTES // self._frame_bytes))
         frames = await self._engine.transport.read(self.record.mailbox, self._read_to, count, block_s)
         for entry, frame in frames:
@@ -110,7 +112,7 @@ class AsyncSurvey:
         before = self._read_to
         await self.update()
         async with self._surveys.reading:
-            # If one of these has changed, another call has counted answers meanwhile.
+            # If this is false, another call has counted answers meanwhile.
             if self._read_to == before and self.waits:
                 left = self.seconds_left
                 await self._update(block_s if left is None else min(block_s, left))
@@ -118,7 +120,7 @@ class AsyncSurvey:
 
     @property
     def ended(self) -> bool:
-        """Return whether the survey has ended, so that answers that come now do not count."""
+        """Return whether the survey has ended. Answers that come after the end are not counted."""
         return self._last is not None
 
     @property
@@ -135,7 +137,10 @@ class AsyncSurvey:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, places: Rows, timeout: float | None) -> None:
-        """Ask the agents at some places, part by part. A part's receipts are stored before the next part is asked."""
+        """Ask the agents at some places, a few thousand at a time.
+
+        The record of these questions is stored before more agents are asked.
+        """
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due, end = None if timeout is None else time.time() + timeout, _end_of(None, timeout)
         for low in range(0, len(places), BATCH_ROWS):
@@ -161,7 +166,9 @@ class AsyncSurvey:
         await self._surveys.record(self.id)
         await self.update()
         if self.ended:
-            raise Closed(f"survey {self.id!r} has ended: it asks no more; messaging.create_survey(...) makes another")
+            raise Closed(
+                f"survey {self.id!r} has ended, and asks no more: create another one by messaging.create_survey(...)"
+            )
         places = self.tally.open_places
         if len(places):
             await self.ask(places, self.record.timeout if timeout is None else timeout)
@@ -176,10 +183,10 @@ class AsyncSurvey:
 
 
 def _end_of(due: float | None, timeout: float | None) -> float:
-    """Return until when to wait, by the monotonic clock, because the system's clock may be set at any time.
+    """Return the time until which to wait, by the monotonic clock, because the system's clock may be changed.
 
-    Args: `due` is the unix time of the end, for a question that another process has asked. The clock of that process
-    may have differed, so the end is at most `timeout` from now.
+    Args: `due` is that time in unix seconds, by the clock of the process that asked the question. This clock may be
+    wrong, so the returned time is at most `timeout` seconds from now.
     """
     if timeout is None:
         left = math.inf if due is None else due - time.time()
@@ -189,7 +196,10 @@ def _end_of(due: float | None, timeout: float | None) -> float:
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
-    """Create a mailbox without owner, with room for at least `messages` answers, if needed; return its epoch."""
+    """Create a mailbox without an owner, if it does not exist; return its epoch.
+
+    It can hold at least `messages` answers.
+    """
     settings, transport = engine.settings, engine.transport
     record = SubscriptionSpec(engine.exp_id).record(mailbox, settings)
     limits = Limits(max(settings.mailbox_messages, messages), settings.mailbox_bytes, settings.lease_s, leased=False)
@@ -201,7 +211,7 @@ async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening
 
 
 def questions(engine: Engine, mailbox: str, chunk: ColumnChunk, subtopic: str) -> PendingBatch:
-    """Return a batch of questions made from a chunk of columns; the answers go to the mailbox."""
+    """Return a batch of questions made from columns. The answers go to the mailbox."""
     [batch] = batches_of_columns([chunk], subtopic, engine.step)
     kind = Questions(mailbox, lambda *_: None)
     return PendingBatch.of(batch, ConversationRows(kind))
@@ -213,9 +223,10 @@ class Surveys:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.store = engine.transport.surveys
-        # For each survey that goes on, and each part of its record: until when this process waits for the answers.
+        # For each survey that has not ended, and for each of its records of questions, the time until which this
+        # process waits for answers.
         self.ends: dict[str, dict[str, float]] = {}
-        self.reading = asyncio.Lock()  # one lock for all surveys, because the transport reads one mailbox at a time
+        self.reading = asyncio.Lock()  # shared by all surveys, because the transport reads one mailbox at a time
 
     async def record(self, survey_id: str) -> SurveyRecord:
         """Return the record of a survey; raise UnknownName if it does not exist."""
@@ -246,7 +257,7 @@ class Surveys:
         answer_model = AnswerModel.of(model)
         check_timeout(timeout, positive=True)
         if not agents:
-            raise ConfigError("this survey would ask no agent: `to` names none, or the experiment hosts none yet")
+            raise ConfigError("this survey would ask no agent: name agents in `to`, or create groups first")
         record = SurveyRecord(
             mailbox=survey_mailbox(name),
             question=encode_payload(question, self.engine.settings.payload_bytes),
@@ -277,13 +288,13 @@ class Surveys:
         return survey
 
     async def open(self, survey_id: str, model: object = None) -> AsyncSurvey:
-        """Return a survey with the answers that have come by now. Raises the same errors as `Messaging.survey`."""
+        """Return a survey, with the answers that have come so far. Raises the same errors as `Messaging.survey`."""
         record = await self.record(survey_id)
         answer_model = AnswerModel.of_schema(record.schema) if model is None else AnswerModel.of(model)
         if answer_model.schema != record.schema:
             raise ConfigError(
-                f"survey {survey_id!r} exists with another type of answers than {model!r}: pass the type that it "
-                f"was created with, of the JSON schema {record.schema.decode()}, or choose another id"
+                f"survey {survey_id!r} has another type of answers than {model!r}: pass the type with which it "
+                f"was created, whose JSON schema is {record.schema.decode()}, or choose another id"
             )
         survey = AsyncSurvey(self, survey_id, record, answer_model)
         await survey.update()

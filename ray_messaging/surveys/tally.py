@@ -20,9 +20,9 @@ STATES = np.array(["pending", "answered", "invalid", FATES[BLOCKED], FATES[UNDEL
 
 
 class Tally:
-    """The answers that count: for each agent the first answer that fits, in the order of the survey's mailbox.
+    """Counter of a survey's answers. For each agent, the first answer in the survey's mailbox that fits is counted.
 
-    Every reader of the same mailbox gets the same tally.
+    All readers of the mailbox get the same result.
     """
 
     def __init__(self, agents: AgentSet, model: AnswerModel) -> None:
@@ -31,12 +31,13 @@ class Tally:
         self.arrived: list[AgentId] = []  # the agents with an answer that fits, in the order of their answers
         self.invalid: dict[AgentId, InvalidAnswer] = {}
         self.blocked: dict[AgentId, BlockedQuestion] = {}
-        # The number of answers that do not count: second answers, and answers after the end of the survey.
+        # The number of answers that are not counted: second answers of an agent, and answers after the end of the
+        # survey.
         self.late = 0
         self.questions = 0  # the number of questions that were sent
         self.states = np.zeros(len(self.agents), np.uint8)
         self._model = model
-        self._owed = np.zeros(len(self.agents), np.int32)  # how many questions of each agent have no answer
+        self._owed = np.zeros(len(self.agents), np.int32)  # how many questions each agent has not answered
         self._asked = np.zeros(len(self.agents), np.bool_)
 
     # -- filling --------------------------------------------------------------------------------------------------
@@ -54,9 +55,9 @@ class Tally:
             self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Record a question that did not arrive. Return whether this changed its agent's state, which then was OPEN.
+        """Record that a question did not arrive. Return whether that changed its agent's state, which was OPEN before.
 
-        An agent that owes the answer to an earlier question stays OPEN.
+        If the agent has still to answer an earlier question, it stays OPEN.
         """
         self._owed[place] -= 1
         is_open = bool(self.states[place] == OPEN and not self._owed[place])
@@ -69,7 +70,7 @@ class Tally:
         places = self.agents.find(batch.from_ids).astype(np.intp)
         left, counted = np.flatnonzero(places >= 0), 0
         while len(left := left[self.states[places[left]] != ANSWERED]):
-            # An agent may be in a batch twice: its second answer counts if the first one does not fit.
+            # An agent may have two answers in a batch. Its second answer is counted if the first one does not fit.
             _, first = np.unique(places[left], return_index=True)
             rows = left[np.sort(first)]
             self._take(batch, rows, places[rows])
@@ -78,7 +79,7 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count one answer of each agent in some rows."""
+        """Count the answers in some rows, in which each agent has only one."""
         assert batch.lines is not None
         by_row = batch.lines.by_row
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
@@ -88,14 +89,14 @@ class Tally:
         for at in np.flatnonzero(~fits).tolist():
             self.invalid[agents[at]] = values[at]
         for agent in agents if self.blocked else ():
-            self.blocked.pop(agent, None)  # A rule may have blocked an earlier question to this agent.
+            self.blocked.pop(agent, None)  # a rule may have blocked an earlier question
         if not fits.all():
             agents = [agent for agent, fit in zip(agents, fits, strict=True) if fit]
             values = [value for value, fit in zip(values, fits, strict=True) if fit]
         self.answers.update(zip(agents, values, strict=True))
         self.arrived += agents
         for agent in agents if self.invalid else ():
-            self.invalid.pop(agent, None)  # An earlier answer of this agent may have been invalid.
+            self.invalid.pop(agent, None)  # an earlier answer may have been invalid
         self._owed[places] -= 1
         self.states[places] = np.where(fits, ANSWERED, INVALID)
 
@@ -103,7 +104,7 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """Return whether no answer is outstanding. After a reminder, agents with invalid answers owe an answer, too."""
+        """Return whether no answer is outstanding. After a reminder, agents with invalid answers must answer again."""
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 
@@ -113,7 +114,7 @@ class Tally:
 
     @property
     def open_places(self) -> Rows:
-        """Return the places of agents without a fitting answer, except agents whose questions did not arrive."""
+        """Return the places of agents that have no fitting answer, except those whose questions did not arrive."""
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:
@@ -122,7 +123,7 @@ class Tally:
 
     @property
     def unasked(self) -> list[AgentId]:
-        """Return the agents to which no question was sent, as far as the survey's record says."""
+        """Return the agents to which no question was sent, according to the survey's records."""
         return self.named(np.flatnonzero(~self._asked & (self.states == OPEN)))
 
     def counts(self) -> dict[str, int]:

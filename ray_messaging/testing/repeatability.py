@@ -1,4 +1,4 @@
-"""Check that a model is repeatable: its agents do the same each time, in all groups and processes."""
+"""Check that a model is repeatable: its agents do the same in each run, whatever groups and processes they are in."""
 
 import os
 import pickle
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import ray.cloudpickle as cloudpickle
+import cloudpickle
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.arguments import AgentModel, Agents, Edges, GroupModel
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.run.run_plan import check_run
-from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.model.exact import decode_exactly
 from ray_messaging.steps.step_loop import check_until
@@ -48,16 +48,17 @@ def check_repeatable(
     by: Literal["agent", "group"] = "agent",
     seed: int = 0,
 ) -> None:
-    """Check that a model gives the same result whenever it runs; it needs neither Ray nor a server of yours.
+    """Check that a model gives the same result in each run. This needs neither Ray nor a server of yours.
 
-    It runs each step twice, then all agents in two groups, and then in another process that hashes strs differently and
-    begins each step with a fresh copy of the model. The messages and states of each agent must be equal in all runs.
-    Some causes show only by chance or after some time: run it with enough agents and steps.
+    The model runs three times. In the first run each step is run twice. In the second run the agents are in two groups.
+    The third run is in another process, which hashes strs differently and begins each step with a fresh copy of the
+    model. The messages and states of each agent must be equal in all runs. Some faults show only by chance or after
+    some time, so use enough agents and steps.
 
     Args: as for `Messaging.run`.
 
-    Raises: NotRepeatable with the first step, agent and message or state that differ; StepFailed if the model fails
-    already in the first run.
+    Raises: NotRepeatable, with the first step, agent, and message or state that differ; StepFailed if the model fails
+    in the first run.
     """
     options = RunOptions(None, by, 1, None)
     check_run(model, options._replace(start=start))
@@ -67,7 +68,7 @@ def check_repeatable(
     graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()
     whole = model, start, shared
-    packed = _packed(whole)  # This comes before the model runs, because the model may change what is packed.
+    packed = _packed(whole)  # before the model runs, because it may change its globals
     twice = run_in_own_loop(lambda: run_trial(trial, lambda: whole, answers, twice=True))
     steps = [first for first, _ in twice]
     _compare(steps, [again for _, again in twice], *_AGAIN)
@@ -80,11 +81,11 @@ def check_repeatable(
 
 
 def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt]:
-    """Return the steps of a run in another process."""
+    """Run the model in another process, and return the steps of that run."""
     env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run(  # noqa: S603 - this very Python
         [sys.executable, "-c", _CHILD],
-        input=cloudpickle.dumps((sys.path, trial._replace(groups=_GROUPS + 1), packed, answers)),
+        input=dumped((sys.path, trial._replace(groups=_GROUPS + 1), packed, answers)),
         env=env,
         stdout=subprocess.PIPE,
         check=False,
@@ -101,16 +102,19 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
 
 
 def _packed(objects: tuple[Any, ...]) -> bytes:
-    """Pickle a model with the globals that it uses, so that each copy has its own; if that fails, without globals."""
+    """Pickle a model together with the globals that it uses, so that each copy has globals of its own.
+
+    If that fails, pickle it without them.
+    """
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
         try:
-            with suppress(Exception):  # Any error may come, because a global may be a lock, or a client.
-                return bytes(cloudpickle.dumps(objects))
+            with suppress(Exception):  # any error is possible, because a global may be a lock, or a client
+                return dumped(objects)
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    return bytes(sent("the model", objects, cloudpickle.dumps))
+    return bytes(sent("the model", objects, dumped))
 
 
 def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:
@@ -131,7 +135,7 @@ def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint
 
 
 def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
-    """Return the first message that differs, or the two states if all messages are equal."""
+    """Return the first message in which two runs differ, or the two states if all messages are equal."""
     for place in range(max(len(one.sent), len(other.sent))):
         mine, theirs = (deeds.sent[place] if place < len(deeds.sent) else None for deeds in (one, other))
         if mine != theirs:

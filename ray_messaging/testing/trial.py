@@ -1,4 +1,4 @@
-"""One run of a model on a local server, with a record of what each agent did in each step."""
+"""One run of a model on a local server, for `check_repeatable`, with a record of what each agent did in each step."""
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ Model = Callable[[], Any]  # returns the model, its `start` and its `shared`
 
 
 class TrialCalls:
-    """Results of remembered calls, by step and call, the same in all trials. It stands in for RedisSteps."""
+    """Results of calls by `me.remember`, by step and call, which all trials share. It takes the place of RedisSteps."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, bytes]] = {}
@@ -67,7 +67,7 @@ class TrialCalls:
         return dict(self._kept.get(step, {}))
 
     async def remember(self, _group: str, _attempt: int, step: int, results: dict[str, bytes]) -> bool:
-        """Keep results of calls of a step."""
+        """Store results of calls of a step."""
         self._kept.setdefault(step, {}).update(results)
         return True
 
@@ -82,8 +82,9 @@ async def run_trial(
 ) -> list[list[Attempt]]:
     """Run a model; return, for each step, the attempts at it, each with the deeds of all agents.
 
-    Args: `answers` keeps the results of remembered calls. With `twice`, each step gets a first attempt that is
-    abandoned. With `anew`, each group asks `model` before each step, as after a restart, and not only once.
+    Args: `answers` stores the results of calls by `me.remember`. With `twice`, each step has a first attempt that is
+    abandoned, and then a second one. With `anew`, each group calls `model` before each step, as after a restart, and
+    otherwise only once.
 
     Raises: StepFailed if the model fails.
     """
@@ -149,7 +150,10 @@ def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
 
 
 def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, Any]:
-    """Return the state of each agent of a crowd, without arrays of another length, which belong to the group."""
+    """Return the state of each agent of a group that is one object.
+
+    Arrays whose length is not the number of agents belong to the group, and are left out.
+    """
     (arrays,) = states.values()
     columns = {name: array.tolist() for name, array in arrays.items() if np.shape(array)[:1] == (len(step.agents),)}
     return {agent: {name: column[at] for name, column in columns.items()} for at, agent in enumerate(step.agents)}
@@ -164,11 +168,11 @@ def _in_order(value: Any) -> Any:  # noqa: ANN401 - a part of a state
 
 
 def run_for_parent() -> None:
-    """Run the trial that the parent process has sent on stdin; write its steps, or the model's error, to stdout."""
+    """Run the trial that the parent process sends on stdin; write its steps, or the model's error, to stdout."""
     path, trial, packed, answers = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of the process that started this one
     sys.path[:] = path
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # The model may print, which must not get into the answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the model prints must not get into the answer
     found: list[Attempt] | StepFailed
     try:
         steps = asyncio.run(run_trial(trial, lambda: pickle.loads(packed), answers, anew=True))  # noqa: S301 - as above

@@ -1,4 +1,4 @@
-"""Moves of agents: one call changes the directory, and moves the messages that wait for the agents."""
+"""Moves of agents: one call to the server changes the directory, and moves the messages that wait for the agents."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -13,18 +13,19 @@ from ray_messaging.transports.transport_values import fenced, lost
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink
 
-# The sender of a frame without messages, which says that agents have come to the mailbox. The frame's only topic is
+# The sender of a frame that has no messages, but says that agents have come to the mailbox. The frame's only topic is
 # the name of the mailbox that the agents left.
 ARRIVAL = ":agents"
 
 
 class UnreadFrames(NamedTuple):
-    """Changes that an attempt to move agents, outside of steps, makes to the unread messages in the agents' mailbox.
+    """How a move of agents outside of steps changes the messages in the agents' mailbox that were not fetched.
 
-    All entries that were not fetched are acknowledged, up to the entry `last`. The messages for other agents, `stay`,
-    are written into the mailbox again. The messages for the agents that leave, `go`, are written into the target's
-    mailbox, or without a target into the dead letters, with `reason`. `cursor`, `messages`, `nbytes` and `acks` are as
-    in a transport's `commit`. Attempts are numbered from 1 under `epoch`, the epoch of the mailbox's reader.
+    All entries that were not fetched, up to the entry `last`, are marked as acknowledged. The messages for other
+    agents, `stay`, are written into the mailbox again. The messages for the agents that leave, `go`, are written into
+    the target's mailbox; without a target they become dead letters, with `reason`. `cursor`, `messages`, `nbytes` and
+    `acks` are as in a transport's `commit`. `number` is the number of the attempt at the move, from 1 under `epoch`,
+    the epoch of the mailbox's reader.
     """
 
     epoch: int
@@ -40,7 +41,7 @@ class UnreadFrames(NamedTuple):
 
 
 class MoveAttempt(NamedTuple):
-    """One attempt to move agents: the new record of the mailbox that the agents leave, and the target's record, if any.
+    """One attempt to move agents: the new record of the mailbox that the agents leave, and that of the target, if any.
 
     The records were made from the directory at `version`. If the directory has changed since, the attempt is refused.
     In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
@@ -57,19 +58,22 @@ class MoveOutcome(IntEnum):
 
     DONE = 0
     STALE_DIRECTORY = 1
-    # The mailbox has entries after the last one that was read; it now refuses messages until the move ends or is given
-    # up.
+    # The mailbox has entries after the last one that was read. It refuses messages from now on, until the move ends or
+    # is given up.
     BEHIND = 2
     FULL = 3  # the target is full
     TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
     GONE = 6  # the target's mailbox does not exist, or its group leaves the steps
-    OVER = 7  # the attempt was given up before the server got this call
-    NOT_YET = 8  # in steps: the target is not yet a member in the next step
+    OVER = 7  # the attempt was given up before this call reached the server
+    NOT_YET = 8  # in steps: the target does not take part yet in the next step
 
 
 class Attempted(NamedTuple):
-    """Outcome of an attempt; in steps also the step from which it counts (NOT_YET: the target's first step)."""
+    """The outcome of an attempt. In steps `since` is the first step after the move.
+
+    If the outcome is NOT_YET, `since` is the target's first step.
+    """
 
     outcome: MoveOutcome
     since: int = 0
@@ -81,11 +85,11 @@ _ENTRIES = 64  # the most entries in one reply
 class RedisMoves:
     """Moves of agents between the mailboxes of one experiment.
 
-    Any call may be repeated; its effect happens once. In steps a repeated `move` may find that its own first attempt
-    has changed the directory.
+    Any call may be repeated; its effect happens once. In steps a repeated `move` may find that the directory has
+    changed, because its own first attempt changed it.
 
-    Args: `born` maps each mailbox that this process reads to a number that distinguishes it from other mailboxes of its
-    name.
+    Args: `born` maps each mailbox that this process reads to a number, which distinguishes the mailbox from earlier and
+    later mailboxes of the same name.
     """
 
     def __init__(self, link: "RedisLink", keys: Keys, born: Mapping[str, str], dead_bytes: int) -> None:
@@ -95,13 +99,13 @@ class RedisMoves:
         self._dead_bytes = dead_bytes
 
     async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
-        """Return the first entries, at most 64, from entry `first` to entry `last`."""
+        """Return the entries from entry `first` to entry `last`, but at most 64 of them."""
         stream = self._keys.stream(f"{mailbox}:{self._born[mailbox]}")
         found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
 
     async def move(self, attempt: MoveAttempt) -> Attempted:
-        """Move agents, in one script call: at once, or in steps from the first step that no group has opened.
+        """Move agents in one script call. In steps, the move is valid from the first step that no group has opened.
 
         Raises: Fenced if the mailbox has a newer reader than the reader that made the attempt.
         """
@@ -122,7 +126,7 @@ class RedisMoves:
         return Attempted(_outcome(outcome, name, 0 if unread is None else unread.epoch), since)
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Refuse an attempt, and all earlier attempts, from now on; return whether the attempt has already succeeded.
+        """Make the server refuse an attempt and all earlier ones; return whether the attempt has already succeeded.
 
         Raises: Fenced if the mailbox has a newer reader.
         """

@@ -1,6 +1,6 @@
-"""Choice of the backend, the kind of server that keeps messages and experiments, by the server's config.
+"""Choice of the backend by the server's config. A backend is the kind of server that keeps messages and experiments.
 
-Processes that never use a server import this module too, so each call imports what it needs of redis-py.
+Processes that never use a server import this module too. So redis-py is imported in the functions that need it.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ class RedisStores:
 class RedisBackend:
     """Factory for an experiment's transports and stores.
 
-    Its data are on a primary, and large frames on further servers.
+    The experiment's data are on one server, the primary. Large frames are on further servers, if the config has any.
 
     Args: `first_steps` are settings of steps. If given, each experiment has steps, and begins with its first messager.
     """
@@ -46,7 +46,7 @@ class RedisBackend:
     def transport(
         self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
     ) -> "RedisTransport":
-        """Make the transport of a messager."""
+        """Make the connection object through which one messager uses the server."""
         from ray_messaging.transports.transport import RedisTransport  # noqa: PLC0415
 
         made = RedisTransport(
@@ -65,16 +65,20 @@ class RedisBackend:
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
         """Make the stores of an experiment.
 
-        Args: `run` is the id of the start that must own the experiment ("": any start). With `reset` this start deletes
-        the existing data, so their format does not matter.
+        Args: `run` is the id of the start that must own the experiment ("": any start). `reset` says that this start
+        deletes the existing data, so the format of these data does not matter.
         """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
-        """Return the state of the primary and of an experiment; `others` in it has the states of further servers."""
+        """Return the state of the primary and of an experiment.
+
+        The result's `others` has the states of further servers.
+        """
         from ray_messaging.transports.server_probe import ask_server  # noqa: PLC0415
 
-        with ThreadPoolExecutor(len(self._servers)) as threads:  # a server that does not answer takes seconds
+        # The servers are asked at once, because each one that does not answer takes seconds.
+        with ThreadPoolExecutor(len(self._servers)) as threads:
             asked = [
                 threads.submit(ask_server, server, None if shard else exp_id, space=exp_id or "", shard=shard)
                 for shard, server in enumerate(self._servers)
@@ -83,7 +87,7 @@ class RedisBackend:
         return facts
 
     def closed_names(self, exp_id: str) -> list[str]:
-        """Return the mailboxes of closed messagers that wait for a messager of the same name. This blocks.
+        """Return the mailboxes that closed messagers have left for messagers of the same names. This call blocks.
 
         Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
         """
@@ -94,7 +98,10 @@ class RedisBackend:
 
 @runtime_checkable
 class BackendConfig(Protocol):
-    """Config of another kind of server than ours. It makes its own backend, in other processes too."""
+    """Config of a kind of server that ray_messaging does not have.
+
+    It makes its backend in each process that needs one.
+    """
 
     def open_backend(self) -> RedisBackend:
         """Make the backend."""
@@ -114,7 +121,7 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> "R
     if isinstance(server, str | BaseModel) and (config := experiment_config(server)) is not None:
         return backend_of(config).transport(exp_id, settings)
     refuse_broker(server)
-    raise ConfigError(f"{type(server).__name__} names no server: pass a RedisConfig, a redis:// URL or a LocalServer")
+    raise ConfigError(f"{type(server).__name__} is no server: pass a RedisConfig, a redis:// URL or a LocalServer")
 
 
 def refuse_broker(server: object) -> None:
@@ -140,7 +147,7 @@ def experiment_config(server: object) -> ServerConfig | None:
     if isinstance(server, BaseModel):
         return redis_config(server)
     raise ConfigError(
-        f"redis={type(server).__name__} names no server: pass a RedisConfig or a redis:// URL, or leave it out for an "
+        f"redis={type(server).__name__} is no server: pass a RedisConfig or a redis:// URL, or leave it out for an "
         "embedded server"
     )
 
@@ -153,5 +160,5 @@ def redis_config(server: BaseModel) -> RedisConfig:
     try:
         known = {name: getattr(server, name) for name in RedisConfig.model_fields if hasattr(server, name)}
         return RedisConfig.model_validate(known)
-    except ValidationError as error:  # pydantic's text shows no values, which may be passwords
-        raise ConfigError(f"this {type(server).__name__} names no server: {error}") from None
+    except ValidationError as error:  # pydantic's text does not show the values, some of which may be passwords
+        raise ConfigError(f"this {type(server).__name__} is not the config of a server: {error}") from None

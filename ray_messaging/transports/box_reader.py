@@ -1,4 +1,4 @@
-"""Reader of one box: the messages that one mailbox reads in one step."""
+"""Reader of one box, which has the messages that one mailbox reads in one step."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -22,11 +22,12 @@ from ray_messaging.transports.step_values import (
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One reply has at most this many frames, and fewer if frames as large as the largest so far would exceed this size.
+# One reply has at most this many frames. It has fewer if this many frames, each as large as the largest so far, would
+# exceed this many bytes.
 _FRAMES, _BYTES = 64, 16 * 2**20
-_GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
-_FIRST = 16  # the most frames in the reply that opens a box
-# The last group to close a step gets an answer on one connection, and the news of the step on another connection. If
+_GUESS = 256 * 2**10  # the assumed size of a frame before any frame was read
+_FIRST = 16  # the most frames in the first reply about a box
+# The last group to close a step gets the server's answer on one connection, and the news of the step on another one. If
 # the news come later than the answer by this time, the box is read without waiting for the news.
 _BESIDE_S = 0.1
 
@@ -34,8 +35,8 @@ _BESIDE_S = 0.1
 class BoxReader:
     """Reader of the frames of one box. Frames can be read ahead, while the group waits until the box's step opens.
 
-    Args: `with_news` says that the first news most likely open the step, so that the box is read in the same round trip
-    as the news. `filled` and `large` say whether the previous step's box had frames, and whether it had many frames.
+    Args: `with_news` says that the first news most likely open the step, so the box is read in the same round trip as
+    the news. `filled` and `large` say whether the previous step's box had frames, and whether it had many frames.
     """
 
     def __init__(
@@ -45,49 +46,50 @@ class BoxReader:
         self._box = box
         self._frames: list[BoxFrame] = []
         self._largest = _GUESS
-        # The box's first frames, if they were read already; its covers are not used, because they may be incomplete.
+        # The box's first frames, if they were read already. The covers that came with them are not used, because more
+        # may follow.
         self._start: BoxStart | None = None
-        # A wait for news that began before the group knew whether it has to wait.
+        # A task that waits for news. It began before the group knew whether it has to wait.
         self._awaited: asyncio.Task[News] | None = None
         self._with_news, self._filled, self._large = with_news, filled, large
         self._written: Sequence[BoxFrame] = ()  # frames that this process has written to the box itself
-        self._waited = False  # the group has waited for news before it opened the box's step
+        self._waited = False  # whether the group has waited for news before it opened the box's step
 
     def following(self, box: str) -> "BoxReader":
-        """Return the reader of the next step's box, which is likely to be as large as this one.
+        """Return the reader of the next step's box, which is likely to be as large as this box.
 
         If this box had more frames than one reply, the next box is read ahead while the group waits. If this box was
-        empty, or nothing was read from it and the group did not wait, the next box is read only when it is needed.
+        empty, or if nothing was read from it and the group did not wait, the next box is read only when it is needed.
         """
         filled = bool(self._frames) or (bool(self._written) and self._waited)
         large = len(self._frames) > _FIRST
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     def hand_over(self, written: Sequence[BoxFrame]) -> None:
-        """Take frames that this process has written to the box. If no other frames count, the box need not be read."""
+        """Use frames that this process has written to the box. If the box has no other valid frames, it is not read."""
         self._written = written
 
     def expect(self, news: str, block_s: float) -> None:
-        """Begin to wait for news, while the group closes the step before this box's step.
+        """Begin to wait for news while the group is still closing the step before the box's step.
 
         So the group gets the beginning of the box as soon as the last group has closed the step. If the wait began only
-        after the answer to the close, it would take one more round trip.
+        after the answer to the close, the group would need one more round trip.
         """
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
 
     async def beside(self, opening: Awaitable[Opened | Waiting | Done]) -> Opened | Waiting | Done:
-        """Return the answer of a call that opens the box's step, and read the beginning of the box right after it."""
+        """Make a call that opens the box's step, and read the box's beginning in the same round trip."""
         answer, self._start = await asyncio.gather(opening, self._store.open_box(self._box, _FIRST))
         return answer
 
     async def end(self) -> None:
-        """End a wait that nobody needs."""
+        """End the wait for news if it is still under way."""
         if self._awaited is not None:
             await end(self._awaited)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news as the store's `wait` does; read the beginning of the box before the news or with the news."""
+        """Wait for news, as the store's `wait` does. The beginning of the box is read before the news or with them."""
         self._waited = True
         awaited, self._awaited = self._awaited, None
         if awaited is not None:
@@ -105,7 +107,7 @@ class BoxReader:
         return found
 
     async def read_ahead(self) -> None:
-        """Read all frames that the box has by now."""
+        """Read all frames that are in the box now."""
         count = more = 1
         while more >= count:
             count = max(1, min(_FRAMES, _BYTES // self._largest))
@@ -116,10 +118,10 @@ class BoxReader:
             more = len(found)
 
     async def covers(self, news: News) -> list[Cover]:
-        """Return the covers of the box, which list the attempts whose messages count.
+        """Return the covers of the box, which list the committed attempts at earlier steps, whose messages are read.
 
-        Args: `news` say that the box's step is open, so the covers are final. If the beginning of the box was read
-        before these news, it may lack covers; so only a beginning that came with these news is used.
+        Args: `news` say that the box's step is open, so that no covers will be added. A beginning of the box that was
+        read before these news may lack covers, so only a beginning that came with these news is used.
         """
         if self._frames or (self._written and news.start is None):
             return await self._store.covers(self._box)
@@ -128,18 +130,21 @@ class BoxReader:
         return list(covers)
 
     async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
-        """Wait briefly for the news and take the beginning of the box from them.
+        """Wait briefly for the news, and take the beginning of the box from them.
 
-        Their other facts are known from the answer.
+        The rest of the news is not needed, because the answer of the server has the same facts.
         """
         await asyncio.wait((awaited,), timeout=_BESIDE_S)
         if awaited.done():
             self._awaited = None
-            with suppress(MessagingError):  # the next call raises it, if it matters
+            with suppress(MessagingError):  # the next call raises the error, if it persists
                 await awaited
 
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
-        """Return the frames of attempts that count, in order of arrival; raise FrameError if the server lost some."""
+        """Return the frames of the committed attempts that `covers` list, in order of arrival.
+
+        Raises: FrameError if the server has lost some of the frames.
+        """
         if self._awaited is not None:
             await self._take_start(self._awaited)
         if not covers:
@@ -153,7 +158,8 @@ class BoxReader:
         if found is None:
             await self.read_ahead()
             found = counted(self._frames, covers)
-        # A restarted server whose clock is behind may have assigned entry ids below the last id that we read.
+        # After a restart, a server whose clock is behind may have given new entries ids below the last id that was
+        # read.
         if found is None:
             self._frames = []
             await self.read_ahead()

@@ -1,4 +1,4 @@
-"""Copies of an experiment's data between two steps: read from one server, and written as another experiment.
+"""Copies of an experiment's data between two steps. They are read from one server, and written as another experiment.
 
 Code never comes from a server or a checkpoint. So the user gives the rules again, and each rule finds its saved state
 by its name.
@@ -17,18 +17,19 @@ from ray_messaging.transports.connection.link import RedisLink
 
 _AT_ONCE = 1_000  # how many keys are read in one call, and how many pairs are written in one command
 _BOX = "box"
-_OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
-_BUS = "bus:"  # keys of AgentScope's hub; users choose the names of the fields in its hashes
-# Fields of key `steps` that are all set to the checkpoint's step.
+_OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows that were sent outside of the steps
+_BUS = "bus:"  # keys of AgentScope's hub, whose hashes have fields with names that users choose
+# Fields of the key `steps`. In a checkpoint, each of them is the checkpoint's step.
 _PROGRESS = (b"asked", b"opened", b"latest", b"sealed", b"dropped")
 
 
 class CopiedKey(NamedTuple):
-    """One key of an experiment without the experiment's prefix: its type in Redis, and its content as pairs.
+    """One key of an experiment: its name without the experiment's prefix, its type in Redis, and its content as pairs.
 
     The pairs of a hash are (field, value); of a list, a set or a string (value, b""); of a sorted set (member, score);
-    of a stream (entry id, the entry's fields in msgpack). On the new server, new entries get higher ids than the copied
-    entries, as after a restart of a server, because `life` and `ceiling` of the experiment are copied too.
+    of a stream (entry id, the entry's fields in msgpack). The fields `life` and `ceiling` of the experiment are copied
+    too. So on the new server, new entries get higher ids than the copied entries, as they do after a restart of a
+    server.
     """
 
     key: str
@@ -47,7 +48,10 @@ class RedisCheckpoints:
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, step: int) -> list[CopiedKey]:
-        """Return the experiment's data after a sealed step. No group may have opened a later step."""
+        """Return the experiment's data after a step that all groups have closed.
+
+        No group may have opened a later step.
+        """
         found: list[CopiedKey] = []
         names = [name for name in await self._names() if _is_kept(name, step)]
         for low in range(0, len(names), _AT_ONCE):
@@ -74,7 +78,7 @@ class RedisCheckpoints:
     # -- writing --------------------------------------------------------------------------------------------------
 
     async def write(self, copied: Iterable[CopiedKey]) -> None:
-        """Write the data of an experiment that has none yet. This may be repeated after an interruption."""
+        """Write the data of an experiment that has no data yet. After an interruption, this call may be repeated."""
         for key, kind, content in copied:
             name = self._prefix + key
             await self._link.command("DEL", name)
@@ -97,7 +101,7 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-# By type, which parts of a pair the write command takes, in its order. Other types take only the first part.
+# For a type, which items of a pair its write command takes, in the command's order. Other types take only the first.
 _WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
@@ -110,9 +114,9 @@ def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 
 
 
 def _is_kept(name: str, step: int) -> bool:
-    """Return whether a checkpoint after a step contains a key. It contains no boxes that groups have read already.
+    """Return whether a checkpoint after a step contains a key.
 
-    Keys that belong to one start only are left out too.
+    Left out are boxes that groups have read already, and keys that belong to one start only.
     """
     if name.startswith(_BOX):
         return int(name.rpartition("@")[2]) > step
@@ -120,12 +124,12 @@ def _is_kept(name: str, step: int) -> bool:
 
 
 def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
-    """Return the data without the messages from outside that no group has read yet.
+    """Return the data without the messages that were sent outside of the steps and that no group has read yet.
 
-    A fork sends these messages again, from the parent's log, each in its step. If the checkpoint had them too, they
-    would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
+    A fork sends these messages again, from the log of its parent, each in its step. If the checkpoint had them too,
+    they would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
     """
-    sizes: Counter[str] = Counter()  # bytes of the frames that are left out, by box
+    sizes: Counter[str] = Counter()  # by box: the bytes of the frames that are left out
     found: list[CopiedKey] = []
     for key, kind, content in copied:
         frames = {entry: _fields(value) for entry, value in content} if key.startswith("box:") else {}
@@ -133,14 +137,14 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
         sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
         found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside]))
     for place, (key, kind, content) in enumerate(found):
-        # A message may have come after its box was read, and before the cover of the box was read.
+        # A message may have arrived after its box was read, but before the cover of the box was read.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
         if key.startswith("box-cover:") and counts:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
             left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("box-cover:")])
-            # A box with a cover must be in the list of boxes. If the first message from outside came after the list
-            # was read, and before the cover was read, then the box is missing in the list.
+            # A box with a cover must be in the list of boxes. It is missing there if its first message from outside
+            # arrived after the list was read, but before the cover was read.
             found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
     return [each for each in found if each.content or not each.key.startswith("box-cover:")]
 
@@ -151,7 +155,7 @@ def _fields(value: bytes) -> dict[bytes, bytes]:
 
 
 def _of_run(copied: CopiedKey, step: int) -> CopiedKey:
-    """Return a key without the fields that belong to one start. In key `steps`, the last step becomes `step`."""
+    """Return a key without the fields that belong to one start. In the key `steps`, the last step becomes `step`."""
     key, kind, content = copied
     if kind != "hash" or key.startswith(_BUS):
         return copied

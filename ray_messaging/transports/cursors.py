@@ -1,18 +1,19 @@
 """Cursors of mailboxes, and the ranges of messages after them that were acknowledged out of order.
 
-The server keeps each range as text, `entry row entry row count`. The first two values are the cursor after which the
-range begins, the next two the cursor at which it ends; `count` is its number of messages.
+The server stores each range as text, `entry row entry row count`. The first two values are the cursor after which the
+range begins. The next two are the cursor at which it ends. `count` is the number of its messages.
 """
 
 from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-Rows = list[tuple[int, float]]  # ranges of rows: the first row, and the row after the last; inf: to the entry's end
+# Ranges of rows: the first row, and the row after the last one, which is inf if the range ends with the entry.
+Rows = list[tuple[int, float]]
 
 
 class Cursor(NamedTuple):
-    """The position up to which a mailbox was handled: the first `row` rows of `entry`, or all rows if `row` is 0."""
+    """The position up to which a mailbox was handled: the first `row` rows of `entry`. If `row` is 0, all its rows."""
 
     entry: str
     row: int
@@ -22,9 +23,9 @@ START = Cursor("0-0", 0)
 
 
 class AckRange(NamedTuple):
-    """A range of `rows` acknowledged messages, after cursor `after` up to cursor `end`.
+    """A range of `rows` acknowledged messages, from after cursor `after` up to cursor `end`.
 
-    Earlier messages are unacknowledged.
+    Some messages before the range are not acknowledged.
     """
 
     after: Cursor
@@ -33,14 +34,14 @@ class AckRange(NamedTuple):
 
 
 class SelectiveAcks(NamedTuple):
-    """The acknowledged messages after the cursor: their encoded ranges (b"" if there are none) and their number."""
+    """The acknowledged messages after the cursor: their number, and their encoded ranges (b"" if there are none)."""
 
     ranges: bytes
     messages: int
 
 
 def encode_ranges(ranges: Iterable[AckRange]) -> bytes:
-    """Encode ranges in their order; adjacent ranges become one."""
+    """Encode ranges, which are given in ascending order. Adjacent ranges are joined."""
     merged: list[AckRange] = []
     for found in ranges:
         if merged and merged[-1].end == found.after:
@@ -66,12 +67,12 @@ def order(entry: str) -> tuple[int, int]:
 
 
 def place(cursor: Cursor) -> tuple[int, int, float]:
-    """Return the sort key of cursors."""
+    """Return a tuple by which cursors can be sorted in the order of the mailbox."""
     return *order(cursor.entry), cursor.row or inf
 
 
 def before(entry: str) -> str:
-    """Return the largest entry id below this one."""
+    """Return the largest entry id below an entry id."""
     milliseconds, _, number = entry.partition("-")
     if int(number):
         return f"{milliseconds}-{int(number) - 1}"
@@ -79,7 +80,7 @@ def before(entry: str) -> str:
 
 
 def following(entry: str) -> str:
-    """Return the smallest entry id above this one."""
+    """Return the smallest entry id above an entry id."""
     milliseconds, _, number = entry.partition("-")
     return f"{milliseconds}-{int(number) + 1}"
 
@@ -104,7 +105,7 @@ def ends(found: AckRange, entry: str) -> float:
 def decode_rows(text: str) -> Rows:
     """Decode the handled rows of a dead letter, such as `3-7,9-`.
 
-    Malformed parts, which another client wrote, are ignored.
+    Other clients may have written the text, so invalid ranges in it are ignored.
     """
     found: Rows = []
     for run in text.split(",") if text else ():

@@ -1,4 +1,7 @@
-"""Dead letters: the frames of an experiment that will not be delivered, in a stream, with counts in a hash."""
+"""Dead letters: frames of an experiment that will not be delivered.
+
+They are in a stream, and their counts in a hash.
+"""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,16 +18,17 @@ if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters that are read at once
-# Twice the largest size of our frames. To send a larger frame back to the server would hold up the mailbox's reader.
+# The most bytes of an undecodable frame that is kept whole, and how many bytes of a larger one are kept. 32 MiB are
+# twice the largest size of our frames. Sending a larger frame back to the server would hold up the mailbox's reader.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 
 class DeadFrame(NamedTuple):
-    """Frame that will not be delivered. Its first `row` rows, and the rows in `acked` (see `cursors`), were handled.
+    """A frame that will not be delivered. Its first `row` rows, and the rows in `acked`, were handled before.
 
-    `born` is the number of mailboxes that had been created when the frame's mailbox was removed, or None if the
-    mailbox's reader could not decode the frame. `exclusive` says that no other mailbox listened for the agents of the
-    frame's mailbox.
+    `acked` has the form that `decode_rows` reads. If the frame's mailbox was removed, `born` is how many mailboxes had
+    been created by then. If the mailbox's reader could not decode the frame, `born` is None. `exclusive` says that no
+    other mailbox listened for the agents of the frame's mailbox.
     """
 
     id: str
@@ -33,14 +37,14 @@ class DeadFrame(NamedTuple):
     row: int
     reason: str
     frame: bytes
-    at: float  # in unix seconds
+    at: float  # the time at which the frame became a dead letter, in unix seconds
     born: int | None
     exclusive: bool
     acked: str = ""
 
 
 class DeadFacts(NamedTuple):
-    """How many letters there are, and their bytes; and how many letters were dropped because of the limit."""
+    """How many dead letters there are, and their bytes; how many were dropped because of the limit, and their bytes."""
 
     letters: int
     nbytes: int
@@ -49,10 +53,10 @@ class DeadFacts(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """The directory at one version: each mailbox's record, and when the mailbox was created.
+    """All mailboxes at one version of the directory, and when each mailbox was created.
 
-    `born` has two values for each mailbox: how many mailboxes had been created before, and the time of creation in the
-    form of the first part of an entry id.
+    `born` has two values for each mailbox: how many mailboxes had been created before it, and the time at which it was
+    created, in ms as in an entry id.
     """
 
     version: int
@@ -69,18 +73,18 @@ class Returned(NamedTuple):
 
 
 class Requeued(IntEnum):
-    """Outcome of one call of `requeue`."""
+    """Outcome of one call of the Lua script `requeue`."""
 
-    MISSING = 0  # there is no such letter any more
+    MISSING = 0  # no dead letter has this id any more
     DONE = 1
     STALE_DIRECTORY = 2
     FULL = 3
-    TOO_LARGE = 4  # the letter would not fit even into the empty mailbox
+    TOO_LARGE = 4  # the messages are too large even for the empty mailbox
     LOG_FULL = 5
 
 
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
-    """Return the unhandled rows of a letter: all rows except the rows before `row` and the rows in `acked`."""
+    """Return the rows of a dead letter that were not handled: neither before `row` nor in `acked`."""
     left = np.ones(rows, bool)
     for low, high in [(0, row), *decode_rows(acked)]:
         left[low : int(min(high, rows))] = False
@@ -88,7 +92,10 @@ def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
 
 
 def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
-    """Return what is kept of an undecodable frame, and the reason. Of a huge frame only the beginning is kept."""
+    """Return the bytes of an undecodable frame that are kept, and the reason why it is undecodable.
+
+    Of a huge frame, only the beginning is kept.
+    """
     if len(frame) <= WHOLE_BYTES:
         return frame, reason
     return frame[:HEAD_BYTES], f"{reason} (of its {len(frame)} bytes the first {HEAD_BYTES} are kept)"
@@ -96,11 +103,11 @@ def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
 
 _DROPPED_AT_ONCE = 500
 _DIGITS = 20  # the most digits of a number of 64 bits
-_STATE = ":dead"  # no mailbox can have this name
+_STATE = ":dead"  # a number of 64 bits has at most this many digits
 
 
 class RedisDeadLetters:
-    """Dead letters of one experiment, over the connections of its RedisTransport.
+    """Dead letters of one experiment. The calls use the connections of the experiment's RedisTransport.
 
     Any call may be repeated; its effect happens once.
     """
@@ -116,20 +123,23 @@ class RedisDeadLetters:
     async def facts(self) -> DeadFacts:
         """Return how many letters there are and their bytes, and how many letters were dropped and their bytes."""
         letters, (known, *counts) = await self._counts()
-        if known != letters:  # Another client has changed the stream in the meantime.
+        if known != letters:  # Another client has changed the stream.
             await self.drop([])
             letters, (_, *counts) = await self._counts()
         return DeadFacts(letters, *counts)
 
     async def _counts(self) -> tuple[int, list[int]]:
-        """Return the number of letters in the stream, and the counts in the hash; an invalid count is 0."""
+        """Return the number of letters in the stream, and the counts in the hash. An invalid count is returned as 0."""
         letters = await self._link.command("XLEN", self._keys.dead)
         names = ("letters", "bytes", "dropped", "dropped_bytes")
         counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)
         return int(letters), [_natural(count or b"") or 0 for count in counts]
 
     async def page(self, after: str, count: int) -> list[DeadFrame]:
-        """Return up to `count` letters after an id ("": from the first), fewer if they are large, [] at the end."""
+        """Return up to `count` letters after the letter `after` ("": from the first letter on).
+
+        If letters are large, fewer are returned. An empty list means that there are no more letters.
+        """
         reply = await self._link.script("read_letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
         return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
 
@@ -153,11 +163,12 @@ class RedisDeadLetters:
         return Listeners(delta.version, delta.changed, born)
 
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
-        """Write frames into mailboxes and delete the letter; do all of that, or nothing.
+        """Write frames into mailboxes and delete the letter; do all of this or nothing.
 
-        Return the outcome, and if it is a failure the mailbox that caused the failure.
+        Return the outcome. If it is a failure, return also the mailbox that caused it.
 
-        Args: `rest` is the frame of messages that stay dead, for which a new letter is written (b"": there are none).
+        Args: `rest` is a frame of the letter's messages that stay dead, for which a new letter is written. It is b"" if
+        there are none.
         """
         keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE)]
         args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest]
@@ -177,7 +188,7 @@ class RedisDeadLetters:
         return dropped
 
     async def count_anew(self) -> None:
-        """Reset the counts of letters that were dropped because of the limit."""
+        """Set the counts of letters that were dropped because of the limit to 0."""
         await self._link.command("HDEL", self._keys.state(_STATE), "dropped", "dropped_bytes")
 
 
@@ -187,7 +198,7 @@ def _natural(text: bytes) -> int | None:
 
 
 def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
-    """Decode an entry of the stream. Any field may be missing, because other clients may write to the stream."""
+    """Decode an entry of the stream. Other clients may have written it, so any field may be missing."""
     found = dict(zip(fields[::2], fields[1::2], strict=False))
 
     def text(name: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Data of an experiment as a whole: the start that has the experiment, its interceptor's epoch, its rules' state."""
+"""Data of an experiment as a whole: the start that owns it, its interceptor's epoch, and the state of its rules."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -20,25 +20,25 @@ Fields = dict[bytes, bytes]
 
 
 class ExperimentClaim(IntEnum):
-    """Result of a claim on an experiment."""
+    """Result of a start's claim on an experiment."""
 
-    LOST = 0  # another start has the experiment
+    LOST = 0  # another start owns the experiment
     HELD = 1
-    ERASE = 2  # this start has the experiment, and must delete the data of the earlier start
+    ERASE = 2  # this start owns the experiment, and must delete the data of the earlier start
 
 
 class StateWrite(IntEnum):
-    """Result of a write that the interceptor makes under its epoch."""
+    """Result of a write that the interceptor makes with its epoch."""
 
     FENCED = 0  # another interceptor has taken over
     DONE = 1
-    BEHIND = 2  # the server has lost an earlier write: write everything again
+    BEHIND = 2  # the server has lost an earlier write, so everything must be written again
 
 
 class TableChanges(msgspec.Struct, frozen=True):
-    """Fields of a rule's table of state that were changed (`put`) and removed (`gone`).
+    """Changes of a rule's table of state: fields that were set (`put`), and fields that were removed (`gone`).
 
-    With `cleared`, all earlier fields are removed first.
+    With `cleared`, all earlier fields are removed before.
     """
 
     put: Fields
@@ -47,9 +47,10 @@ class TableChanges(msgspec.Struct, frozen=True):
 
 
 class StateChanges(NamedTuple):
-    """One atomic write: changes of the rules' tables, the answers that rules gave with them, and answers to delete.
+    """A write that is done as a whole or not at all.
 
-    With `whole`, the write replaces all state on the server.
+    It has changes of the rules' tables, the answers that rules gave with these changes, and answers to delete. With
+    `whole`, the write replaces all state on the server.
     """
 
     tables: Mapping[str, TableChanges]
@@ -59,11 +60,11 @@ class StateChanges(NamedTuple):
 
 
 def other_run(exp_id: str, epoch: int) -> Fenced:
-    """Build the error for a start that a later start of the same experiment has replaced."""
+    """Build the error for a start whose experiment a later start has taken over."""
     return Fenced(
-        f"experiment {exp_id!r} was started anew on its server since, by another cluster or with on_existing='reset', "
-        "or the server was flushed: this start can neither send nor receive any more. Shut it down, and start the "
-        "experiment again, or under another exp_id",
+        f"experiment {exp_id!r} was started anew on its server, by another cluster or with on_existing='reset', or "
+        "the server was flushed: this earlier start can no longer send or receive. Shut it down, and start the "
+        "experiment again, or start one with another exp_id",
         name=exp_id,
         epoch=epoch,
     )
@@ -88,12 +89,12 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
             f"experiment {exp_id!r} has {has}, and shards={told} was given here: write shards={found}, or use another "
-            "exp_id. Of embedded servers pass messaging.redis, which names all of them. The number cannot change"
+            "exp_id. For embedded servers, pass messaging.redis, which names all of them. The number cannot change"
         )
 
 
 _FIELDS_AT_ONCE = 10_000
-# The fields that a reset keeps. Most are counters; a counter that begins again would assign the same number twice.
+# The fields that a reset keeps. Most are counters, which would assign the same number twice if they began again.
 _KEPT_FIELDS = {b"directory", b"born", b"format"} | {
     b"start:" + name for name in (b"run", b"erasing", b"interceptor", b"log_epoch", b"shards")
 }
@@ -102,7 +103,7 @@ _KEPT_FIELDS = {b"directory", b"born", b"format"} | {
 class RedisExperimentStore:
     """Data of an experiment as a whole on its primary.
 
-    In this class a run is one start of the experiment; we belong to one.
+    In this class a run is one start of the experiment. "Our run" is the start to which this process belongs.
     """
 
     def __init__(self, transport: "RedisTransport") -> None:
@@ -110,7 +111,7 @@ class RedisExperimentStore:
         self._run = transport.run
         self._link, self._keys = transport.link, transport.keys
         self._meta = self._keys.meta
-        # The interceptor's epoch before our epoch (b"": there was none); None: we have no epoch.
+        # The interceptor's epoch before our epoch: b"" if there was none, None if we have no epoch.
         self._before: bytes | None = None
         # The numbers of our last write of the rules' state, and of the last write that the server has confirmed.
         self._number = self._confirmed = 0
@@ -123,7 +124,7 @@ class RedisExperimentStore:
     # -- runs -----------------------------------------------------------------------------------------------------
 
     async def holder(self) -> bytes | None:
-        """Return the run that has the experiment, or None if no run has it.
+        """Return the run that owns the experiment, or None if no run owns it.
 
         Raises: ConfigError if the data have another format than ours.
         """
@@ -138,12 +139,15 @@ class RedisExperimentStore:
         return found
 
     async def is_headless(self) -> bool:
-        """Return whether mailboxes exist although the server has lost the experiment's own data."""
+        """Return whether the experiment has mailboxes, although the server has lost the experiment's own data."""
         versioned = await self._link.command("HEXISTS", self._meta, "directory")
         return not versioned and bool(await self._link.command("EXISTS", self._keys.changes))
 
     async def claim(self, holder: bytes | None, *, reset: bool) -> ExperimentClaim:
-        """Claim the experiment for our run, if run `holder` still has it (None: no run); with `reset` it is erased."""
+        """Claim the experiment for our run, if run `holder` still owns it (None: no run owns it).
+
+        With `reset`, a successful claim means that the earlier data must be deleted.
+        """
         args = [holder or b"", self._run, int(reset), FORMAT, self._transport.shards]
         return ExperimentClaim(await self._link.script("claim_experiment", [self._meta], args))
 
@@ -159,7 +163,7 @@ class RedisExperimentStore:
         await self._link.command("HDEL", self._meta, "start:erasing")
 
     async def erase(self) -> None:
-        """Delete all data of the experiment, unless another run has it by now."""
+        """Delete all data of the experiment, unless another run owns it by now."""
         if await self.holder() == self._run.encode():
             if self._transport.bodies is not None:
                 await self._transport.bodies.erase()
@@ -167,24 +171,36 @@ class RedisExperimentStore:
 
     async def _erase(self, but: bytes = b"") -> None:
         scanned, cursor = b"", b"0"
-        # The prefix has no glob characters: an exp_id cannot have any, and braces are not special in Redis.
+        # An exp_id cannot have glob characters, and braces have no meaning in Redis. So the prefix matches only itself.
         pattern = self._keys.prefix + "*"
         while True:
             server, following, keys = await self._link.script("scan_keys", [self._meta], [cursor, pattern, SCAN_COUNT])
             if found := [key for key in keys if key != but]:
                 await self._link.command("UNLINK", *found)
-            if server != scanned and cursor != b"0":  # the cursor belonged to another server
+            # After a failover, the cursor of the scan belongs to another server.
+            if server != scanned and cursor != b"0":
                 following = b"0"
             elif int(following) == 0:
                 return
             scanned, cursor = server, following
+
+    # -- seats ----------------------------------------------------------------------------------------------------
+
+    async def seats(self) -> Mapping[bytes, bytes]:
+        """Return the records of all seats, by the agents' ids."""
+        found: Sequence[bytes] = await self._link.command("HGETALL", self._keys.seats)
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    async def keep_seat(self, agent: bytes, record: bytes) -> None:
+        """Keep the record of a seat."""
+        await self._link.command("HSET", self._keys.seats, agent, record)
 
     # -- the interceptor ------------------------------------------------------------------------------------------
 
     async def take_interceptor_epoch(self) -> int:
         """Claim a new epoch for the interceptor. From then on the server refuses calls under an earlier epoch.
 
-        Raises: Fenced if another start has the experiment.
+        Raises: Fenced if another start owns the experiment.
         """
         self._before, epoch = await self._transport.log.take_epoch(
             "advance_interceptor_epoch", "start:interceptor", [self._meta], []
@@ -192,13 +208,17 @@ class RedisExperimentStore:
         return epoch
 
     async def _retake_epoch(self, epoch: int) -> bool:
-        """Claim our epoch again if the server has lost it, as after a restore; return whether it was lost."""
+        """Claim our epoch again if the server has lost it, such as after it was restored.
+
+        Return whether it was lost.
+        """
         if self._before is None:
             return False
         for before in {self._before, b""}:
             if await self._link.script("advance_interceptor_epoch", [self._meta], [self._run, before, epoch]) == 1:
                 self._number += 1
-                self._confirmed = self._number  # the server has lost this write, so the next write must write all state
+                # The server has no write of this number, so it answers BEHIND, and all state is written again.
+                self._confirmed = self._number
                 return True
         return False
 
@@ -211,7 +231,7 @@ class RedisExperimentStore:
 
         Also delete the bodies of steps that are no longer kept.
 
-        Raises: Fenced if another run has the experiment.
+        Raises: Fenced if another run owns the experiment.
         """
         confirmed = self._confirmed
         run, holder, kept = await self._link.script("heartbeat", [self._meta], [self._run, epoch, 1])
@@ -224,11 +244,11 @@ class RedisExperimentStore:
         return StateWrite.BEHIND if await self._retake_epoch(epoch) else StateWrite.FENCED
 
     async def end_heartbeat(self, epoch: int) -> None:
-        """Mark the interceptor as closed."""
+        """Delete the number of this interceptor's heartbeats, so that others know that the interceptor was closed."""
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make verdicts by rule snapshot `number` valid, unless a snapshot with a higher number is valid already."""
+        """Make verdicts by rule snapshot `number` valid, unless a snapshot with a higher number is already valid."""
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):
@@ -246,9 +266,9 @@ class RedisExperimentStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def write(self, epoch: int, state: StateChanges, names: Sequence[str] | None, *, again: bool) -> StateWrite:
-        """Write changes, all or none; `again` says that the last write is repeated.
+        """Write changes, as a whole or not at all; `again` says that the last write is repeated.
 
-        Args: `names` is the name of the rules' entry in Ray, and the rules' names (None: unchanged).
+        Args: `names` is the name of the rules' entry in Ray, followed by the rules' names. None leaves them unchanged.
         """
         keys = [self._meta, self._keys.answers, self._keys.rules]
         if not again:
@@ -262,7 +282,7 @@ class RedisExperimentStore:
             staged = self._keys.staged(f"{epoch}:{name}")
             keys += [key, staged]
             put: Mapping[bytes, bytes] = changes.put
-            if changes.cleared:  # a large table is written in parts under another name, and then renamed
+            if changes.cleared:  # a large table is written in several calls under another name, and then renamed
                 await self._stage(staged, put)
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
@@ -283,18 +303,18 @@ class RedisExperimentStore:
             await self._link.command("HSET", key, *(text for pair in part for text in pair))
 
     async def rules_name(self) -> bytes | None:
-        """Return the name of the entry in Ray that has the rules in force, or None if there is none."""
+        """Return the name of the entry in Ray that has the rules in force, or None if no rules are in force."""
         found: bytes | None = await self._link.command("LINDEX", self._keys.rules, 0)
         return found
 
     # -- the event log, and senders -------------------------------------------------------------------------------
 
     async def log_mark(self, name: str) -> bytes | None:
-        """Return a value that the event log has stored, or None."""
+        """Return a value that the event log has stored under a name, or None if there is none."""
         return await self._field(f"start:log_{name}")
 
     async def set_log_mark(self, name: str, value: str | int) -> None:
-        """Store a value for the event log's next process."""
+        """Store a value under a name, for the event log's next process."""
         await self._link.command("HSET", self._meta, f"start:log_{name}", value)
 
     async def time_ms(self) -> int:
@@ -308,17 +328,18 @@ class RedisExperimentStore:
 
 
 class RedisSurveys:
-    """Surveys by id. Each has a record that never changes, and named parts that are added to it."""
+    """Surveys by id. Each survey has a record that never changes, and named items that are added to it."""
 
     def __init__(self, link: "RedisLink", keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     async def create(self, survey_id: str, record: bytes) -> bool:
-        """Store a new survey's record; return False if there is another record of this id."""
+        """Store a new survey's record. Return False if this id has another record."""
         if await self._link.command("HSETNX", self._keys.surveys, survey_id, record):
             return True
-        return await self.read(survey_id) == record  # the records are equal if this call was repeated
+        # If this call was repeated, the first attempt has stored an equal record.
+        return await self.read(survey_id) == record
 
     async def read(self, survey_id: str) -> bytes | None:
         """Return a survey's record, or None if there is no survey with this id."""
@@ -326,11 +347,11 @@ class RedisSurveys:
         return found
 
     async def add(self, survey_id: str, name: str, part: bytes) -> None:
-        """Add a part to a survey."""
+        """Add a named item to a survey."""
         await self._link.command("HSET", self._keys.survey(survey_id), name, part)
 
     async def parts(self, survey_id: str, known: Collection[str]) -> dict[str, bytes]:
-        """Return the parts of a survey, by name, whose names are not in `known`."""
+        """Return, by name, the items of a survey whose names are not in `known`."""
         names = await self._link.command("HKEYS", self._keys.survey(survey_id))
         new = [name for name in names if name.decode() not in known]
         found = await self._link.command("HMGET", self._keys.survey(survey_id), *new) if new else []
@@ -341,6 +362,6 @@ class RedisSurveys:
         return sorted(name.decode() for name in await self._link.command("HKEYS", self._keys.surveys))
 
     async def remove(self, survey_id: str) -> None:
-        """Delete a survey's record and its parts."""
+        """Delete a survey's record and its items."""
         await self._link.command("UNLINK", self._keys.survey(survey_id))
         await self._link.command("HDEL", self._keys.surveys, survey_id)

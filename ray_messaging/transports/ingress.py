@@ -1,4 +1,4 @@
-"""Messages that foreign Redis clients PUBLISH to our channels, which arrive at most once, as always with Pub/Sub."""
+"""Messages that foreign Redis clients PUBLISH to our channels. Pub/Sub delivers each at most once."""
 
 import asyncio
 import logging
@@ -25,9 +25,9 @@ from ray_messaging.transports.transport_values import Ingress
 
 
 class Feed(TakenSocket):
-    """Connection that calls `take` with each reply. redis-py connects, then we take over its socket, as in `Wire`.
+    """Connection that calls `take` with each reply. redis-py connects, and then this class takes over the socket.
 
-    Each confirmation of a subscribed channel takes 0.6 us here, and 25 us in redis-py.
+    A confirmation of a subscribed channel takes 0.6 us here, and 25 us in redis-py.
     """
 
     def __init__(self, connection: AbstractConnection, take: Callable[[Any], None]) -> None:
@@ -38,7 +38,10 @@ class Feed(TakenSocket):
 
     @classmethod
     async def open(cls, connection: AbstractConnection, take: Callable[[Any], None]) -> "Feed":
-        """Connect within 5 s and take the socket over; raises redis-py's errors."""
+        """Connect within 5 s, and take the socket over from redis-py.
+
+        Raises: redis-py's errors.
+        """
         await connect(connection)
         return cls(connection, take)
 
@@ -51,13 +54,13 @@ class Feed(TakenSocket):
         self.send(args)
 
     async def ended(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` for the end of the connection; raise the reason if it ended."""
+        """Wait at most `timeout_s` for the end of the connection. If it has ended, raise the reason."""
         await asyncio.wait([self._ended], timeout=timeout_s)
         if self._ended.done():
             self._ended.result()
 
     def data_received(self, data: bytes) -> None:
-        """Decode the replies in some bytes, and call `take` with each."""
+        """Decode the replies in received bytes, and call `take` with each reply."""
         self.heard_at = self._loop.time()
         self._reader.feed(data)
         try:
@@ -72,7 +75,7 @@ class Feed(TakenSocket):
             self.close(error)
 
     def close(self, why: Exception | None = None) -> None:
-        """Close the connection; `ended` raises `why`."""
+        """Close the connection. Calls of `ended` then raise `why`."""
         super().close(why)
         if not self._ended.done():
             self._ended.set_exception(self._lost or RedisConnectionError("closed"))
@@ -81,33 +84,36 @@ class Feed(TakenSocket):
 
 logger = logging.getLogger(__name__)
 
-# A subscription to very many channels is split into commands of 1,000 channels, because the server takes 2 ms for such
-# a command, and serves no other client meanwhile. At most two commands wait for their confirmations.
+# A subscription to very many channels is split into commands of 1,000 channels each, because the server takes 2 ms for
+# such a command, and cannot serve other clients in this time. At most two commands at a time wait for their
+# confirmations.
 _CHUNK = 1_000
-# Each channel costs the server 240 bytes, and blocks the server for 2 us when its subscriber leaves. So a messager of
-# more agents than this subscribes to one pattern for all agents, and drops messages to agents of other messagers here.
+# Each subscribed channel costs the server 240 bytes, and 2 us in which it is blocked when the subscriber leaves. So a
+# messager of more agents than this subscribes to one pattern for all agents. It then drops messages to other agents.
 WIDE = 30_000
-# A broken connection looks the same as a quiet one. After this much silence we send a PING, and close the connection if
-# no answer comes in time.
+# A broken connection looks the same as a connection without messages. After this much silence a PING is sent. If it
+# gets no answer in time, the connection is closed.
 _SILENCE_S, _PONG_S = 5.0, 10.0
 _NAMED = 8  # the most channels that an error names
 
 
 class RedisIngress:
-    """Subscriptions to exact channels. Patterns are used only if the user gave one, or there are very many channels.
+    """Subscriptions to exact channels. Patterns are used only if the user gave one, or for very many channels.
 
-    A subscriber to all agents' channels hears more agents than its own. So it also subscribes to `keys.wide`, and the
-    send script does not count it as a listener. Each mailbox has an "ear", a channel only for its messager. The
-    subscription to the ear shows that the messager is connected, so that a busy messager does not lose its mailbox. A
-    message on the ear says that the mailbox was removed. In one atomic call, our send script publishes an opening
-    bracket, our messages and a closing bracket. The brackets have a channel of their own. So the messages between two
-    brackets are our own, and are dropped here. A message that matches several of our subscriptions is passed on once.
+    A subscriber to all agents' channels hears more agents than its own. So it also subscribes to the channel
+    `keys.wide`, and the send script does not count its subscription to a pattern as a listener. Each mailbox has an
+    "ear", a channel only for its messager. The subscription to the ear shows that the messager is connected, so that a
+    busy messager does not lose its mailbox. A message on the ear says that the mailbox was removed. In one atomic call,
+    the send script publishes an opening bracket, our own messages and a closing bracket. The brackets have a separate
+    channel. So messages between two brackets are our own, and are dropped here. A message that matches several of our
+    subscriptions is passed on once.
     """
 
     def __init__(self, link: RedisLink, keys: Keys, sink: Callable[[Ingress], None], ears: Sequence[str] = ()) -> None:
         self._link = link
         self._brackets = keys.own.encode()
-        # The prefix of our channels, and the prefix that they have on the server: Pub/Sub does not know our db.
+        # The prefix of our channels, and their prefix on the server, which contains the number of our db: Pub/Sub has
+        # no dbs.
         self._named, self._here = f"exps:{keys.exp_id}:", keys.channels
         self._marker, self._pattern = keys.wide.encode(), self._there(all_agents(keys.exp_id)).encode()
         self._ears = ears
@@ -120,17 +126,17 @@ class RedisIngress:
         self._at = ("", 0)  # host and port of the connection
         self._task: asyncio.Task[None] | None = None
         self._commands: deque[Iterator[list[str | bytes]]] = deque()
-        self._asked = 0  # the number of confirmations of sent commands that have not arrived
-        self._unconfirmed = 0  # the same number, plus the confirmations of commands not sent yet
+        self._asked = 0  # how many confirmations of sent commands have not arrived
+        self._unconfirmed = 0  # `_asked`, and how many confirmations will come for the commands that are not sent yet
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}
-        self._gone = False  # True: our mailbox was removed
+        self._gone = False  # whether our mailbox was removed
         self._refused: ServerRefused | None = None  # the error if the server refused the last subscription
         self.cuts = 0
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str]) -> None:
-        """Add channels and patterns; return when the server has confirmed all."""
+        """Add channels and patterns; return when the server has confirmed all of them."""
         few, many = channels, []
         if isinstance(channels, ChannelSet) and len(channels) - len(channels.plain) > WIDE:
             few, many = channels.plain, [channels]
@@ -149,7 +155,7 @@ class RedisIngress:
         await ready
 
     async def unsubscribe(self, channels: Collection[str]) -> None:
-        """Unsubscribe from channels; return when the server has confirmed it. A pattern for all agents stays."""
+        """Unsubscribe from channels; return when the server has confirmed this. A pattern for all agents is kept."""
         gone = [channel for channel in channels if channel in self._few]
         for channel in gone:
             self._few.pop(channel, None)
@@ -163,7 +169,7 @@ class RedisIngress:
         await ready
 
     def follow(self, address: tuple[str, int]) -> None:
-        """Subscribe at the new primary, because our messages are published there from now on."""
+        """Subscribe at the new primary, because from now on our messages are published there."""
         if self._connection is not None and self._at != address:
             self._connection.close(RedisConnectionError("another server is the primary now"))
 
@@ -174,7 +180,7 @@ class RedisIngress:
         return TaskHealth("subscription", alive, busy=False, age_s=0.0, error=error)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Unsubscribe from everything, and close the connection."""
         if self._task is not None:
             await end(self._task)
             self._task = None
@@ -190,7 +196,10 @@ class RedisIngress:
             connection.send(("SUBSCRIBE", self._marker), ("PSUBSCRIBE", self._pattern))
 
     def _ask(self) -> None:
-        """Send commands up to the limit, because the server disconnects clients with many unread confirmations."""
+        """Send further commands.
+
+        Only few may be unconfirmed, because the server disconnects clients that read too slowly.
+        """
         while self._connection is not None and self._commands and self._asked <= _CHUNK:
             command = next(self._commands[0], None)
             if command is None:
@@ -200,7 +209,7 @@ class RedisIngress:
                 self._connection.send(command)
 
     async def _run(self) -> None:
-        heard = True  # a reply has arrived since the connection was last interrupted
+        heard = True  # whether a reply has arrived since the connection was last interrupted
         backoff = Backoff(REDIS_REFUSED)
         while True:
             pause_s = REDIS_RESUBSCRIBE.first_s
@@ -212,7 +221,8 @@ class RedisIngress:
                 self._ours = False
                 self._commands.clear()
                 self._asked = self._unconfirmed = 0
-                # The brackets are subscribed first: otherwise our own messages would be taken for a foreign client's.
+                # The brackets are subscribed first. Otherwise our own messages would look like those of a foreign
+                # client.
                 few = [self._brackets.decode(), *self._ears, *self._few]
                 self._plan(self._connection, few, self._many, self._globs)
                 await self._watch(self._connection)
@@ -252,7 +262,10 @@ class RedisIngress:
             await asyncio.sleep(pause_s)
 
     def _denied(self, error: Exception) -> ServerRefused:
-        """Build the error for a subscription that our user may not make; the server does not say to which channel."""
+        """Build the error for a subscription that our user may not make.
+
+        The server does not say which channel it refuses.
+        """
         wide = [self._marker, self._pattern] if self._many else []
         newest = reversed([*map(self._there, self._few), *(each.decode() for each in [*wide, *self._globs])])
         names = [*newest, self._brackets.decode(), *self._ears]
@@ -306,24 +319,24 @@ class RedisIngress:
         if any(channel in some for some in self._many):
             if pattern == self._pattern:
                 self._sink(Ingress(channel, data, None))
-        # Messages on a channel are passed on for the first pattern that matched the channel.
+        # A message on a channel that several patterns match is passed on only for the first of them.
         elif pattern in self._globs and self._first_of(name, pattern):
             self._sink(Ingress(channel, data, self._back(pattern.decode())))
 
     def _there(self, name: str) -> str:
-        """Return the name that a channel or pattern has on the server."""
+        """Return the name that one of our channels or patterns has on the server."""
         return self._here + name.removeprefix(self._named) if name.startswith(self._named) else name
 
     def _back(self, name: str) -> str:
-        """Return the channel or pattern whose name on the server is given."""
+        """Return the channel or pattern that has a name on the server."""
         return self._named + name.removeprefix(self._here) if name.startswith(self._here) else name
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Return whether a channel belongs to an experiment of our name in db 0, while ours is in another db."""
+        """Return whether a channel belongs to another experiment, which has our experiment's name and is in db 0."""
         return self._here != self._named and name.startswith(self._named)
 
     def _confirm(self) -> None:
-        """Wake the waiting `subscribe` calls if everything is confirmed."""
+        """Wake the waiting `subscribe` calls if all channels and patterns are confirmed."""
         if not self._unconfirmed:
             self._refused = None
             self._end_waits(lambda ready: ready.set_result(None))
@@ -340,13 +353,13 @@ class RedisIngress:
     def _first_of(self, channel: bytes, pattern: bytes) -> bool:
         if len(self._globs) == 1:
             return True
-        if len(self._first) > 100_000:  # Foreign clients choose the names of channels, so their number needs a limit.
+        if len(self._first) > 100_000:  # Foreign clients choose the names of channels, so that there may be very many.
             self._first.clear()
         return self._first.setdefault(channel, pattern) == pattern
 
 
 def _commands(kind: str, names: Iterable[str | bytes]) -> Iterator[list[str | bytes]]:
-    """Split a subscription to very many names into commands."""
+    """Divide a subscription to very many names into commands."""
     left = iter(names)
     while part := list(islice(left, _CHUNK)):
         yield [kind, *part]

@@ -1,4 +1,4 @@
-"""Frames as arguments of scripts that write frames, and a way to write large frames without these scripts.
+"""Frames as arguments of the scripts that write frames, and a way to write large frames without these scripts.
 
 The server copies and hashes each argument of a script. So large frames are written by XADD in a transaction, between
 two calls of script `large_frames`.
@@ -17,7 +17,7 @@ from ray_messaging.transports.transport_values import LOG, FrameWrite, SendReque
 
 
 def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
-    """Add writes to a script's arguments, as script `send` describes; return the large frames' indices in `args`."""
+    """Add frames to a script's arguments, as script `send` describes; return the indices of large frames in `args`."""
     large: list[int] = []
     for write in writes:
         noted = write.noted
@@ -34,14 +34,14 @@ def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
 
 logger = logging.getLogger(__name__)
 
-# The least size of a large frame; a smaller frame takes less time as an argument of the script.
+# The least size of a large frame. A smaller frame takes less time as an argument of the script.
 LEAST_BYTES = 128 * 2**10
-_HOW = "open", "close"  # the argument of the first and of the second call of script large_frames
+_HOW = "open", "close"  # the argument of script large_frames in its first and in its second call
 _DONE, _NO_RIGHT = 0, 2
 
 
 class LargeFrames:
-    """Calls that send only large frames, for one transport, while its server and user allow the needed commands."""
+    """Calls that send only large frames. They are used while the server, and the rights of our user, allow them."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
@@ -50,19 +50,19 @@ class LargeFrames:
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether a send has only large frames, each for another mailbox, and can be made by `write`."""
+        """Return whether `write` can make a send: it has only large frames, each for another mailbox."""
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:
             return False
         return all(map(_is_large, writes)) and len({write.mailbox for write in writes}) == len(writes)
 
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
-        """Write large frames by plain XADD in one transaction, all or none. A script would copy and hash each frame.
+        """Write large frames by XADD in one transaction, all or none of them. A script would copy and hash each frame.
 
-        Return the reply that the script `send` would give. If the server does not allow the transaction, nothing is
-        written; return None, and the caller must use `send`.
+        Return the reply that the script `send` would give. If the server does not allow the transaction, write nothing
+        and return None; then the caller must use `send`.
 
-        Args: `keys` and `head` are those of a call of script `send`: its keys, and its arguments before the writes.
+        Args: `keys` are the keys of a call of script `send`, and `head` are its arguments before the frames.
         Raises: the errors of `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]

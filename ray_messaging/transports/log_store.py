@@ -1,6 +1,6 @@
 """The event log's access to the server.
 
-The log reads every stream to its end; no entry is deleted before the log has it.
+The log reads every stream to its end. No entry of a stream is deleted before the log has it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ from ray_messaging.transports.transport_values import LOG, LOG_STREAM, Limits, s
 
 
 class LogStreams(NamedTuple):
-    """The streams that the event log must read, each by its key: `mailbox:born`.
+    """The streams that the event log must read, each by its key `mailbox:born`.
 
-    `born` distinguishes mailboxes that had the same name one after the other. `ended` are streams of removed mailboxes:
-    nothing is added to them, and `note_written` deletes them when they were read to their end.
+    `born` is a number that distinguishes mailboxes that have had the same name one after the other. `ended` are streams
+    of removed mailboxes, which get no more entries. `note_written` deletes them when they were read to their end.
     """
 
     live: list[str]
@@ -31,9 +31,9 @@ class LogStreams(NamedTuple):
 
 
 class LogMark(NamedTuple):
-    """Position of the log in a stream: the last entry in the log, and totals of what the writer has read so far.
+    """The position of the log in a stream: the last entry in the log, and totals of what the log has read so far.
 
-    `messages` counts rows of frames, `nbytes` the bytes of frames and, in the log stream, also the bytes of notes.
+    `messages` is the total of frames' rows. `nbytes` is the total size of frames and, in the log stream, also of notes.
     """
 
     entry: str
@@ -42,12 +42,13 @@ class LogMark(NamedTuple):
 
 
 class LogItem(NamedTuple):
-    """One entry of a stream that the event log reads: a frame, and in the log stream also a note about it.
+    """One entry of a stream that the event log reads: a frame, and in the log stream also a note about the frame.
 
     If the frame has published messages, `takers` counts the subscribers that received each row. An entry of the log
-    stream without a frame says that mailboxes were added or removed: read the list of streams again. In an experiment
-    with steps, a frame from outside of the steps has two more values: `step` is the step that the server assigned to
-    the frame, and `first` is how many rows from outside the step's box had before (None: the frame is in no box).
+    stream without a frame says that mailboxes were added or removed, so that the list of streams must be read again. In
+    an experiment with steps, a frame from outside of the steps has two more values. `step` is the step that the server
+    assigned to the frame. `first` is how many rows from outside the step's box had before, or None if the frame is in
+    no box.
     """
 
     stream: str
@@ -60,31 +61,31 @@ class LogItem(NamedTuple):
 
 
 def mailbox_of(stream: str) -> str:
-    """Return the mailbox of a stream, LOG for the log stream."""
+    """Return the mailbox that a stream belongs to, or LOG for the log stream."""
     return stream.rpartition(":")[0]
 
 
-# One reply has at most this many entries, and fewer if entries as large as the last reply's entries would exceed this
-# size: XREAD limits only the number of entries, and the reader's memory must stay small.
+# One reply has at most this many entries. It has fewer if this many entries, each as large as the largest in the last
+# reply, would exceed this many bytes. XREAD limits only the number of entries, but the reader's memory must stay small.
 _ENTRIES, _BYTES = 64, 16 * 2**20
-_GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
+_GUESS = 256 * 2**10  # the assumed size of a frame before any frame was read
 
 
 class RedisLog:
-    """Reader of all streams of one experiment, for the event log, over a separate connection."""
+    """Reader of all streams of one experiment, for the event log. It has a separate connection for blocking reads."""
 
     def __init__(self, link: RedisLink, keys: Keys, run: str = "") -> None:
         self.link = link
-        self.run = run  # the id of the start that must have the experiment; "": any start
+        self.run = run  # the id of the start that must own the experiment, or "" for any start
         self.keys = keys
         self._reading = BlockingReads(link)
         self._largest = _GUESS  # the size of the largest frame in the last reply
-        # If a reply has no room for all streams: the stream with which the next read begins, and the streams that had
-        # entries in the last reply.
+        # These are used if one reply has no room for all streams: the index of the stream with which the next read
+        # begins, and the streams that had entries in the last reply.
         self._turn, self._busy = 0, list[str]()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection for blocking reads."""
         self._reading.close()
 
     async def register(self, limits: Limits) -> int:
@@ -92,8 +93,8 @@ class RedisLog:
 
         Earlier writers are fenced, and totals begin at 0.
 
-        Args: `limits` are for the log stream, which accepts a note of any size while it is empty. Messages that
-        the log does not have yet count towards the limits of their own mailbox.
+        Args: `limits` are for the log stream, which accepts a note of any size while it is empty. Messages that the log
+        does not have yet count towards the limits of their own mailbox.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
         args = [limits.messages, limits.nbytes, self.keys.prefix]
@@ -101,11 +102,11 @@ class RedisLog:
         return taken
 
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
-        """Run a script that claims a new epoch; return the previous epoch (b"" if there was none) and the new one.
+        """Claim a new epoch with a script. Return the previous epoch (b"" if there was none) and the new one.
 
         The new epoch is also above the number of the last rule snapshot (see `verdict_status` in sending.lua).
 
-        Raises: Fenced if another start has the experiment.
+        Raises: Fenced if another start owns the experiment.
         """
         while True:
             before, standing = await self.link.command("HMGET", self.keys.meta, field, "start:standing")
@@ -117,19 +118,19 @@ class RedisLog:
                 raise other_run(self.keys.exp_id, epoch)
 
     async def streams(self) -> LogStreams:
-        """Return the streams to read (the log stream, then the mailboxes'), and the streams of removed mailboxes."""
+        """Return the streams to read: the log stream, those of mailboxes, and those of removed mailboxes."""
         keys = [self.keys.changes, self.keys.ended]
         live, ended = await self.link.script("list_streams", keys, [self.keys.prefix])
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry of each stream, or "0-0" if it has none. All trimmed entries are in the log already."""
+        """Return the last entry of each stream, or "0-0" if it has no entry. Deleted entries are in the log already."""
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
-        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` seconds for one entry."""
+        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` seconds for the first."""
         if not cursors:
             return []
         room = self._room
@@ -143,10 +144,11 @@ class RedisLog:
         return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
 
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
-        """Return entries of the next `room` streams. If they have no entries, return those of later streams.
+        """Return entries of the next `room` streams. If these have no entries, return entries of later streams.
 
-        Of very many streams only few are busy. With one entry in each turn, the busy streams would fall behind. So each
-        turn also reads the streams that had entries in the last turn, and reads more entries of these streams.
+        Of very many streams, usually only few get entries. If each turn read one entry of every stream, the log would
+        fall behind on the busy streams. So each turn reads the streams that had entries in the last turn again, and
+        more entries of them.
         """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, max(1, room // 2)):
@@ -166,7 +168,10 @@ class RedisLog:
         return []
 
     def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
-        """Return the cursors by both keys of each stream: the key changes when the stream's mailbox is removed."""
+        """Return the cursor of each stream by both keys that the stream may have.
+
+        The key changes when the stream's mailbox is removed.
+        """
         keys = {self.keys.stream(stream): entry for stream, entry in cursors.items()}
         return keys | {self.keys.ended_stream(stream): cursors[stream] for stream in cursors if stream != LOG_STREAM}
 
@@ -181,10 +186,10 @@ class RedisLog:
         return items
 
     async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Record the log's position in each stream, and trim entries that nobody needs any more.
+        """Record the log's position in each stream, and delete entries that nobody needs any more.
 
         Args: `dropped` names streams of removed mailboxes that were read to their end.
-        Raises: Fenced if a newer writer has the log.
+        Raises: Fenced if a newer writer has taken over the log.
         """
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
@@ -194,12 +199,12 @@ class RedisLog:
         )
 
     async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Record how many messages and bytes of each stream the log has from earlier writers.
+        """Record how many messages and bytes of each stream earlier writers have put into the log.
 
         A writer that died may have written more than it recorded with `note_written`. This is called once, before
         `note_written`, for all streams.
 
-        Raises: Fenced if a newer writer has the log.
+        Raises: Fenced if a newer writer has taken over the log.
         """
         args: list[Any] = [epoch, self.keys.prefix]
         for stream, (messages, nbytes) in taken.items():
@@ -207,12 +212,12 @@ class RedisLog:
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
     async def agents(self, digest: bytes) -> AgentSet | None:
-        """Return the agents with a digest that a broadcast names; None if the server does not store them."""
+        """Return the set of agents with a digest that a broadcast names, or None if the server does not have it."""
         data = await self.link.command("HGET", self.keys.hearers, digest)
         return None if data is None else decode_agents(data)
 
     async def agent_digests(self) -> list[bytes]:
-        """Return the digests of all sets of agents that the server stores."""
+        """Return the digests of all sets of agents that the server has."""
         found: list[bytes] = await self.link.command("HKEYS", self.keys.hearers)
         return found
 
@@ -226,11 +231,12 @@ class RedisLog:
         return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
 
     async def unregister(self, epoch: int) -> None:
-        """Unregister the event log. From then on entries are trimmed as soon as a mailbox's reader has committed them.
+        """Unregister the event log.
 
-        Unread entries of the log stream, and of streams of removed mailboxes, are deleted.
+        From then on, an entry is deleted as soon as the reader of its mailbox has committed it. Unread entries of the
+        log stream, and of streams of removed mailboxes, are deleted.
 
-        Raises: Fenced if a newer writer has the log.
+        Raises: Fenced if a newer writer has taken over the log.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
         keys.append(self.keys.hearers)
@@ -239,7 +245,7 @@ class RedisLog:
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
         if await self.link.script(script, keys, args) == 0:
             raise Fenced(
-                "a newer writer has the event log, or it was closed, or the server lost its data (our epoch is "
+                "a newer writer has the event log, or the log was closed, or the server lost its data (our epoch is "
                 f"{args[0]}): stop this writer, and open the log again if no newer writer should run",
                 name=LOG,
                 epoch=args[0],
@@ -256,7 +262,8 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         entry,
         found.get(b"f", b""),
         found.get(b"n"),
-        None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
+        # Lua's cjson encodes an empty list as {}.
+        None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],
         int(found[b"s"]) if b"s" in found else None,
         int(found[b"o"]) if b"o" in found else None,
     )

@@ -1,4 +1,4 @@
-"""Requeueing of dead letters into the mailboxes that listen now. Each message gets there once, under its old id."""
+"""Requeueing of dead letters: their messages are written into the mailboxes that listen now, once, with the old ids."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,15 +22,15 @@ from ray_messaging.transports.dead_letter_store import (
 )
 from ray_messaging.wire.frames import decode, encode
 
-_DIGITS = 20  # the most digits of a part of an entry's id, which has 64 bits
-# The most attempts to requeue one letter; a further attempt is made if the directory has changed meanwhile.
+_DIGITS = 20  # an entry's id consists of two numbers of 64 bits, which have at most this many digits
+# How often requeueing one letter is tried. If the directory has changed during an attempt, another attempt is made.
 _ATTEMPTS = 8
 
 Rows = NDArray[np.intp]
 
 
 class RequeueOutcome(NamedTuple):
-    """Outcome for one letter: how many messages are in a mailbox again, how many stay dead, and why these stay dead.
+    """The outcome for one letter: how many of its messages are in a mailbox again, how many stay dead, and why.
 
     `full` says that a mailbox was full, so that later letters must wait too.
     """
@@ -52,17 +52,20 @@ def readable(frame: bytes) -> Batch:
 class Requeueing:
     """Requeueing of one experiment's dead letters into the mailboxes that listen now.
 
-    Rules are not asked again. The event log has these messages from their first mailbox, and does not log them again.
+    Rules do not judge the messages again. The event log has the messages from their first mailbox, and does not log
+    them again.
     """
 
     def __init__(self, store: RedisDeadLetters, exp_id: str) -> None:
         self._store = store
         self._exp_id = exp_id
-        self._listeners: Listeners | None = None  # kept until the server says that they have changed
-        self._routing: tuple[tuple[object, ...], Routes, Routes] | None = None  # the last cache key and routing
+        # The directory as this process has read it, until the server says that it has changed.
+        self._listeners: Listeners | None = None
+        # The routes of the last letter, after the key by which they are found again.
+        self._routing: tuple[tuple[object, ...], Routes, Routes] | None = None
 
     async def requeue(self, letter: DeadFrame) -> RequeueOutcome:
-        """Requeue a letter in one call; messages without a listener stay dead."""
+        """Requeue the messages of a letter in one call. Messages for which no mailbox listens stay dead."""
         try:
             batch = readable(letter.frame)
         except FrameError as error:
@@ -77,7 +80,10 @@ class Requeueing:
         return RequeueOutcome(0, len(rows), _UNSTEADY)
 
     async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> RequeueOutcome | None:
-        """Requeue a letter by our copy of the directory; return None if the copy is outdated, to try again."""
+        """Requeue a letter by this process's copy of the directory.
+
+        Return None if the copy is outdated, to try again.
+        """
         if self._listeners is None:
             self._listeners = await self._store.listeners()
         listeners = self._listeners
@@ -97,7 +103,7 @@ class Requeueing:
     # -- routing --------------------------------------------------------------------------------------------------
 
     def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Returned], Rows]:
-        """Return the frames for the mailboxes, and the rows that no mailbox gets."""
+        """Return the frames for the mailboxes, and the rows for which no mailbox listens."""
         takers, holders = self._routing_for(letter, listeners)
         routes = takers.route(batch)[rows] * np.int64(2**32) + holders.route(batch)[rows]  # both routes in one number
         of: dict[str, list[Rows]] = {}
@@ -117,7 +123,7 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> tuple[Routes, Routes]:
-        """Return the routes to the mailboxes that get a letter's messages, and to those that had a copy of them before.
+        """Return the routes to mailboxes that may get a letter's messages, and to mailboxes that already had them.
 
         Most letters of one mailbox have the same routes, so the last routes are kept.
         """
@@ -138,7 +144,8 @@ class Requeueing:
         return Routes(self._exp_id, {record.mailbox: record for record in records})
 
 
-_NONE, _CLAIMS, _WHOLE = range(3)  # the part of a mailbox's record that counts
+# Which fields of a mailbox's record are used for routing: none, only its agents, or all.
+_NONE, _CLAIMS, _WHOLE = range(3)
 _FOLDED = "it is a broadcast, of which only its mailbox knew the hearers: drop it, and have its sender broadcast again"
 _NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
 _UNSTEADY = "mailboxes come and go all the time: try again"
@@ -152,29 +159,32 @@ _WHY = {
 
 
 def _counts(record: MailboxRecord, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which part of a mailbox's record counts.
+    """Return which fields of a mailbox's record are used for routing a letter: `_NONE`, `_CLAIMS` or `_WHOLE`.
 
-    A part by which the mailbox may have had a copy does not count.
+    A field by which the mailbox may have had a copy of the letter's messages is not used.
     """
     if record.mailbox == letter.mailbox:
         return _WHOLE
     if letter.born is None:
         return _NONE
     born, since = listeners.born.get(record.mailbox, (0, 0))
-    if born > letter.born or since > _number(letter.entry):  # the mailbox was created later
+    if born > letter.born or since > _number(letter.entry):  # the mailbox was created after the letter's frame was sent
         return _WHOLE
-    # When the letter was sent, only one of the two groups hosted the agents.
+    # If both mailboxes hosted their agents exclusively, only one of them had the agents when the frame was sent.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
 
 
 def _number(entry: str) -> float:
-    """Return the first part of an entry's id, or inf if it is missing, because another client wrote the letter."""
+    """Return the first number of an entry's id, or inf if another client wrote an invalid id."""
     found = entry.partition("-")[0]
     return int(found) if found.isdecimal() and len(found) <= _DIGITS else inf
 
 
 def frames_of(record: MailboxRecord, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
-    """Encode rows in frames that are not too large for a mailbox; `logged`: the event log has them already."""
+    """Encode rows as frames that are not too large for a mailbox.
+
+    `logged` says that the event log has the rows already.
+    """
     if not len(rows):
         return []
     part = batch.take(rows)

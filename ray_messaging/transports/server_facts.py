@@ -1,4 +1,4 @@
-"""State of a server, and of an experiment on the server, for health checks; and readers of the reply to INFO."""
+"""State of a server, and of an experiment on it, for health checks; and functions that read the reply to INFO."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ray_messaging.addressing.channels import is_survey_mailbox
 from ray_messaging.config import RedisConfig
 
-# The first version with flags of scripts; without flags no script can free memory while the memory is full.
+# The first version in which scripts have flags. Without a flag, no script could free memory while the memory is full.
 OLDEST_SERVER = (7, 0)
 
 Info = Mapping[str, str]
@@ -19,14 +19,17 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 
 def kind_and_version(info: Info) -> str:
-    """Return the kind and version of a server. Valkey also reports a version of Redis, which is not used."""
+    """Return the kind and version of a server. Valkey also reports a version of Redis, which is ignored."""
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info.get('redis_version') or 'of an unknown version'}"
 
 
 def is_old(info: Info) -> bool:
-    """Return whether a server is too old, or does not report its version."""
+    """Return whether a server is too old.
+
+    A server that does not report its version is taken for one that is too old.
+    """
     numbers = info.get("redis_version", "").split(".")[:2]
     return len(numbers) < 2 or not all(map(str.isdecimal, numbers)) or tuple(map(int, numbers)) < OLDEST_SERVER
 
@@ -38,7 +41,7 @@ def number(info: Info, name: str) -> int:
 
 
 def evicts(info: Info) -> bool:
-    """Return whether a server deletes data when its memory is full. Without a memory limit it never does."""
+    """Return whether a server deletes data when its memory is full. A server without a memory limit never does."""
     return number(info, "maxmemory") > 0 and info.get("maxmemory_policy", "noeviction") != "noeviction"
 
 
@@ -48,7 +51,7 @@ def is_replica(info: Info) -> bool:
 
 
 def replicas_in_step(info: Info) -> int:
-    """Return how many replicas are connected and have completed their first copy of the data."""
+    """Return how many replicas are connected and have received their first full copy of the data."""
     told = (value for name, value in info.items() if name.startswith("slave") and name[5:].isdecimal())
     return sum("state=online" in value.split(",") for value in told)
 
@@ -65,7 +68,7 @@ def replicas_of(info: Info) -> list[tuple[str, int]]:
 
 
 def keeps_data(info: Info) -> bool:
-    """Return whether a server appends each change to a file."""
+    """Return whether a server appends each change to a file (appendonly)."""
     return info.get("aof_enabled") == "1"
 
 
@@ -92,7 +95,7 @@ def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """State of one mailbox. Ages are in seconds, or None if unknown. `lease_s` is None if the lease is not renewed."""
+    """State of one mailbox. Ages are in seconds, or None if unknown. `lease_s` is None if nobody renews the lease."""
 
     name: str
     messages: int
@@ -104,27 +107,27 @@ class Mailbox:
     leased: bool
     unlogged: int
     unlogged_bytes: int
-    hosts: bool  # True: no other mailbox listens for its agents
+    hosts: bool  # whether no other mailbox may listen for the mailbox's agents
     owner: str = ""
-    acked: int = 0  # messages that were acknowledged although an earlier one was not
-    in_steps: bool = False  # the mailbox belongs to a group with steps, which may rest because its run has ended
-    ended: str = ""  # why the service of the mailbox has ended; "": it is served, or never was
-    failures: int = 0  # messages whose handlers failed
+    acked: int = 0  # how many messages were acknowledged although an earlier message was not
+    in_steps: bool = False  # whether the mailbox belongs to a group with steps, which is idle when its run has ended
+    ended: str = ""  # why the service of the mailbox has ended; "" if it goes on or never began
+    failures: int = 0  # how many messages have handlers that failed
 
     @property
     def waits_for_its_name(self) -> bool:
-        """Whether the mailbox belongs to a closed messager whose name may be opened again; False for a group."""
+        """Whether the mailbox belongs to a closed messager whose name may be used again. Always False for a group."""
         return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether the mailbox has the answers of a survey, which are never committed."""
+        """Whether the mailbox has the answers of a survey, which are read but never acknowledged."""
         return is_survey_mailbox(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Data of one experiment on a server, with at most 1,000 of its mailboxes."""
+    """Data of one experiment on a server. At most 1,000 of its mailboxes are included."""
 
     interceptor_epoch: int
     logged: bool
@@ -140,17 +143,19 @@ class Kept:
 
 @dataclass(slots=True)
 class ServerFacts:
-    """A server's answers. If there are none, `error` says why. `skew_s` is about the server's clock minus our clock."""
+    """A server's answers, or the reason `error` why there are none. `skew_s` is how far its clock is ahead of ours."""
 
     where: str
     error: str = ""
     refused: bool = False
     info: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)  # empty if we may not read the server's settings
+    settings: dict[str, str] = field(default_factory=dict)  # empty if our user may not read the server's settings
     round_trip_ms: float = 0.0
     skew_s: float = 0.0
-    lacking: list[str] | None = field(default_factory=list)  # rights of our user, for ACL SETUSER; None: unknown
+    # The rights that our user lacks, in the form for ACL SETUSER; None: unknown.
+    lacking: list[str] | None = field(default_factory=list)
     kept: Kept | None = None
-    allow_eviction: bool = False  # the config accepts a server that deletes data
-    by_cluster: bool = False  # the config names a cluster, and not this server
-    others: "list[ServerFacts]" = field(default_factory=list)  # the servers that keep bodies of steps
+    allow_eviction: bool = False  # whether the config accepts a server that deletes data when its memory is full
+    by_cluster: bool = False  # whether the config names a cluster instead of this server
+    # The state of the further servers, which have the bodies of large frames.
+    others: "list[ServerFacts]" = field(default_factory=list)

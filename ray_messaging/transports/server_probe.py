@@ -1,4 +1,4 @@
-"""Blocking queries of a server's state, with a short timeout, over separate connections."""
+"""Blocking queries of a server's state. They use separate connections, with a short timeout."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ _SETTINGS = ("appendfsync", "save")
 def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "redis.Redis":
     """Make a blocking client, with a short timeout, for the server that has an experiment's keys.
 
-    Raises: redis-py's errors if Sentinels, or nodes of a cluster, name no server.
+    Raises: redis-py's errors if no Sentinel, or no node of the cluster, names a server.
     """
     discovery = discovery_of(config, keys.prefix)
     if discovery is not None:
@@ -49,16 +49,16 @@ def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "
 def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "", shard: int = 0) -> ServerFacts:
     """Return the state of a server, and of an experiment on it. If the server gives no answer, `error` says why.
 
-    In a cluster, the node that has the experiment's keys is asked. If `exp_id` is None, the keys of `space` are used,
-    which is also an experiment's id, and the state of that experiment's data is not returned.
+    In a cluster, the node that has the experiment's keys is asked. If `exp_id` is None, the state of an experiment is
+    not returned, and `space` is the id of the experiment whose keys are used for checking rights.
     """
     keys = shard_keys(exp_id or space, shard, config.shards)
-    link = RedisLink(config, 0.0)  # for its error texts
+    link = RedisLink(config, 0.0)  # this link is never connected; it builds the error texts
     facts = ServerFacts(link.where, allow_eviction=config.allow_eviction, by_cluster=bool(config.cluster))
     try:
         with client_of(config, keys) as client:
             _ask(client, facts)
-            if exp_id or space:  # rights can only be checked for given keys
+            if exp_id or space:  # rights can be checked only for the keys of an experiment
                 facts.lacking = lacking_rights(client, keys)
             if exp_id is not None:
                 facts.kept = _kept(client, keys, time.time() + facts.skew_s, cluster=facts.by_cluster)
@@ -69,13 +69,13 @@ def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "
 
 
 def _ask(client: "redis.Redis", facts: ServerFacts) -> None:
-    client.ping()  # the first call connects
+    client.ping()  # the first call also connects, so its time is not measured
     facts.round_trip_ms = min(_took_ms(client.ping) for _ in range(_PINGS))
     began = time.time()
     seconds, micros = client.execute_command("TIME")
     now = int(seconds) + int(micros) / 1e6
     facts.skew_s = now - (began + time.time()) / 2
-    # Read the raw reply, because redis-py would parse it in another way.
+    # redis-py would parse the reply in another way than `read_info`, so its callbacks are removed.
     client.response_callbacks.clear()
     facts.info = read_info(client.execute_command("INFO"))
     facts.settings = _settings(client)
@@ -89,7 +89,7 @@ def _took_ms(call: Callable[[], object]) -> float:
 
 
 def _settings(client: "redis.Redis") -> dict[str, str]:
-    """Return settings that are not in INFO, or {} if the server forbids to read them, as managed servers do."""
+    """Return settings that are not in INFO. Return {} if the server does not let our user read them."""
     try:
         reply = client.execute_command("CONFIG GET", *_SETTINGS)
     except ResponseError:
@@ -99,7 +99,7 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
 
 
 def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
-    """Return the mailboxes of closed messagers that wait for a successor; mailboxes of groups are not among them.
+    """Return the mailboxes that closed messagers have left for a successor of the same name, without those of groups.
 
     At most 100,000 mailboxes are examined.
 
@@ -137,7 +137,8 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     unlogged, unlogged_bytes, hosts, owner, acked, since, service, failures = rest
     return Mailbox(
         name.decode(),
-        # An entry has at least one message. So if an entry waits, at least one message does, whatever the counters say.
+        # Each entry has at least one message. So if an entry waits, at least one message waits, even if the counters
+        # say 0.
         max(int(messages), 1 if oldest else 0),
         int(nbytes),
         int(max_messages),

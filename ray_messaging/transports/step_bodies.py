@@ -1,9 +1,9 @@
-"""Bodies of large frames in the boxes of steps, spread over the primary and further servers. The primary has the boxes.
+"""Bodies of large frames in the boxes of steps. A box has the messages that one mailbox reads in one step.
 
-This is the claim check pattern: for each large frame the primary has a small stand-in in the box, and another server
-has the frame itself, which is called the stand-in's body. The primary alone decides which frames count. A body is
-written before its stand-in, never changed, and deleted after the primary has dropped the box. So each stand-in has a
-body.
+This is the claim check pattern. The primary has the boxes. In place of a large frame, a box has a small stand-in, and
+another server has the frame itself, which is called the stand-in's body. The primary alone decides which frames count.
+A body is written before its stand-in, never changed, and deleted after the primary has deleted the box. So each
+stand-in has a body.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ALL = 2**53  # a number above the numbers of all steps
-_SWEEP_S = 1.0  # the longest wait until old bodies are deleted
-_MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size after it
+_SWEEP_S = 1.0  # how long to wait until old bodies are deleted
+_MARK = b"\x01body:"  # no frame begins with these bytes; script write_to_boxes reads the size that follows them
 
 
 async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Make calls concurrently, and return their results; raise the first error after all have ended."""
+    """Make calls concurrently, and return their results. If calls fail, raise the first error after all have ended."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
@@ -43,7 +43,7 @@ async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class _StandIn(NamedTuple):
-    """Stand-in for a large frame in its box: the server that has the body, the body's size, its name on the server."""
+    """Stand-in for a large frame in its box: the server that has the body, the body's size, and the body's name."""
 
     shard: int
     nbytes: int
@@ -59,13 +59,13 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """Bodies of large frames, on the server of the sender's node, or spread over all servers by a hash of their names.
+    """Bodies of large frames. They are on one server, or spread over all servers by a hash of their names.
 
     A frame whose server is the primary stays in its box. So do answers to askers outside of the steps, notes for the
-    event log and publications, which the primary handles itself.
+    event log and publications, because the primary itself reads them.
 
-    Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that
-        this process sends (None: they are spread). Frames from `least` bytes on are large.
+    Args: `links` and `keys` are for all servers, the primary first. `home` is the server for the bodies that this
+    process sends (None: they are spread). Frames of at least `least` bytes are large.
     """
 
     def __init__(self, links: Sequence[RedisLink], keys: Sequence[Keys], home: int | None, least: int) -> None:
@@ -73,13 +73,13 @@ class StepBodies:
         self._keys = keys
         self._home = home
         self._least = least
-        # By server, the bytes of bodies that this process has written since it last had old bodies deleted there.
+        # By server: how many bytes of bodies this process has written since it last had old bodies deleted there.
         self._arrears = [0] * len(links)
-        # By server, the task that deletes the bodies of dropped steps; at most one runs for each server.
+        # By server: the task that deletes bodies of steps whose boxes were deleted. At most one runs for each server.
         self._sweeps: dict[int, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Close the connections to further servers; closing twice is harmless."""
+        """Close the connections to the further servers; closing twice is harmless."""
         for sweep in self._sweeps.values():
             await end(sweep)
         for link in self.links[1:]:
@@ -88,7 +88,10 @@ class StepBodies:
     # -- senders --------------------------------------------------------------------------------------------------
 
     async def put(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
-        """Write the bodies of a call's large frames; return its writes with stand-ins instead of these frames."""
+        """Write the bodies of a call's large frames.
+
+        Return the call's frames, with stand-ins in place of the large ones.
+        """
         if all(len(write.frame) < self._least for write in request.writes):
             return request.writes
         writes, parts = list(request.writes), dict[int, dict[int, list[bytes]]]()
@@ -105,7 +108,7 @@ class StepBodies:
         return writes
 
     def _step_of(self, write: FrameWrite) -> int | None:
-        """Return the step of a write's box if its frame gets a stand-in, otherwise None."""
+        """Return the step of a frame's box if the frame gets a stand-in, otherwise None."""
         mailbox, _, step = write.mailbox.rpartition("@")
         if len(write.frame) < self._least or not step.isdecimal():
             return None
@@ -117,8 +120,9 @@ class StepBodies:
         if self._arrears[shard] > BODY_ARREARS:
             self._arrears[shard] = nbytes
             await self.drop(shard, await self.dropped())
-        # The step is registered before the write, and again after it: another process may delete old bodies, and with
-        # them the registration, between the two. The second registration then puts the new bodies in the list again.
+        # The step is put in the list of steps with bodies before the bodies are written, and again after that. Between
+        # the two, another process may delete old bodies, and the step from the list. The second call then lists the new
+        # bodies again.
         listed = ("SADD", self._keys[shard].bodies, *steps)
         await self.links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
 
@@ -129,8 +133,9 @@ class StepBodies:
     # -- readers --------------------------------------------------------------------------------------------------
 
     async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
-        """Return frames of a box with their bodies instead of stand-ins; raise BodyLost if a server lost a body."""
-        shards: dict[int, dict[int, bytes]] = {}  # for each server the names of bodies, by the frames' positions
+        """Return frames of a box with bodies in place of stand-ins; raise BodyLost if a server has lost a body."""
+        # For each server, the names of bodies by the positions of their frames.
+        shards: dict[int, dict[int, bytes]] = {}
         for place, frame in enumerate(frames):
             if frame.frame.startswith(_MARK) and frame.tag.group != OUTSIDE:
                 shard, _, name = _StandIn.decode(frame.frame)
@@ -160,18 +165,21 @@ class StepBodies:
             )
         return [frame for place, frame in enumerate(found) if place not in missing]
 
-    # -- the end of steps -----------------------------------------------------------------------------------------
+    # -- after steps ----------------------------------------------------------------------------------------------
 
     async def dropped(self) -> int:
         """Return the last step whose boxes the primary has dropped, or -1 if there is none."""
         return int(await self.links[0].command("HGET", self._keys[0].steps(), "dropped") or -1)
 
     async def drop(self, shard: int, through: int) -> None:
-        """Delete the bodies of dropped steps on a server."""
+        """Delete the bodies of the steps up to `through` on a server."""
         await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
     async def sweep(self) -> None:
-        """Delete the bodies of dropped steps on all servers. Do not wait for a server that does not answer."""
+        """Delete the bodies of steps whose boxes were deleted, on all servers.
+
+        A server that does not answer delays this call only briefly.
+        """
         dropped = await self.dropped()
         for shard in range(1, len(self.links)):
             if dropped >= 0 and (shard not in self._sweeps or self._sweeps[shard].done()):
@@ -189,7 +197,7 @@ class StepBodies:
             )
 
     async def erase(self) -> None:
-        """Delete all bodies."""
+        """Delete all bodies of large frames, on all shards but the first."""
         await at_all(self._erase(shard) for shard in range(1, len(self.links)))
 
     async def _erase(self, shard: int) -> None:
@@ -200,8 +208,8 @@ class StepBodies:
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
     """Build the name of a frame's body. Equal frames have equal names, so that a repeated call stores one body.
 
-    If a call wrote nothing, the group's attempt at the step sends again, and may divide its messages into other frames.
-    Other frames have other checksums, and so other names.
+    A group that sends a step again may divide its messages into other frames. Other frames have other checksums, and
+    therefore other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()

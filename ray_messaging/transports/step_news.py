@@ -1,4 +1,4 @@
-"""News of an experiment's steps: a stream with the progress of the steps, read once for all messagers of a process."""
+"""News of an experiment's steps. They are in a stream, which is read once for all messagers of a process."""
 
 import asyncio
 from typing import Any
@@ -11,26 +11,26 @@ from ray_messaging.transports.step_values import News
 
 
 class _Round:
-    """State that the readers of one stream of news share: the latest step event, and whether one of them reads now.
+    """The state that all readers of one stream in a process share: the latest news, and whether a read is under way.
 
-    Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake one
-    client in each process only.
+    Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake only
+    one client in each process.
     """
 
     def __init__(self) -> None:
         self.newest = News("0-0")
         self.reading = False
-        self.done = asyncio.Event()  # set when a read has ended; each read has a new event
+        self.done = asyncio.Event()  # set when a read has ended; each read gets a new event
 
 
-# The shared states by event loop, server and stream. A state exists as long as one of its readers.
+# The shared states, by event loop, server and stream. A state is deleted with the last of its readers.
 _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
     """Reader of one stream of news, for one messager.
 
-    While another messager of the process reads, it waits for that read.
+    While another messager of the process reads the stream, this reader waits for the result of that read.
     """
 
     def __init__(self, link: RedisLink, stream: str) -> None:
@@ -42,11 +42,11 @@ class StepNewsReader:
         self._round: _Round | None = None
 
     def close(self) -> None:
-        """Close the connection; the next read opens another one."""
+        """Close the connection. The next read opens a new one."""
         self._reads.close()
 
     async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
-        """Wait up to `block_s` seconds for a step event after stream id `news`; return the latest.
+        """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
 
         Args: `behind` are commands that run right after the read, in the same round trip. Their replies are put into
         `replies`, which stays empty if another messager of the process has read the news.
@@ -56,7 +56,7 @@ class StepNewsReader:
             self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
         shared, deadline = self._round, loop.time() + block_s
         if order(news) > order(shared.newest.place):
-            shared.newest = News(news)  # the caller has newer news, from the answer to another call
+            shared.newest = News(news)  # the answer to another call has given the caller newer news
         while order(shared.newest.place) <= order(news):
             left = deadline - loop.time()
             if left <= 0:
@@ -80,7 +80,8 @@ class StepNewsReader:
             if found:
                 place, (_, _, _, opened, _, boxes, _, directory, _, blocked) = found[0][1][-1]
                 shared.newest = News(place.decode(), int(opened), int(boxes), int(directory), blocked == b"1")
-            return replies if found else []  # without news the box may still change, so the replies are not used
+            # If there are no news, the box may still change, so the replies are not used.
+            return replies if found else []
         finally:
             shared.reading = False
             shared.done.set()

@@ -1,4 +1,8 @@
-"""Values that are passed to the store of steps and returned by it, and its errors."""
+"""Arguments, results and errors of the store of steps (transports/steps.py).
+
+Some words: a box has the messages that one mailbox reads in one step. A step is sealed when all groups have closed it.
+A hold is a reader of sealed boxes, such as the event log, which keeps them until it has read them.
+"""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -8,19 +12,20 @@ from ray_messaging.config import Steps
 from ray_messaging.default_limits_and_leases import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 from ray_messaging.errors import ConfigError, Fenced, UnknownName
 
-OUTSIDE = ""  # stands for the group in frames from outside of the steps
-SUPERVISOR = ":rules"  # the member that closes each step after all groups; lists of groups do not contain it
-NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
+OUTSIDE = ""  # the name that frames from outside of the steps have in place of a group's name
+SUPERVISOR = ":rules"  # the member of the steps that closes each step after all groups; it is not in lists of groups
+NOTES = ":log"  # the box of notes for the event log; no user's mailbox has a colon in its name
 PUBLICATIONS = ":out"  # the box of messages for plain channels
-PLACES = ":places"  # the box of new positions, which all groups read
+PLACES = ":places"  # the box of agents' new positions, which all groups read
 STANDSTILL = -(2**31)  # a hold at this position is so far behind that no step begins, even after `resume`
-RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # names of holds with position STANDSTILL
-CHECKPOINT = "a checkpoint"  # the name of a hold that lets no step begin after its position
-ASKER = "+"  # prefix of an outside asker's mailbox; when a step is sealed, the mailbox gets the answers in its boxes
+RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # names of holds at position STANDSTILL
+CHECKPOINT = "a checkpoint"  # the name of a hold that prevents all steps after its position
+# Prefix of an outside asker's mailbox: when all groups have closed a step, answers in its box are moved to the mailbox.
+ASKER = "+"
 
 
 class WaitFor(StrEnum):
-    """The groups for which a group waits before it opens a step: all groups, or only groups that may send to it."""
+    """For which groups a group waits before it opens a step: for all groups, or only for groups that may send to it."""
 
     ALL = "all"
     SENDERS = "senders"
@@ -32,29 +37,30 @@ class StepSettings(NamedTuple):
     seed: int = 0
     wait_for: WaitFor = WaitFor.ALL
     groups: int = 0  # step 0 waits until this number of groups has joined
-    window: int = 8  # how many steps a group may be ahead of the slowest
+    window: int = 8  # how many steps a group may be ahead of the slowest group
     horizon: int = 64  # how many steps ahead a message may be sent
-    # How many steps a hold may be behind; at most `horizon`, because a step's counts are kept for `horizon` steps.
+    # How many steps a hold may be behind. It is at most `horizon`, because a step's counts are kept for `horizon`
+    # steps.
     lag: int = 64
-    lag_large: int = 4  # replaces `lag` while the boxes that the hold keeps have more than `lag_bytes`
+    lag_large: int = 4  # the value used in place of `lag` while the boxes that holds keep have more than `lag_bytes`
     lag_bytes: int = LAG_BYTES
-    digest: bool = False  # whether groups store digests of what they send
+    digest: bool = False  # whether groups store digests of the messages that they send
     box_rows: int = BOX_ROWS
     box_bytes: int = BOX_BYTES
 
     @classmethod
     def of(cls, steps: Steps) -> "StepSettings":
-        """Return the settings that a user gave, and our defaults for the rest."""
+        """Return the settings that a user gave, with defaults for the others."""
         # That agents wait for their neighbours changes when calls are made, and nothing of the steps.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
 
 class Driver(NamedTuple):
-    """Task that drives a group, with a number `start`, which rises each time that the task begins again.
+    """A task that drives a group. Each time that the task begins again, its number `start` must be higher.
 
-    A driver with the same `start` gets the same attempt number again, and the server then treats a frame with a known
-    number as a repeated frame. So a task that begins again needs a higher `start`.
+    A driver with the same `start` would get the same attempt number again. The server would then take its new frames
+    for repeated ones, because their numbers are the same.
     """
 
     task: str
@@ -62,9 +68,9 @@ class Driver(NamedTuple):
 
 
 class DrivenGroup(NamedTuple):
-    """A group that we drive now: our attempt number, its last closed step (-1: none), its state after that step.
+    """A group that we drive now: our attempt number, its last closed step (-1: none), and its state after that step.
 
-    `until` is the first step in which the group is no longer a member (None: it stays).
+    `until` is the first step in which the group no longer takes part (None: it always does).
     """
 
     attempt: int
@@ -76,7 +82,8 @@ class DrivenGroup(NamedTuple):
 class Driven(NamedTuple):
     """A group that another driver has. `lease` changes with each sign of life, at least every `lease_s` seconds.
 
-    A caller that has seen the same lease for longer may call `take` with `over=lease`, to take the group.
+    A caller that has seen the same lease for longer than that may call `take` with `over=lease`, to take over the
+    group.
     """
 
     driver: Driver
@@ -85,9 +92,9 @@ class Driven(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """Entry in a box's list of what counts: the rows that one attempt of a group sent in one step.
+    """An entry in a box's list of committed rows: how many rows one attempt of a group at a step has sent to the box.
 
-    For frames from OUTSIDE the attempt is 0.
+    `sent` is the step. For frames from OUTSIDE the attempt is 0.
     """
 
     group: str
@@ -97,11 +104,11 @@ class Cover(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open step, and the covers of the box that the group reads in the step.
+    """An open step, and the covers of the box that the group reads in the step. Covers list committed attempts.
 
     `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a position in the stream of news, before the
-    event that will open the next step.
+    whether rules have blocked messages of the previous step. `news` is a position in the stream of news before the news
+    that the next step is open.
     """
 
     step: int
@@ -114,17 +121,18 @@ class Opened(NamedTuple):
 class Reason(StrEnum):
     """Reason why a step cannot be opened yet."""
 
-    GROUPS = "groups"  # Some groups have not ended an earlier step.
-    MISSING = "missing"  # step 0: fewer groups have joined than the settings say
-    WINDOW = "window"  # Some groups are too many steps behind.
-    HOLD = "hold"  # A hold, such as the event log's, is too many steps behind.
+    GROUPS = "groups"  # some groups have not closed an earlier step
+    MISSING = "missing"  # for step 0: fewer groups have joined than the settings demand
+    WINDOW = "window"  # some groups are too many steps behind
+    HOLD = "hold"  # a hold, such as the event log's, is too many steps behind
     PAUSED = "paused"
 
 
 class Waiting(NamedTuple):
-    """A step that cannot be opened yet: some names of groups or holds for which it waits, and how many there are.
+    """A step that cannot be opened yet.
 
-    In the answer to a close, `names` is empty. `news` is a position in the stream of news.
+    `names` are some of the groups or holds for which it waits, `total` their number. In the answer to a close, `names`
+    is empty. `news` is a position in the stream of news.
     """
 
     step: int
@@ -135,18 +143,18 @@ class Waiting(NamedTuple):
 
 
 class BoxStart(NamedTuple):
-    """The covers of a box, which list what counts, and the box's first frames."""
+    """The covers of a box, which list the committed attempts, and the box's first frames."""
 
     covers: Sequence[Cover]
     frames: Sequence["BoxFrame"]
 
 
 class News(NamedTuple):
-    """News that end a wait: their position in the stream, the last step that is open to all groups, its box count.
+    """News that end a wait: their position in the stream, the last step open to all groups, and how many boxes it has.
 
     `directory` is the directory's version. If the wait ended without news, `directory` and `opened` are -1. `blocked`
     says whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the
-    caller named, if the box was read right after the news, otherwise None.
+    caller named, if it was read right after the news, otherwise None.
     """
 
     place: str
@@ -158,7 +166,7 @@ class News(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer for a step that the group has closed already, or in which the group is no longer a member.
+    """Answer about a step that the group has closed already, or in which the group does not take part.
 
     `closed` is the last step that the group closed.
     """
@@ -169,8 +177,9 @@ class Done(NamedTuple):
 class Closing(NamedTuple):
     """The facts that a group states when it closes a step. `rows` is how many rows it has written to mailboxes' boxes.
 
-    `blocked` are the messages that rules blocked, `calls` the calls that agents remember. The store does not look into
-    `blocked`, `calls`, `counts` and `series`. With `state_changed` the group's state becomes `state` (None: no state).
+    `blocked` are the messages that rules blocked; `calls` are the results of remembered calls. The store does not
+    decode `blocked`, `calls`, `counts` and `series`. With `state_changed` the group's state becomes `state` (None: no
+    state).
     """
 
     rows: int
@@ -183,14 +192,14 @@ class Closing(NamedTuple):
 
 
 class CollectedKind(StrEnum):
-    """Kind of data that a group stores in a step: its part of the recorded series, or its agents' remembered calls."""
+    """Kind of data that a group stores in a step: data recorded with `collect`, or its agents' remembered calls."""
 
     SERIES = "series"
     CALLS = "calls"
 
 
 class Collected(NamedTuple):
-    """Data of one kind that a group has stored in one step, as a stream entry."""
+    """Data of one kind that a group has stored in one step. `entry` is its id in the stream of such data."""
 
     entry: str
     kind: CollectedKind
@@ -200,7 +209,7 @@ class Collected(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A step that is closed, the last sealed step, and the answer about the next step, if the close was to open it."""
+    """A closed step, the last step that all groups have closed, and the answer about the next step if one is due."""
 
     step: int
     sealed: int
@@ -208,11 +217,11 @@ class Committed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A step that cannot be closed. Its attempt must end, and nothing of the attempt counts.
+    """A step that cannot be closed. The attempt at it must end, and its messages are not delivered.
 
-    There are three reasons: the server has `rows` rows, but the group stated another number; the mailboxes in `deaf`
-    were declared not to hear the group; or the run's series have the shape `series`, and the group's series have
-    another shape.
+    There are three possible reasons. The server has `rows` rows, but the group stated another number. The mailboxes in
+    `deaf` were declared not to hear the group, but the group sent to them. Or the recorded series of the run have the
+    shape `series`, and the group's series have another shape.
     """
 
     step: int
@@ -222,7 +231,7 @@ class Refused(NamedTuple):
 
 
 class StepTag(NamedTuple):
-    """Origin of a frame in a box: its group, the step in which it was sent, and the attempt's number at that step."""
+    """The origin of a frame in a box: the group, the step in which it was sent, and the number of the attempt."""
 
     group: str
     sent: int
@@ -230,9 +239,9 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """Frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the step had before this frame.
+    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the box had before this frame.
 
-    In box NOTES, `note` belongs to the frame. In box PUBLICATIONS, `publish` has channels and data alternately.
+    In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels and data alternately.
     """
 
     entry: str
@@ -245,7 +254,7 @@ class BoxFrame(NamedTuple):
 
 
 class BoxSize(NamedTuple):
-    """Rows and bytes of a box, without rows of attempts that have failed, and the limits of a box."""
+    """Rows and bytes of a box, without rows of failed attempts, and the limits of a box."""
 
     rows: int
     nbytes: int
@@ -254,17 +263,18 @@ class BoxSize(NamedTuple):
 
 
 class ClosedStep(NamedTuple):
-    """Closing of a step by a group: the number of the attempt whose messages count, and the group's counts."""
+    """A group's close of a step: the number of the attempt that was committed, and the group's counts."""
 
     attempt: int
     counts: bytes
 
 
 class GroupProgress(NamedTuple):
-    """Progress of a group: last closed step, open step (None: none), driver (None: none), ms since the last change.
+    """Progress of a group: its last closed step, open step, driver, and the ms since its last change.
 
-    The group is a member from step `since`, and before step `until` (None: it stays). `silent_ms` is the time since the
-    driver's last call to the server: a few seconds at most while the driver lives and reaches the server.
+    `open` is None if no step is open, `driver` if there is no driver. The group takes part in steps from `since` on,
+    and before step `until` (None: without end). `silent_ms` is the time since the driver's last call to the server. It
+    is a few seconds at most while the driver lives and reaches the server.
     """
 
     closed: int
@@ -277,16 +287,16 @@ class GroupProgress(NamedTuple):
 
     @property
     def cut_off(self) -> bool:
-        """Return whether the group has a driver that does not reach the server, or has died."""
+        """Return whether the group has a driver that has died or does not reach the server."""
         return self.driver is not None and self.silent_ms > 1000 * STEP_LEASE_S
 
 
 class Progress(NamedTuple):
-    """Progress of all groups: the last `sealed` and the `latest` open step, which are -1 if there is none yet.
+    """Progress of all groups. `sealed` is the last step that all have closed, `latest` the last that one has opened.
 
-    `target` is the last step that may be opened (None: no end). `holds` has the last step that each hold has handled.
-    `wait_for` is the current mode.
-    The supervisor (None: there is none) is not among the groups; `supervised_by` is its name for people.
+    Both are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` has the
+    last step that each hold has handled. `wait_for` is the mode that is used now. The `supervisor` is not among the
+    groups (None: there is none). `supervised_by` is its name for people.
     """
 
     sealed: int
@@ -301,15 +311,15 @@ class Progress(NamedTuple):
 
     @property
     def resting(self) -> bool:
-        """Return whether no step is open: before the first step, in a pause, or after the last step of a run."""
+        """Return whether no step is open: before the first step, during a pause, or after the last step of a run."""
         return self.latest <= self.sealed and all(
             group.open is None and group.closed <= self.sealed for group in self.groups.values()
         )
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups for which the next step waits, each with the step that the group has to close.
+        """Return the groups for which the next step waits, with the step that each of them has to close.
 
-        If only the supervisor has to close the step, return its name instead.
+        If all groups have closed that step, return the supervisor's name instead.
         """
         found = {
             name: group.closed + 1
@@ -327,9 +337,9 @@ def box_name(mailbox: str, step: int) -> str:
 
 
 def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFrame] | None:
-    """Return the frames of a box that count according to its covers.
+    """Return the frames of a box that belong to the committed attempts in its covers.
 
-    Return None if rows are missing: then read the box again from its start.
+    Return None if rows are missing. Then the box must be read again from its start.
     """
     left = {StepTag(cover.group, cover.sent, cover.attempt): cover.rows for cover in covers}
     found = [frame for frame in frames if frame.tag in left]
@@ -339,7 +349,7 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
 
 
 def overtaken(group: str, attempt: int) -> Fenced:
-    """Build the error for a driver whose group a later driver has taken."""
+    """Build the error for a driver whose group a later driver has taken over."""
     return Fenced(
         f"a later driver has group {group!r}, or this one gave it up (our attempt is {attempt}): nothing of the open "
         "step counts. End this task",

@@ -2,29 +2,29 @@
 
 The protocol:
 
-1. A group joins. Its first step as a member is the first step such that no group has opened this step or the step
-   before. Messages that were sent in earlier steps than that previous step do not reach the group, nor do messages for
-   steps after the group has left.
-2. A driver takes the group and gets an attempt number. A later driver gets a higher number; the earlier one is fenced.
+1. A group joins. Its first step is the first step such that no group has opened this step or the step before. Messages
+   that were sent before that previous step do not reach the group, nor do messages for steps after the group has left.
+2. A driver takes the group and gets an attempt number. A later driver gets a higher number, and the earlier driver is
+   fenced.
 3. `open` opens the step after the group's last closed step. It waits for the barrier, for the window (how far a group
    may be ahead of the slowest group), for holds (readers of sealed boxes, such as the event log), and during a pause.
 4. The frames that are sent in step s are written to boxes: box `M@v` has the frames that mailbox M reads in step v,
-where s < v <= s + horizon.
-   Each frame has a tag: group, s, attempt. The server refuses the frames unless the attempt's driver has the step open.
+   where s < v <= s + horizon. Each frame has a tag: group, s, attempt. The server refuses the frames unless the
+   attempt's driver has the step open.
 5. `close` writes, in one atomic call, the cover of each box to which the attempt wrote (attempt and rows), the counts,
-   and the state. A frame without a cover does not count. Frames of a dead attempt never get a cover.
-6. A step is sealed when all groups that are members in it have closed it. Then the groups' messages on channels without
-   a mailbox are published, once. The boxes of the step are deleted when no hold needs them.
+   and the state. A frame without a cover is never read. Frames of a dead attempt never get a cover.
+6. A step is sealed when all groups that take part in it have closed it. Then the groups' messages on channels without a
+   mailbox are published, once. The boxes of the step are deleted when no hold needs them.
 7. When a group can open step v, its box for v is final. Reading a box does not change the box, so any process may read
-it again.
+   it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open step.
 9. In WaitFor.SENDERS a group waits only for the groups that it hears. A step that sends to a group that does not hear
    the sender cannot be closed.
-10. A group that must wait gets a position in the stream of news; `wait` returns when there is news after this position.
-When nothing
-    prevents the step any more, it is opened for all groups that have asked for it, and the news say so.
-11. The supervisor is a member without a mailbox. It opens a step when all groups have closed the step; its close seals
-    the step. Its frames in a mailbox's box are messages, or change the groups' messages in the same step.
+10. A group that must wait gets a position in the stream of news; `wait` returns when there are news after it. When
+   nothing prevents the step any more, it is opened for all groups that have asked for it, and the news say so.
+11. The supervisor takes part in the steps like a group, but has no mailbox. It opens a step when all groups have closed
+   the step; its close seals the step. Its frames in a mailbox's box are messages, or change the groups' messages of the
+   same step.
 12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has no effect.
 """
 
@@ -71,15 +71,15 @@ from ray_messaging.transports.step_values import (
 )
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
-_RESULTS = 256  # the most results of remembered calls, or series, in one reply
-_REPLY_BYTES = 16 * 2**20  # about the most bytes of series in one reply
-_UNWRITTEN = 4  # the reply of script commit_step if nothing was written
+_RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
+_REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
+_UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 
 
 class RedisSteps:
     """Steps of one experiment on a Redis or Valkey server.
 
-    If `bodies` is given, it keeps large frames on other servers.
+    If `bodies` is given, large frames are on other servers.
     """
 
     def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
@@ -90,7 +90,7 @@ class RedisSteps:
         self.bodies = bodies
 
     async def begin(self, settings: StepSettings) -> StepSettings:
-        """Set up the experiment's steps, unless that was done before; return the settings in force."""
+        """Set up the experiment's steps, unless they are set up already; return the settings that the steps have."""
         fields = settings._asdict()
         used = [(name, value) for name, value in fields.items() if name not in {"seed", "digest"}]
         args = [msgspec.json.encode(fields), *(part for pair in used for part in pair)]
@@ -104,7 +104,7 @@ class RedisSteps:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def join(self, group: str, *, again: bool = False) -> int:
-        """Make a group, whose mailbox has the same name, a member of the steps; return its first step as a member.
+        """Make a group, whose mailbox has its name, take part in the steps; return the first step in which it does.
 
         A group's first step is one whose previous step no group has opened yet. The SUPERVISOR's first step is the open
         step, or the next step if no step is open.
@@ -127,7 +127,7 @@ class RedisSteps:
         return int(since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return a group's state after the step before `step`, from which on agents have left the group.
+        """Return a group's state after its last step with agents that have left it at step `step`.
 
         Return None if the group had no state.
         """
@@ -140,10 +140,10 @@ class RedisSteps:
         return found
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
-        """Declare from which other groups (None: all) each group may get messages that it reads from `at_step` on.
+        """Declare from which other groups each group may get messages that it reads in step `at_step` or later.
 
-        This is used in mode WaitFor.SENDERS, and may name groups that join later. A declaration that changes nothing
-        may be made at any time.
+        `hears` maps a group to these groups (None: all groups). This is used in mode WaitFor.SENDERS, and may name
+        groups that join later. A declaration that changes nothing may be made at any time.
 
         Raises: ConfigError if a group may have sent for that step already, or the experiment has no steps.
         """
@@ -161,12 +161,12 @@ class RedisSteps:
             )
 
     async def set_wait_for(self, mode: WaitFor) -> None:
-        """Set for which groups a group waits from now on, whatever the settings say."""
+        """Set for which groups a group waits from now on, in place of the mode in the settings."""
         if await self._link.script("set_wait_for", [self._steps], [self._keys.prefix, mode]) == -2:
             raise without_steps(self._keys.exp_id)
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
-        """End a group's membership; return the first step in which it is no longer a member.
+        """Make a group leave the steps; return the first step in which it no longer takes part.
 
         Args: `at_once` also gives up the group's open step. It is for a group whose process is gone for good.
         Raises: UnknownName if the group has not joined.
@@ -181,10 +181,10 @@ class RedisSteps:
     ) -> DrivenGroup | Driven:
         """Become the driver of a group.
 
-        The same start of a driver gets the same attempt number again, a later start a higher one.
+        The same start of a driver gets the same attempt number again. A later start gets a higher number.
 
-        Args: `over` is the lease of another driver. The lease has not changed for its whole duration, so that it has
-        ended. `until` is the first step in which the group is no longer a member (None: it stays, even if an earlier
+        Args: `over` is the lease of another driver that has not changed for its whole duration, so that it has ended.
+        `until` is the first step in which the group no longer takes part (None: it always does, even if an earlier
         driver said otherwise).
         Raises: Fenced if a later start of the driver has the group; UnknownName if no such group has joined.
         """
@@ -202,18 +202,18 @@ class RedisSteps:
         return DrivenGroup(attempt, closed, state, until)
 
     async def renew(self, group: str, attempt: int) -> None:
-        """Renew the lease of the driver. To open or to close a step renews the lease too.
+        """Renew the lease of the driver. Opening or closing a step renews the lease too.
 
-        Raises: Fenced if another driver has the group.
+        Raises: Fenced if another driver has taken over the group.
         """
         has = await self._script("renew_driver", group, attempt, 1)
         if has != 1:
             raise _not_ours(has, group, attempt)
 
     async def let_go(self, group: str, attempt: int) -> None:
-        """Give up a group, so that the next driver need not wait. An open step is not committed.
+        """Give up a group, so that the next driver need not wait for the end of the lease.
 
-        This never raises Fenced.
+        An open step is not committed. This never raises Fenced.
         """
         await self._script("renew_driver", group, attempt, 0)
 
@@ -231,7 +231,10 @@ class RedisSteps:
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
-        """Open a step. Raises Fenced if another driver has the group, or the step is not the group's next step."""
+        """Open a step of a group, if all groups for which it waits have closed the previous step.
+
+        Raises: Fenced if another driver has taken over the group, or if the step is not the group's next step.
+        """
         reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
         return _opening(reply, group, attempt, step)
 
@@ -241,9 +244,9 @@ class RedisSteps:
         There are these differences. A frame's number counts from 1 for each attempt, sender and box. The sender's epoch
         and the directory's version are not checked. Notes and publications are written to the boxes NOTES and
         PUBLICATIONS of the step after the tag's step. A frame for a full box is TOO_LARGE at once. A frame is GONE in
-        three cases: its box is not for a later step within the horizon; the group that reads the box is not a member in
-        the box's step; or that group is not a member in the step after the tag's step. If the attempt does not have the
-        step open, the status is STEP_OVER, and nothing is written.
+        three cases: its box is not for a later step within the horizon; the group that reads the box does not take part
+        in the box's step; or that group does not take part in the step after the tag's step. If the attempt does not
+        have the step open, the status is STEP_OVER, and nothing is written.
         """
         keys, args = self._sending(request, tag)
         large = add_writes(args, await self._in_boxes(request, tag))
@@ -252,11 +255,14 @@ class RedisSteps:
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
 
     async def _in_boxes(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
-        """Return the writes for the boxes, after the bodies of large frames were written to other servers."""
+        """Write the bodies of large frames to other servers.
+
+        Return the call's frames, with stand-ins for the large ones.
+        """
         return request.writes if self.bodies is None else await self.bodies.put(request, tag)
 
     def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
-        """Return the keys of a script that writes frames, and its arguments that come before the writes."""
+        """Return the keys of a script that writes frames, and its arguments before the frames."""
         key = self._keys.step(tag.group)
         args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
         return [self._keys.meta, self._steps, key, self._keys.sent(tag.group)], args
@@ -264,10 +270,12 @@ class RedisSteps:
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step: all messages that its attempt sent count from now on. With `go_on` the next step is opened too.
+        """Close a step. From now on, all messages that its attempt has sent are valid.
 
-        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if `closing` has series or
-        calls, and the server's memory is full. Then nothing has happened.
+        With `go_on` the next step is opened too.
+
+        Raises: Fenced if another driver has taken over the group, or if the step is not open; MailboxFull if `closing`
+        has series or calls and the server's memory is full. After an error nothing has changed.
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
         args = [*self._of(group), attempt, step, *_closing(closing, go_on=go_on)]
@@ -279,8 +287,8 @@ class RedisSteps:
     ) -> Committed | Refused | None:
         """Write all frames of a step, and close it, in one call; the frames' numbers begin at 1.
 
-        Return None if some frame cannot be written, or the attempt does not have the step open. Then nothing has
-        happened, and `send` and `close`, called one after the other, say why.
+        If some frame cannot be written, or the attempt does not have the step open, return None and change nothing.
+        Then `send` and `close`, called one after the other, raise or return the reason.
 
         Raises: Fenced in the same cases as `close`.
         """
@@ -315,9 +323,9 @@ class RedisSteps:
         return found
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
-        """Wait up to `block_s` seconds for a step event after stream id `news`; return the latest.
+        """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
 
-        Args: `box` is the name of a box that is read together with the news, as `open_box` reads a box ("": none).
+        Args: `box` is the name of a box whose beginning is read together with the news, as `open_box` does ("": none).
         """
         if not box:
             return await self.news.wait(news, block_s)
@@ -330,14 +338,13 @@ class RedisSteps:
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after the stream entry `after`.
 
-        The frames are from all attempts at the step, also from failed attempts. `counted` selects the frames of
-        attempts that were committed.
+        They include frames of failed attempts at the step. `counted` selects the frames of committed attempts.
         """
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return await self._whole(box, entries)
 
     async def open_box(self, box: str, count: int) -> BoxStart:
-        """Return the covers of a box so far, and its first `count` frames, as `covers` and `read_box` do."""
+        """Return the covers that a box has so far (see `close`), and its first `count` frames."""
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
     async def _begun(self, box: str, replies: Sequence[Any]) -> BoxStart:
@@ -350,19 +357,18 @@ class RedisSteps:
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
     def _start_of(self, box: str, count: int) -> list[tuple[Any, ...]]:
-        # No script reads both, because a script would make a further copy of the frames, which takes four times as
-        # long.
+        # A script that reads both would copy the frames once more, which takes four times as long.
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return the covers of a box, which list the rows that count.
+        """Return the covers of a box, which list the committed attempts and how many rows each has sent to the box.
 
-        They are final when the previous step is sealed.
+        No cover is added after all groups have closed the previous step.
         """
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return the covers so far of each box for the steps from `first` to `last`; see `covers`."""
+        """Return the covers so far of each box for the steps from `first` to `last` (see `covers`)."""
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
             name.decode(): [_cover(*each) for each in zip(covers[::2], covers[1::2], strict=True)]
@@ -376,7 +382,10 @@ class RedisSteps:
         return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return, for each group that has closed a step, its attempt and counts. These are kept for `horizon` steps."""
+        """Return, for each group that has closed a step, the number of the committed attempt, and the group's counts.
+
+        The server has them for `horizon` steps.
+        """
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))
         return {
@@ -386,7 +395,10 @@ class RedisSteps:
         }
 
     async def collected(self, through: int) -> list[Collected]:
-        """Return the series and calls that groups collected in the steps up to `through`, unless they were dropped."""
+        """Return the series and remembered calls that groups have stored in the steps up to `through`.
+
+        Data that `drop_collected` has deleted are not included.
+        """
         found: list[Collected] = []
         after, count = "-", 1
         while page := await self._link.command("XRANGE", self._keys.steps("collected"), after, "+", "COUNT", count):
@@ -399,24 +411,24 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Store a time `now` on the server, unless an earlier call has stored one; return the stored time."""
+        """Store the time `now` on the server, unless an earlier call has stored a time; return the stored time."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
     async def collected_bytes(self) -> int:
-        """Return the total size of the series and calls that groups have collected and that were not dropped."""
+        """Return the total size of the series and remembered calls that are stored on the server."""
         return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
     async def drop_collected(self, entries: Sequence[Collected]) -> None:
-        """Delete series and calls of groups, which are in a file by now."""
+        """Delete series and remembered calls, after they were written to a file."""
         for low in range(0, len(entries), _RESULTS):
             names = [each.entry for each in entries[low : low + _RESULTS]]
             await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
-        """Return the messages that rules blocked, as these groups have stored them with the close of a step.
+        """Return the messages that rules blocked in a step, as these groups have stored them when they closed it.
 
-        The server keeps these messages until all groups have closed the next step.
+        The server has these messages until all groups have closed the next step.
         """
         found = await self._link.command("HMGET", self._keys.steps(f"{step}:blocked"), *groups)
         return [each for each in found if each is not None]
@@ -424,14 +436,15 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Keep the boxes of steps after `through` until hold `name` has handled them. A hold never moves back.
+        """Make a hold, which keeps the boxes of steps after `through` on the server, or move it forward.
 
-        If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a step.
+        It never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
+        step.
         """
         await self._hold(name, through)
 
     async def drop_hold(self, name: str) -> None:
-        """End a hold."""
+        """End a hold, so that it no longer keeps boxes."""
         await self._hold(name, "")
 
     async def _hold(self, name: str, through: int | str) -> None:
@@ -440,11 +453,11 @@ class RedisSteps:
             raise without_steps(self._keys.exp_id)
 
     async def pause(self) -> int:
-        """Let no further step be opened; return the last step that groups may still open."""
+        """Prevent further steps; return the last step that groups may still open."""
         return await self._target("now")
 
     async def resume(self, target: int | None = None) -> None:
-        """Let steps up to and including `target` be opened from now on (None: all steps)."""
+        """Let groups open steps up to and including `target` from now on (None: all steps)."""
         await self._target("" if target is None else target)
 
     async def _target(self, target: int | str) -> int:
@@ -484,23 +497,23 @@ class RedisSteps:
 
 
 def _not_ours(has: int, group: str, attempt: int) -> Fenced:
-    """Build the error for a driver whose group a later driver has, or that the server does not know."""
+    """Build the error for a driver whose group a later driver has, or whose attempt the server does not know."""
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server knows nothing of attempt {attempt} of group {group!r}: it was flushed, or restored from older "
-        "data. End this task, and begin anew",
+        f"the server knows nothing of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
+        "older data. End this task, and begin anew",
         name=group,
         epoch=attempt,
     )
 
 
 def _behind(group: str, closed: int, what: str) -> Fenced:
-    """Build the error for a step that does not follow the last closed step that the server knows for the group."""
+    """Build the error for a step that does not follow the group's last closed step, as the server knows it."""
     return Fenced(
-        f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
-        "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "
-        "groups again from there, or begin anew",
+        f"group {group!r} {what}. The group was removed and created again, or the server has lost steps, because it "
+        "was flushed, restored from older data, or killed before it had written them (appendfsync always loses none). "
+        "Drive all groups again from that step, or begin anew",
         name=group,
         epoch=closed,
     )
@@ -512,7 +525,7 @@ def _covers(fields: list[bytes]) -> list[Cover]:
 
 
 def _large(args: Sequence[Any]) -> list[int]:
-    """Return the positions of large arguments, which are not copied."""
+    """Return the positions of large arguments, which are sent without copying them."""
     return [place for place, value in enumerate(args) if isinstance(value, bytes) and len(value) >= LARGE]
 
 
@@ -544,7 +557,7 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
-    if following is None or following[0] <= 0:  # even if a later driver has the group now, this close counts
+    if following is None or following[0] <= 0:  # this close counts, even if a later driver has taken over the group
         return Committed(step, reply[1])
     return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
 

@@ -1,4 +1,4 @@
-"""Transport of a messager: mailboxes, which are Redis streams, and calls to the server."""
+"""Transport of a messager: the calls to the server about mailboxes, which are Redis streams."""
 
 import asyncio
 import random
@@ -54,15 +54,15 @@ from ray_messaging.transports.transport_values import (
     lost,
 )
 
-_OTHERS = 16  # how many further leases, chosen at random, are read in addition to the leases that were asked for
-_PLAIN_COMMIT = 7  # the arguments of a commit that moves only the cursor
+_OTHERS = 16  # how many leases of other mailboxes, chosen at random, are read in addition to the requested ones
+_PLAIN_COMMIT = 7  # how many arguments a commit has that moves only the cursor
 
 
 class RedisTransport:
     """Mailboxes of one experiment on a Redis or Valkey server.
 
-    Every call except `read` may be repeated with the same arguments; its effect happens once. A call is repeated while
-    the connection is interrupted, for at most `patience_s`; then it raises ConnectionFailed.
+    Every call except `read` may be repeated with the same arguments; its effect happens once. While the connection is
+    interrupted, a call is repeated for at most `patience_s`; then it raises ConnectionFailed.
     """
 
     def __init__(
@@ -103,14 +103,19 @@ class RedisTransport:
         self._caller = secrets.token_hex(8)
         self.dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
-        self._born: dict[str, str] = {}  # by mailbox, a number that distinguishes it from earlier ones with its name
+        # For each mailbox, a number that distinguishes it from earlier mailboxes of the same name.
+        self._born: dict[str, str] = {}
         self.moves = RedisMoves(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
         self._step_loops = 0  # how many groups' step loops use this transport now
-        self.first_steps: StepSettings | None = None  # for an experiment that begins with its first messager
+        # Settings of steps, for an experiment that begins with its first messager.
+        self.first_steps: StepSettings | None = None
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """Call `ended` while the server cannot be reached. If it returns an error, calls raise that error."""
+        """Make all calls use `ended` while the server cannot be reached.
+
+        If `ended` returns an error, the calls raise it.
+        """
         for link in self._links:
             link.ended = ended
 
@@ -120,24 +125,27 @@ class RedisTransport:
             link.observer = observer
 
     def called_by(self, who: str) -> None:
-        """Name the caller in error texts."""
+        """Set the name of the caller, which error texts contain."""
         for link in self._links:
             link.who = who
 
     def begin_steps(self, timeout_s: float) -> None:
-        """Until `end_steps`, repeat calls for `timeout_s` seconds, if that is longer than `patience_s`."""
+        """Repeat failed calls for `timeout_s` seconds until `end_steps`, if that is longer than `patience_s`."""
         self._step_loops += 1
         for link in self._links:
             link.outage = link.outage or Outage(f"group {link.who}", max(timeout_s, link.patience_s))
 
     def end_steps(self) -> None:
-        """Undo one call of `begin_steps`. The longer time ends when all calls of `begin_steps` are undone."""
+        """Undo one call of `begin_steps`. Once all are undone, failed calls are repeated for `patience_s` again."""
         self._step_loops -= 1
         for link in self._links if not self._step_loops else ():
             link.outage = None
 
     async def connect(self) -> None:
-        """Connect to all servers; raises `RedisLink.connect`'s errors, such as ConnectionFailed or ServerRefused."""
+        """Connect to all servers.
+
+        Raises: the errors of `RedisLink.connect`, such as ConnectionFailed or ServerRefused.
+        """
         try:
             await at_all(link.connect() for link in self._links)
         except BaseException:
@@ -162,9 +170,10 @@ class RedisTransport:
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the directory's changes since a version (-1: all), after removing mailboxes with an expired lease.
+        """Return the directory's changes since a version (-1: all).
 
-        If the server has an older version, because it was restored from older data, return all of it.
+        Mailboxes whose lease has expired are removed before. If the server has an older version, because it was
+        restored from older data, return the whole directory.
         """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         version, names, changed, logged, schemas, audiences, dates = await self.link.script(
@@ -183,9 +192,9 @@ class RedisTransport:
         await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
 
     async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
-        """Store a version of an audience in the directory; return the step from which it is used, 0 without steps.
+        """Store a version of an audience in the directory; return the step from which it is used (0 without steps).
 
-        Return None, and change nothing, if the last stored version is not the version before this one.
+        If the last stored version is not the version before this one, return None and change nothing.
 
         Args: `facts` describes the version ("": the audience is removed). If the groups have changed the audience in a
         step, `since` is the next step, which is the first to use the version; no group opens that step before the
@@ -209,7 +218,8 @@ class RedisTransport:
             raise lost(sender, held or 0)
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
-        takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
+        # Lua's cjson encodes an empty list as {}.
+        takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]
         return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
@@ -220,20 +230,20 @@ class RedisTransport:
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name.
 
-        A late write, from a call that was repeated, is refused after that.
+        After that, the server refuses a late write from a call that was repeated.
         """
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
         self, record: MailboxRecord, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
     ) -> Listening | HeldMailbox | None:
-        """Enter a mailbox's record in the directory if the directory is still at `version`, and take the mailbox.
+        """Enter a mailbox's record in the directory if that is still at `version`, and become the mailbox's reader.
 
-        Return None if the directory is at another version, HeldMailbox if another owner has the mailbox.
+        Return None if the directory is at another version, or HeldMailbox if another owner has the mailbox.
 
-        Args: `epoch` is the reader's epoch if the mailbox's owner only changes the mailbox's record, or None to take
-        the mailbox over. `over` is another owner's lease that is known to have ended.
-        Raises: Fenced if a newer reader has the mailbox, or it was removed.
+        Args: `epoch` is None to take the mailbox over. If the mailbox's reader only changes the record, it is the
+        reader's epoch. `over` is another owner's lease that is known to have ended.
+        Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
@@ -265,7 +275,7 @@ class RedisTransport:
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def keep_agents(self, sets: Mapping[bytes, AgentSet]) -> None:
-        """Keep sets of agents, by digest, for the event log, before frames that name these sets are written.
+        """Store sets of agents, by digest, for the event log. This must precede the frames that name these sets.
 
         Only sets that the server lacks are written. All senders of an experiment need the same sets at about the same
         time. So that few sets are written twice, each sender writes the sets in random order, and before each write it
@@ -281,7 +291,7 @@ class RedisTransport:
                 await self.link.command("HSET", self.keys.hearers, digest, encode_agents(sets[digest]))
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish messages, all in one call."""
+        """Write frames and publish messages, all in one call to the server."""
         script, keys, args, large = self._asked(request)
         first = None
         if large and self._large_frames.takes(request):
@@ -298,7 +308,7 @@ class RedisTransport:
             why = f"{error} (nothing of these messages was sent)"
             raise ConnectionFailed(why, host=host, port=port, unsent=True) from error
         repeated = bool(cuts)
-        if isinstance(reply, int):  # of `commit`
+        if isinstance(reply, int):  # the script was `commit`
             return SendReply(SendStatus(reply), repeated=repeated)
         status = SendStatus(reply[0])
         if len(reply) == 1:
@@ -307,9 +317,10 @@ class RedisTransport:
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
     def _asked(self, request: SendRequest) -> tuple[str, list[str], list[Any], list[int]]:
-        """Return the script, its keys and arguments, and the positions of large frames in the arguments."""
+        """Return a request's script, its keys, its arguments, and the positions of large frames in the arguments."""
         keys, done = [self.keys.meta, self.keys.sender(request.sender)], request.conclusion
-        if done is not None and not request.writes:  # such a call frees memory, and is allowed while the memory is full
+        # A call without frames only frees memory, and its script is allowed while the memory is full.
+        if done is not None and not request.writes:
             keys[0] = self.keys.state(done.mailbox)
             return "commit", keys, [*self._concluding(done), request.epoch, done.number], []
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
@@ -324,7 +335,7 @@ class RedisTransport:
         return "send", keys, args, add_writes(args, request.writes)
 
     def _concluding(self, done: Conclusion) -> list[Any]:
-        """Return the arguments of scripts for a conclusion."""
+        """Return the arguments by which scripts get a conclusion."""
         entry, row, keep = "", 0, ""
         if done.cursor is not None:
             entry, row, keep = *done.cursor, keep_of(done.cursor)
@@ -335,21 +346,21 @@ class RedisTransport:
         return [*head, done.messages, done.nbytes, *(done.acks or ("=", 0)), *blob]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Return why a refused frame still does not fit, FULL or LOG_FULL, or None if it is worth sending again."""
+        """Return why a refused frame still does not fit (FULL or LOG_FULL), or None if it should be sent again."""
         fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
         *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
         max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
         full = messages + rows > max_rows or held + nbytes > max_bytes
         behind = logged and (unlogged + rows > max_rows or unlogged_bytes + nbytes > max_bytes)
         if nbytes > max_bytes or not (full or behind):
-            return None  # `send` writes the frame, or returns why the frame never fits
+            return None  # `send` will write the frame, or will return the reason why the frame never fits
         gone = leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))
         return None if gone else FrameFate.FULL if full else FrameFate.LOG_FULL
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after entry `after`; wait up to `block_s` seconds for the first frame."""
         born = self._born.get(mailbox)
-        if born is None:  # the mailbox is not ours
+        if born is None:  # this process is not the mailbox's reader
             born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
         reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
         return [
@@ -362,22 +373,22 @@ class RedisTransport:
         return self._reading.waited_s
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
-        """Return the current end of a mailbox, and how much is in it."""
+        """Return the current end of a mailbox, and how many messages and bytes it has."""
         last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
     async def commit(self, done: Conclusion) -> None:
-        """Move the durable cursor, and delete the entries before the cursor; for calls outside of transactions.
+        """Move the durable cursor, and delete the entries before it. A transaction uses `send` instead.
 
-        Raises: Fenced if a newer reader has the mailbox, or it was removed.
+        Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
-        # Arguments that change nothing may be left out at the end. Each fetch commits, and each argument takes time.
+        # Arguments at the end that change nothing may be left out. This saves time, because each fetch commits.
         args = self._concluding(done)[: _PLAIN_COMMIT if done.acks is None else None]
         if status := await self.link.script("commit", [self.keys.state(done.mailbox)], args):
             raise (fenced if status == SendStatus.READER_FENCED else lost)(done.mailbox, done.epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
-        """Renew a mailbox's lease, and keep the sender's state for `keep_s` seconds (0: for ever).
+        """Renew a mailbox's lease, and make the server keep the sender's state for `keep_s` seconds (0: for ever).
 
         Return False if the mailbox was removed.
 
@@ -394,18 +405,18 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return the leases of some mailboxes, and of others chosen at random, as `beat:duration in ms:...`."""
+        """Return the leases of some mailboxes, and of others chosen at random, as strs `beat:duration in ms:...`."""
         found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
     async def end_leases(self, over: Mapping[str, str]) -> None:
-        """End leases that were unchanged for their whole duration, unless they have changed from the given value."""
+        """End leases that have not changed for their whole duration, unless they differ from the values in `over`."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]
         await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Remove a mailbox; its unread frames become dead letters. Return their number.
+        """Remove a mailbox. Its unread frames become dead letters. Return their number.
 
         Args: `epoch` is the reader's; None removes the mailbox of any reader.
         Raises: Fenced if a newer reader has the mailbox.
@@ -418,9 +429,9 @@ class RedisTransport:
         return buried
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
-        """Write a frame that cannot be decoded to the dead letters.
+        """Make a frame that cannot be decoded a dead letter.
 
-        Args: with `row`, the frame is instead one message whose handler has failed: row `row` of the entry.
+        Args: `row` makes a dead letter of one message instead, whose handler has failed: row `row` of the entry.
         """
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
@@ -431,23 +442,23 @@ class RedisTransport:
             await self.link.script("keep_failed", [*keys, self.keys.meta], [*args, row])
 
     async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
-        """Store a note about the service of a mailbox (b"": none), unless a newer reader has the mailbox."""
+        """Store a note about the service of a mailbox (b"": no note), unless a newer reader has the mailbox."""
         await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
 
     async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
-        """Return, by mailbox, the note about its service, if the mailbox's current reader has stored one."""
+        """Return, by mailbox, the note that its current reader has stored about its service."""
         found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Pass messages that foreign clients publish to `sink`, at most once; never messages of our own senders."""
+        """Pass messages of foreign clients to `sink`, each at most once. Messages of our own senders are not passed."""
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, sink, ears)
         await self._ingress.subscribe(channels, globs)
 
     async def unsubscribe(self, channels: Collection[str] | None = None) -> None:
-        """Stop listening to foreign clients, on some channels or (None) on all."""
+        """Stop listening to foreign clients on some channels, or on all channels if `channels` is None."""
         if channels is not None:
             if self._ingress is not None:
                 await self._ingress.unsubscribe(channels)
@@ -457,12 +468,12 @@ class RedisTransport:
             await ingress.close()
 
     def _follow(self, address: tuple[str, int]) -> None:
-        """Listen to foreign clients at the server that has become the primary."""
+        """Listen to foreign clients at another server, which has become the primary."""
         if self._ingress is not None:
             self._ingress.follow(address)
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of the task that listens to foreign clients, or [] if none does."""
+        """Return the health of the task that listens to foreign clients, or [] if there is no such task."""
         return [] if self._ingress is None else [self._ingress.loop()]
 
     async def waiting(self) -> dict[str, int]:

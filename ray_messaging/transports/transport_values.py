@@ -1,4 +1,4 @@
-"""Values of a transport's calls: a directory, mailboxes of frames, and their durable cursors."""
+"""Arguments, results and errors of a transport's calls."""
 
 import secrets
 import time
@@ -15,15 +15,16 @@ from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 
 class FrameFate(IntEnum):
-    """Outcome of one frame write in a call of `send`."""
+    """Outcome for one frame in a call of `send`."""
 
     WRITTEN = 0
-    DUPLICATE = 1  # a call before this one has written the frame
+    DUPLICATE = 1  # an earlier call has written the frame
     FULL = 2  # the mailbox is full, or an earlier frame of this sender was refused
     GONE = 3  # the mailbox's lease has expired
     TOO_LARGE = 5  # the frame would exceed the mailbox's limit even if the mailbox were empty
-    GAP = 4  # the server has lost what this sender wrote before
-    LOG_FULL = 6  # the event log is behind: a mailbox, or the log stream, is full of frames that the log lacks
+    GAP = 4  # the server has lost earlier frames of this sender
+    # The event log is behind: a mailbox, or the log stream, is full of frames that the log does not have yet.
+    LOG_FULL = 6
     HELD_BACK = 7  # another frame of its transaction was refused
 
 
@@ -32,16 +33,16 @@ class SendStatus(IntEnum):
 
     OK = 0
     STALE_DIRECTORY = 1
-    STALE_VERDICTS = 2  # another interceptor has taken over
+    STALE_VERDICTS = 2  # another interceptor has taken over, so the verdicts are too old
     FENCED = 3
     UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
     READER_FENCED = 5  # a newer reader has the mailbox that the call would commit
     BEHIND = 6  # the call is a transaction, and the server has lost an earlier transaction that it had confirmed
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server has the data from before the sender claimed its epoch
-    STEP_OVER = 9  # the call writes frames of a step, which is closed already, or whose group has another driver now
-    OTHER_RULES = 10  # the interceptor is the same, but the rules that let the batch pass have changed
-    READER_LOST = 11  # the mailbox is gone, or the server has its data from before the reader claimed its epoch
+    STEP_OVER = 9  # the call writes frames of a step that is closed already, or whose group has another driver now
+    OTHER_RULES = 10  # the interceptor is the same, but the rules by which the batch was judged have changed
+    READER_LOST = 11  # the mailbox is gone, or the server has its data as they were before the reader claimed its epoch
 
 
 def fenced(name: str, epoch: int) -> Fenced:
@@ -59,25 +60,25 @@ def lost(name: str, epoch: int) -> Fenced:
     return Fenced(
         f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
         f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
-        "one; what waited is gone, or among the dead letters",
+        "one; messages that waited are lost, or are among the dead letters",
         name=name,
         epoch=epoch,
     )
 
 
 class Published(NamedTuple):
-    """Data to publish on a channel."""
+    """Data to publish on a channel with PUBLISH."""
 
     channel: str
     data: bytes
 
 
-LOG = ":log"  # the log stream's name among the mailboxes; users' mailboxes have no colon
-LOG_STREAM = LOG + ":0"  # the log stream's name among the streams that the event log reads
+LOG = ":log"  # the name of the log stream in place of a mailbox's name; users' mailboxes have no colon
+LOG_STREAM = LOG + ":0"  # the log stream among the streams that the event log reads
 
 
 class LoggedFrame(NamedTuple):
-    """Frame for the event log, and a note about it (see `wire.notes`), which are written in the same call."""
+    """A frame for the event log, and a note about it (see `wire.notes`). Both are written in the same call."""
 
     frame: bytes
     note: bytes
@@ -85,10 +86,11 @@ class LoggedFrame(NamedTuple):
 
 
 class FrameWrite(msgspec.Struct):
-    """One frame for one mailbox, or publications for channels without a mailbox (mailbox "").
+    """One frame for one mailbox, or publications for channels without a mailbox (then `mailbox` is "").
 
-    `noted` is written to the log stream in the same call, or dropped if no log is registered. A write for the mailbox
-    LOG has `noted` only. A call has at most one write for "", because only one list of subscriber counts is kept.
+    `noted` is written to the log stream in the same call, or dropped if no event log is registered. A write for the
+    mailbox LOG has only `noted`. A call has at most one write for "", because only one list of subscriber counts is
+    kept.
     """
 
     mailbox: str
@@ -100,19 +102,17 @@ class FrameWrite(msgspec.Struct):
 
 
 class Conclusion(msgspec.Struct):
-    """Changes of a mailbox by its reader: the cursor (None: unchanged), and the state that a transaction leaves.
+    """Changes that its reader makes to a mailbox: the cursor (None: unchanged), and the state after a transaction.
 
-    A fetch's commit consists of a conclusion only. A transaction consists of a conclusion and frames; either all is
-    written, or nothing.
-
-    `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be repeated. `acks`
-    has all messages that are acknowledged after the cursor; None leaves them as they are. With `state_changed` the
-    state becomes `state` (None: no state). Transactions of one sender are numbered from 1, so that a repeated
-    transaction has its effect once; 0: no transaction.
+    The commit of a fetch is a conclusion alone. A transaction is a conclusion with frames, which are written as a whole
+    or not at all. `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be
+    repeated. `acks` has all messages that are acknowledged after the cursor; None leaves them as they are. With
+    `state_changed` the state becomes `state` (None: no state). `number` is the number of the transaction, from 1 for
+    each sender, so that a repeated transaction has its effect once; 0 means that this is no transaction.
     """
 
     mailbox: str
-    epoch: int  # the reader's
+    epoch: int  # the reader's epoch
     cursor: Cursor | None
     messages: int
     nbytes: int
@@ -120,25 +120,26 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
-    changes: int = 0  # how many changes of the reader's `Commits` this includes
+    changes: int = 0  # how many changes of the reader's `Commits` this conclusion includes
 
 
 class SendRequest(msgspec.Struct):
-    """A call of `send`, under one sender's epoch, one version of the directory and one interceptor's epoch.
+    """A call of `send`, with the sender's epoch, the version of its directory, and the interceptor's epoch.
 
-    With a `conclusion` it is a transaction, of which everything is written or nothing.
+    With a `conclusion` the call is a transaction, which is written as a whole or not at all.
     """
 
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # or the number of a rule snapshot; -1: a user's own interceptor; -2: no verdicts
+    # Or the number of a rule snapshot; -1: a user's own interceptor; -2: the call has no verdicts.
+    interceptor_epoch: int
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
 
 class SendReply(msgspec.Struct):
-    """Outcomes of a call of `send`, frame by frame. `takers` counts the subscribers that received each publication.
+    """The outcome of a call of `send` for each frame. `takers` counts the subscribers that received each publication.
 
     `repeated` says that the call was made several times, because answers were lost, and that an earlier call may still
     be on its way to the server. That call could write refused frames until the sender claims a higher epoch.
@@ -151,10 +152,10 @@ class SendReply(msgspec.Struct):
 
 
 class Listening(NamedTuple):
-    """A mailbox that is ours now: the directory's version, the reader's epoch, and the durable cursor.
+    """A mailbox that this process reads from now on: the directory's version, the reader's epoch, the durable cursor.
 
     If the mailbox was taken over, `state` is the state after the last transaction, and `acked` has the ranges that are
-    acknowledged after the cursor. Otherwise these two are empty.
+    acknowledged after the cursor. Otherwise both are empty.
     """
 
     version: int
@@ -165,7 +166,7 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """The last entry of a mailbox (START's if it never had one), and the messages and bytes after the cursor."""
+    """The last entry of a mailbox, or START's if it never had an entry; and its messages and bytes after the cursor."""
 
     entry: str
     messages: int
@@ -173,7 +174,7 @@ class MailboxEnd(NamedTuple):
 
 
 class HeldMailbox(NamedTuple):
-    """A mailbox of another owner, with its lease.
+    """A mailbox that another owner has, with the owner's lease.
 
     `overdue` says that by the server's clock the lease may have ended.
     """
@@ -184,9 +185,10 @@ class HeldMailbox(NamedTuple):
 
 
 class SenderState(NamedTuple):
-    """A sender's new epoch, its last sequence number for each mailbox, and the subscribers of its last publications.
+    """The state of a sender after it has claimed a new epoch.
 
-    `transactions` is the number of its committed transactions.
+    `last` has its last sequence number for each mailbox. `takers` counts the subscribers that received its last
+    publications. `transactions` is the number of its committed transactions.
     """
 
     epoch: int
@@ -196,7 +198,7 @@ class SenderState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """A mailbox's limits, and the duration of its lease in seconds. If `leased`, it is removed when the lease ends."""
+    """A mailbox's limits, and the duration of its lease in seconds. If `leased`, the end of the lease removes it."""
 
     messages: int
     nbytes: int
@@ -215,8 +217,8 @@ class Ingress(NamedTuple):
 class DirectoryDelta(NamedTuple):
     """Changes of the directory since a version, the names of all mailboxes, and whether an event log is registered.
 
-    `schemas` has the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, `dates`
-    the steps from which agents are in another group.
+    `schemas` has the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, and
+    `dates` the steps from which on moved agents are in another group.
     """
 
     version: int
@@ -228,18 +230,18 @@ class DirectoryDelta(NamedTuple):
     dates: HostDates = NO_DATES
 
 
-_CHANCE = 10**6  # the last six digits are random
+_CHANCE = 10**6  # the last six digits of an epoch are random
 _END = 2**62  # a higher number cannot be an epoch, because frames have no room for it
 
 
 def new_epoch(above: int = 0) -> int:
-    """Return a number that was never used, above another one: the time in ms, followed by six random digits."""
+    """Return a number that was never used, above another number: the time in ms, followed by six random digits."""
     ms = time.time_ns() // 10**6
     return max(ms, above // _CHANCE + 1) * _CHANCE + secrets.randbelow(_CHANCE)
 
 
 def successor_of(kept: bytes | None) -> int:
-    """Return a new epoch above the server's epoch `kept` (None: there is none).
+    """Return a new epoch above the epoch `kept`, which the server has (None: it has none).
 
     A `kept` that cannot be an epoch is ignored.
     """

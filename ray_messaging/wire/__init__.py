@@ -1,1 +1,1 @@
-"""Encoding of batches as frames, and of notes for the event log."""
+"""Encoding of batches as frames, and of notes that the server stores."""

@@ -45,18 +45,19 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 try:  # This package computes CRC-32 by special instructions of the processor, in a tenth of zlib's time.
     from isal.isal_zlib import crc32
-except ImportError:  # The package does not exist for this machine: the standard library computes the same checksum.
+except ImportError:  # If the package does not exist for this machine, the standard library computes the same checksum.
     from zlib import crc32
 
-FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
+FOREIGN_SENDER = "foreign-"  # followed by a mailbox's name, this is the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 4
 _PREFIX = Packer("<2sBxII")
-_ALIGNMENT = 8  # Typed columns begin at a multiple of this many bytes from the start of the frame.
+_ALIGNMENT = 8  # typed columns begin at a multiple of this many bytes from the start of the frame
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
 
-# Optional columns in their order after the fixed ones. The lengths come last, because they have a row per line.
+# Optional columns in their order, which come after the fixed columns. The lengths come last, because they have a row
+# for each line.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
@@ -66,9 +67,10 @@ _ABSENT = (None,) * len(_FLAGS)
 _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
-# Flags: the frame has an extension; its optional columns, in their order after the fixed ones; typed columns; ids as
-# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs of sender and
-# hearer (a fold); causes; more topics than uint16 can number.
+# Flags of the header. They say that the frame has an extension; which optional columns it has, in their order; that its
+# payloads are typed columns; that its ids are int32, as only frames with typed columns and frames of steps may have;
+# that its rows stand for pairs of sender and hearer (a fold); that it has causes; that it has more topics than uint16
+# can number.
 (
     _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD,
     _CAUSE_NUMBERS, _CAUSE_PLACES, _WIDE_TOPICS
@@ -85,13 +87,13 @@ _InHand = tuple[str, str, _Step | str | None, _Number]
 
 
 def checksum_of(frame: bytes) -> int:
-    """Return the checksum at the beginning of a frame, without checking it."""
+    """Return the checksum that a frame begins with. It is not checked."""
     checksum: int = _PREFIX.unpack_from(frame)[2]
     return checksum
 
 
 class ColumnField(NamedTuple):
-    """Description of a column; the width is the length of its vectors, or 0 if a row is a single value."""
+    """Description of a typed column. `width` is the length of the vectors in it, or 0 if each row is a single value."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     type: str
@@ -99,38 +101,39 @@ class ColumnField(NamedTuple):
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """Header of a frame."""
+    """The header of a frame."""
 
     sender: str
     epoch: _Number
     first: _Number
     rows: _Number
     flags: _Number
-    lines: int  # -1: the frame has no payloads, as in a request for a verdict on ids only
+    lines: int  # -1 if the frame has no payloads, as in a request for a verdict on ids alone
     topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
     from_strings: tuple[str, ...]
     to_strings: tuple[str, ...]
     step: _Step | None
     sent_at: float
-    labels: tuple[tuple[str, bytes], ...] = ()  # each label, with the rows that have it (uint32)
-    noted: bytes = b""  # the rows (uint32) that the event log takes from a log note, and not from this frame
+    labels: tuple[tuple[str, bytes], ...] = ()  # each label, and the rows that have it (uint32)
+    noted: bytes = b""  # the rows (uint32) that the event log takes from a log note instead of this frame
     attempt: _Number = 0
     deliver: _Step | None = None
     reply_mailbox: str = ""
     reply_texts: tuple[str, ...] = ()
     audience: tuple[str, _Number] | None = None
     payload_columns: tuple[ColumnField, ...] = ()
-    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # each with a row, a mailbox and a message id
+    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # each item has a row, a mailbox and a message id
     fold: tuple[bytes, _Number, bytes] | None = None
-    trace: bytes = b""  # OpenTelemetry's context of the span in which the batch was sent; b"": the batch is not traced
-    # Each with a row, and the handlers that wait for the answer to that row.
+    # OpenTelemetry's context of the span in which the batch was sent; b"" if the batch is not traced.
+    trace: bytes = b""
+    # Each item has a row, and the handlers that wait for the answer to the question in the row.
     behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()
     failed: bool = False
     cause_texts: tuple[str, ...] = ()
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
-    """Encode a batch; the same batch always gives the same bytes."""
+    """Encode a batch. The same batch always gives the same bytes."""
     from_ids, to_ids, lines = batch.from_ids, batch.to_ids, batch.lines if with_payload else None
     step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
     sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
@@ -147,7 +150,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         None if lines is None else lines.index,
         np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
     )
-    # A single message has none of these columns, and its latency matters most.
+    # A single message has none of these columns, and for a single message time matters most.
     if not all(map(is_, optional, _ABSENT)):
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
@@ -177,12 +180,12 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
 
 
 def _is_small(ids: IdColumn) -> bool:
-    """Return whether all values fit into int32."""
+    """Return whether all values of an id column fit into int32."""
     values = ids.values
     return int(values.min(initial=0)) >= -(2**31) and int(values.max(initial=0)) < 2**31
 
 
-# A batch is pickled as its frame, also when Ray sends it to another process.
+# A batch is pickled as its frame, also when Ray sends the batch to another process.
 def _reduced(batch: Batch) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
     frame = encode(batch) if batch.frame is None else batch.frame
     if batch.origin is None:
@@ -261,9 +264,9 @@ def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
 
 
 class _FrameReader(msgspec.Struct):
-    """Reader that returns a frame's columns one after the other, and never reads past the frame's end.
+    """Reader that returns a frame's columns one after the other, and never reads beyond the frame's end.
 
-    `checked` says that another process has decoded the frame, so that its values are not checked again.
+    `checked` says that another process has decoded the frame already, so that its values need no check.
     """
 
     frame: bytes
@@ -273,7 +276,7 @@ class _FrameReader(msgspec.Struct):
     checked: bool
 
     def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        """Return the next column. It has `rows` values (None: one for each row of the frame)."""
+        """Return the next column. It has `rows` values, or one for each row of the frame if `rows` is None."""
         count = self.rows if rows is None else rows
         return np.frombuffer(self.cut(count * dtype.itemsize), dtype)
 
@@ -302,10 +305,10 @@ def _check(ok: object, reason: str) -> None:
 
 
 def decode(frame: bytes, *, checked: bool = False) -> Batch:
-    """Decode a frame; columns and payloads are views of its bytes. Raises FrameError if it is invalid.
+    """Decode a frame. Columns and payloads are views of its bytes. Raises FrameError if the frame is invalid.
 
-    Args: `checked` says that the process that passed on the frame has decoded it, so that its checksum and payloads are
-    not checked again.
+    Args: `checked` says that the process that sent the frame to this one has decoded it. Then its checksum and its
+    payloads are not checked again.
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
@@ -334,7 +337,10 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
 
 
 def is_folded(frame: bytes) -> bool:
-    """Return whether the rows of a frame represent pairs. Read only the header; return False if it is invalid."""
+    """Return whether the rows of a frame stand for pairs of sender and hearer, by its header alone.
+
+    Return False if the header is invalid.
+    """
     if len(frame) < _PREFIX.size:
         return False
     header_length = _PREFIX.unpack_from(frame)[3]
@@ -377,7 +383,7 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
     size = header.rows * (_I4 if small else _I8).itemsize
     from_values, to_values = reader.cut(size), b"" if folded else reader.cut(size)
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
-    # A single message, for which latency matters most, has none of these columns.
+    # A single message, for which time matters most, has none of these columns.
     known = _WIDE_OPTIONAL if header.flags & _WIDE_TOPICS else _OPTIONAL
     found = _columns(header, reader, known) if header.flags & (_EXTENSION - 1) else _NO_COLUMNS
     numbers, from_kinds, to_kinds, topic, steps, times, index = found
@@ -413,7 +419,7 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
 
 
 def _columns(header: Header, reader: _FrameReader, known: tuple[tuple[int, Any], ...]) -> list[Any]:
-    """Return the next columns, with None for each that is missing."""
+    """Return the next columns, with None for each column that the frame does not have."""
     return [reader.column(dtype) if header.flags & flag else None for flag, dtype in known]
 
 
@@ -449,12 +455,15 @@ def _message_ids(
 
 
 def _largest(column: NDArray[Any]) -> int:
-    """Return the largest value, or 0 without rows. For a single row, `item` takes a sixth of the time of `max`."""
+    """Return the largest value, or 0 if there are no rows.
+
+    For a single row, `item` takes a sixth of the time of `max`.
+    """
     return int(column.item(0)) if len(column) == 1 else int(column.max(initial=0))
 
 
 def _smallest(column: NDArray[Any]) -> int:
-    """Return the smallest value (see `_largest`)."""
+    """Return the smallest value, or 0 if there are no rows."""
     return int(column.item(0)) if len(column) == 1 else int(column.min(initial=0))
 
 
@@ -500,7 +509,7 @@ def _fields_of(table: TypedColumns) -> tuple[ColumnField, ...]:
 
 
 def _buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a table, which begin at position `at` of the frame."""
+    """Yield the bytes of a table that begins at position `at` of the frame."""
     for column in table.columns.values():
         for buffer in column.buffers:
             padding = -at % _ALIGNMENT
@@ -511,7 +520,7 @@ def _buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
 
 
 def _read_columns(fields: tuple[ColumnField, ...], reader: _FrameReader) -> TypedColumns:
-    """Read a table at the end of a frame; its columns are views of the frame. Raises FrameError if it is invalid."""
+    """Read a table at the end of a frame. Its columns are views of the frame. Raises FrameError if it is invalid."""
     columns = {field.name: _column(field, reader) for field in fields}
     if len(columns) < len(fields) or not columns:
         raise _invalid("it has no typed column, or two with the same name")

@@ -1,4 +1,4 @@
-"""Notes that the server stores: about a frame, for the event log, and about the service of a mailbox."""
+"""Notes that the server stores: notes about frames, for the event log, and notes about the service of a mailbox."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,17 @@ class RuleNote(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Before(msgspec.Struct, array_like=True, frozen=True):
-    """The payload (`line`) that some rows (uint32, little endian) had before a rule rewrote it."""
+    """The payload (`line`) that some rows (uint32, little endian) had before a rule rewrote them."""
 
     rows: bytes
     line: bytes
 
 
 def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[RuleNote, ...]:
-    """Group rows by rule and reason; `reasons` has both for each row (None: no rule blocked or rewrote the row)."""
+    """Group rows by rule and reason.
+
+    Args: `reasons` has, for each row, the rule that blocked or rewrote it and the reason, or None for neither.
+    """
     found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for row, why in enumerate(reasons):
         if why is not None:
@@ -36,7 +39,7 @@ def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[RuleNote, ...]:
 
 
 def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
-    """Group rows by their payload before a rewrite."""
+    """Group rows by the payloads that they had before a rule rewrote them."""
     found: defaultdict[bytes, list[int]] = defaultdict(list)
     for row, line in lines.items():
         found[line].append(row)
@@ -44,12 +47,13 @@ def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
 
 
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
-    """A note for the event log: the fate of a frame's rows.
+    """A note for the event log about the fate of a frame's rows.
 
     `fate` is an index into `fates.FATES`, for all rows. If it is PUBLISHED, a row with subscribers is published, and a
-    row without is undeliverable; only the server knows their number. If it is DELIVERED, `mailbox` is the mailbox that
-    has the rows. `why` has the rows that rules blocked or rewrote, `before` the payloads of rows before a rewrite. If
-    the rows are a part of a mailbox's frame, `places` has each row's place in that frame (uint32, little endian).
+    row without subscribers is undeliverable; only the server knows their number. If it is DELIVERED, `mailbox` is the
+    mailbox that has the rows. `why` has the rows that rules blocked or rewrote, and `before` the payloads of rows
+    before a rewrite. If the note has only some rows of a mailbox's frame, `places` has each row's place in that frame
+    (uint32, little endian).
     """
 
     fate: int
@@ -64,7 +68,7 @@ _decode_log_note = msgspec.msgpack.Decoder(LogNote).decode
 
 
 def decode_log_note(data: bytes, rows: int) -> LogNote:
-    """Decode the note of a frame with this number of rows; raise FrameError if it is invalid."""
+    """Decode the note about a frame that has `rows` rows; raise FrameError if the note is invalid."""
     try:
         note = _decode_log_note(data)
         packed = [*(why.rows for why in note.why), *(before.rows for before in note.before)]
@@ -97,8 +101,8 @@ class Slot(msgspec.Struct, array_like=True, frozen=True):
 class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
     """A note about the service of a mailbox. `ended` says why the service has ended ("": it has not ended).
 
-    If all handlers of the service wait for answers, so that it cannot begin another message, `slots` has all handlers;
-    otherwise `slots` is empty.
+    If all handlers of the service wait for answers, so that none can begin another message, `slots` has all handlers.
+    Otherwise `slots` is empty.
     """
 
     ended: str = ""
@@ -109,12 +113,12 @@ _decode_service_note = msgspec.msgpack.Decoder(ServiceNote).decode
 
 
 def encode_service_note(note: ServiceNote) -> bytes:
-    """Encode a note; a note without any content is b""."""
+    """Encode a note. A note without any content becomes b""."""
     return msgspec.msgpack.encode(note) if note.ended or note.slots else b""
 
 
 def decode_service_note(data: bytes) -> ServiceNote:
-    """Decode a note. Bytes that cannot be decoded come from another program; return an empty note for them."""
+    """Decode a note. Return an empty note for bytes that cannot be decoded, which another program has written."""
     try:
         return _decode_service_note(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):

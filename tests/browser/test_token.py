@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from support.inspector import PATIENCE_S, browser
 
-from ray_messaging.inspector.server.serve import Place, bind, serve
+from ray_messaging.inspector.web.serve import Place, bind, serve
 
 
 async def page(scope, receive, send):

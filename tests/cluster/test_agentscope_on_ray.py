@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("agentscope.app.message_bus", reason="AgentScope is not here: pip install --group agentscope")
 
-from ray_messaging import InvalidPayload, Messaging, rules
+from ray_messaging import Messaging, rules
 from ray_messaging.compat.agentscope import ItemBlocked, RayMessageBus
+from ray_messaging.errors import InvalidPayload
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
 

@@ -10,7 +10,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.any_values import anything, json_leaves, marked
 
-from ray_messaging import EventLog, InvalidPayload, Messaging, Steps
+from ray_messaging import EventLog, Messaging, Steps
+from ray_messaging.errors import InvalidPayload
 
 JSON_LIKE = st.recursive(
     json_leaves,

@@ -8,7 +8,8 @@ import pytest
 import ray
 from support.patience import WAIT_S
 
-from ray_messaging import Messaging, Steps, UnknownName, rules
+from ray_messaging import Messaging, Steps, rules
+from ray_messaging.errors import UnknownName
 
 GRAPH = [(2, 10), (2, 11), (2, 1), (10, 1)]
 

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import ray
 
-from ray_messaging import (
+from ray_messaging import Messaging, Steps
+from ray_messaging.cluster.handles.connection import NAMESPACE
+from ray_messaging.errors import (
     AlreadyExists,
     AudienceTooLarge,
     ConfigError,
     InvalidAddress,
     InvalidColumns,
-    Messaging,
-    Steps,
     UnknownName,
     UnknownSender,
 )
-from ray_messaging.cluster.handles.connection import NAMESPACE
 
 GRAPH = np.array([[0, 10], [0, 11], [10, 1], [0, 10]], np.int32)
 
@@ -164,7 +163,7 @@ def test_groups_and_the_user_broadcast(logged, name):
         west.broadcast(1, "ghosts", {"n": 4})
     with pytest.raises(UnknownSender):
         west.broadcast(15, audience, {"n": 4})
-    receipts = messaging.broadcast({"n": 5})
+    receipts = messaging.broadcast("*", {"n": 5})
     assert receipts.counts()["delivered"] == 20
     assert sorted(m.to_id for m in east.fetch_messages(timeout=60, complete=True)) == [*range(10, 20)]
     assert {m.from_id for m in west.fetch_messages(timeout=60, complete=True)} == {None, 1}

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ray_messaging import LocalServer, Messaging, MessagingConfig, Outgoing, rules
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import (
     AlreadyExists,
@@ -60,7 +60,7 @@ def test_invalid_names_are_refused(messaging, name):
         (LocalServer(), ["redis=LocalServer", "leave it out for an embedded server"]),
         (7, ["redis=int", "redis:// URL"]),
         ({"server": "127.0.0.1"}, ["redis=dict", "RedisConfig"]),
-        (MessagingConfig(), ["MessagingConfig names no server"]),
+        (MessagingConfig(), ["MessagingConfig is no server"]),
     ],
     ids=["local", "int", "dict", "settings"],
 )

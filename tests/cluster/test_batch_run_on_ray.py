@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from support.studies import work_here
 
-from ray_messaging import Mean, batch_run
+from ray_messaging import Mean, Study, batch_run
 
 
 @pytest.mark.long
@@ -37,3 +40,85 @@ def test_a_study_on_ray_has_the_files_of_one_in_this_process(ray_cluster, tmp_pa
     sweep(tmp_path / "here")
     for name in ("runs.parquet", "series.parquet"):
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
+SWEEP = """
+import os, signal, sys
+from pathlib import Path
+from ray_messaging import Mean, batch_run
+
+FOLDER, RUNS, DYING = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "dying"
+
+def person(me, inbox, *, chance):
+    if DYING and chance == 0.5 and me.step == 1 and me.id == 0:  # a run ends its process, once
+        marker = FOLDER.with_name("died")
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+    if me.rng.random() < chance:
+        me.send((me.id + 1) % 3, {})
+
+rows = [{"chance": number / RUNS} for number in range(1, RUNS + 1)]
+if DYING:
+    import ray
+    ray.init(log_to_driver=False, logging_level="ERROR")
+batch_run(person, rows, agents=3, until=3, outcomes=Mean("heard"), folder=FOLDER, workers=4, progress=False)
+"""
+
+HOST = """
+import os, subprocess, sys
+from support.bare_ray import start_cluster
+from support.patience import wait_for
+from ray_messaging import Study
+from ray_messaging.errors import LogError
+
+program, folder, runs = sys.argv[1:]
+CLOCKS = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+cluster = start_cluster(num_cpus=2, _system_config=CLOCKS)
+lost = cluster.add_node(num_cpus=2)
+cluster.wait_for_nodes()
+
+def start():
+    return subprocess.Popen([sys.executable, program, folder, runs, "dying"],
+                            env=os.environ | {"RAY_ADDRESS": cluster.address})
+
+def ended():
+    try:
+        return len(Study(folder))
+    except LogError:
+        return 0
+
+driver = start()
+wait_for(lambda: ended() > 10, "the first runs", 200)
+driver.kill()
+driver.wait()
+before = ended()
+assert before < int(runs)
+driver = start()
+wait_for(lambda: ended() > before, "more runs", 200)
+cluster.remove_node(lost, allow_graceful=False)
+assert ended() < int(runs)
+assert driver.wait(400) == 0
+cluster.shutdown()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("runs", [300, 1000])
+def test_a_sweep_loses_its_driver_workers_and_a_machine_and_has_each_run_once(runs, tmp_path):
+    """Processes without Ray, of which none dies, write the same bytes."""
+    program = tmp_path / "program.py"
+    program.write_text(SWEEP)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"PYTHONPATH": path}
+    disturbed, quiet = tmp_path / "disturbed", tmp_path / "quiet"
+    command = [sys.executable, "-c", HOST, str(program), str(disturbed), str(runs)]
+    subprocess.run(command, env=environment, check=True, timeout=280)
+    subprocess.run([sys.executable, str(program), str(quiet), str(runs), "quiet"], env=environment, check=True)
+    assert (tmp_path / "died").exists()
+    for name in ("runs.parquet", "series.parquet"):
+        assert (disturbed / name).read_bytes() == (quiet / name).read_bytes()
+    found = Study(disturbed).to_pandas()
+    assert (len(found), found["error"].isna().all(), found["chance"].is_unique) == (runs, True, True)

@@ -10,7 +10,8 @@ import redis
 from support.cluster import serving, wait_for
 from support.patience import WAIT_S
 
-from ray_messaging import AnswerFailed, Messaging, NoAnswer, NoQuestion, QuestionBlocked, Steps
+from ray_messaging import Messaging, Steps
+from ray_messaging.errors import AnswerFailed, NoAnswer, NoQuestion, QuestionBlocked
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from ray_messaging import ConfigError, Messaging, UnknownName
+from ray_messaging import Messaging
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
+from ray_messaging.errors import ConfigError, UnknownName
 
 pytestmark = pytest.mark.long
 
@@ -137,7 +138,7 @@ def test_bad_input_gets_an_error_of_one_line(town, letters, url):
         (["list", "nowhere"], "no experiment 'nowhere' runs"),
         (["list", "nowhere", "--redis", url], "the server has no experiment 'nowhere'"),
         (["list", exp_id, "--redis", "redis://127.0.0.1:1"], "cannot reach the server at 127.0.0.1:1"),
-        (["show", exp_id, "x"], "'x' is no id of a dead letter"),
+        (["show", exp_id, "x"], "'x' is not the id of a dead letter"),
         (["show", exp_id, "1-1"], "there is no dead letter '1-1'"),
         (["requeue", exp_id], "say which dead letters"),
         (["drop", exp_id, "1-1", "--all"], "only one of these"),

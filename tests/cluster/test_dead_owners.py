@@ -4,7 +4,8 @@ import pytest
 import ray
 from support.cluster import Society, numbers, wait_for
 
-from ray_messaging import AlreadyExists, Messaging, MessagingConfig
+from ray_messaging import Messaging, MessagingConfig
+from ray_messaging.errors import AlreadyExists
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 

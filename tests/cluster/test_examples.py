@@ -63,6 +63,17 @@ def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(run, tmp_path
     ]
 
 
+@pytest.mark.long
+def test_people_and_agents_guess_together(run, tmp_path):
+    pytest.importorskip("nicegui")
+    turns, guesses = run(
+        "seats.py", "--scripted", "--people", "3", "--port", "0", "--log-dir", str(tmp_path / "seats")
+    ).splitlines()
+    assert turns == "15 of 15 turns were taken by people"
+    low, *_, high = sorted(map(int, re.findall(r"\d+", guesses)))
+    assert high - low < 100
+
+
 @pytest.fixture
 def fresh(home):
     """Return a function that runs an example as a user does, in a process of its own, where no Ray runs."""

@@ -6,6 +6,7 @@ import pytest
 import ray
 import redis
 from support.cluster import Society, drain, kill_and_wait, numbered, numbers, run_apart, wait_for
+from support.servers import find_binary
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName
@@ -47,6 +48,16 @@ def test_start_connect_and_shutdown(ray_cluster, exp_id):
         group.send("ann", "bob", {})
 
 
+def test_the_driver_chooses_the_program_of_the_embedded_server(ray_cluster, exp_id, monkeypatch):
+    monkeypatch.setenv("RAY_MESSAGING_SERVER", find_binary("redis-server"))  # Ray's processes do not have the variable
+    with Messaging.start(exp_id) as messaging:
+        config = messaging.redis
+        with redis.Redis(config.server, config.port, password=config.password) as client:
+            assert "valkey_version" not in client.info("server")
+        group = messaging.create_group("all", [1, 2])
+        assert group.send(1, 2, {"content": "hi"}).fate == "delivered"
+
+
 async def test_the_agents_and_their_groups(messaging, pair):
     before = messaging.agents()
     async with await messaging.open_messager("own", [-9, "listed"]):
@@ -84,7 +95,8 @@ import sys
 import pytest
 import ray
 
-from ray_messaging import Messaging, UnknownName
+from ray_messaging import Messaging
+from ray_messaging.errors import UnknownName
 
 with pytest.raises(UnknownName):
     Messaging.connect("no-" + sys.argv[1])

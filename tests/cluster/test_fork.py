@@ -15,20 +15,10 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
-from ray_messaging import (
-    AlreadyExists,
-    ConfigError,
-    EventLog,
-    LogError,
-    Messaging,
-    NotRepeatable,
-    StepFailed,
-    Steps,
-    compare,
-    rules,
-)
+from ray_messaging import EventLog, Messaging, Steps, compare, rules
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.connection import find_actor
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, NotRepeatable, StepFailed
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import read_run, write_run
 from ray_messaging.eventlog.forking import copy_run
@@ -75,9 +65,9 @@ def parent(folder, every, steps=STEPS, model=person):
         messaging.create_audience("street", ids=[*range(AGENTS)], positions=PLACES, radius=0.2)
         messaging.rules.insert(rules.Sample(0.7), at_step=INSERTED)
         ran(messaging, 3, model=model)
-        messaging.broadcast({"word": "to all"})
+        messaging.broadcast("*", {"word": "to all"})
         ran(messaging, 6, model=model)
-        messaging.broadcast({"word": "once more"})
+        messaging.broadcast("*", {"word": "once more"})
         yield ran(messaging, steps, model=model)
 
 
@@ -263,7 +253,7 @@ def test_a_fork_differs_from_its_step_on_by_what_was_changed(numbers, tmp_path, 
     states = {"states": {"1": {"number": 50}}} if changed == "state" else {}
     with Messaging.fork(folder, f"numbers-{changed}", at_step=2, log_dir=tmp_path / "fork", **states) as messaging:
         if changed == "message":
-            messaging.broadcast({"number": 50})
+            messaging.broadcast("*", {"number": 50})
         run(messaging, silent if changed == "model" else crowd, shared=changed == "shared")
     mine, theirs = EventLog.open(tmp_path / "fork"), EventLog.open(folder)
     assert [mine.digest(step) == theirs.digest(step) for step in (0, 1)] == [True, True]
@@ -280,7 +270,7 @@ def test_a_fork_differs_from_its_step_on_by_what_was_changed(numbers, tmp_path, 
 def test_a_message_from_outside_that_moves_nobody_is_no_difference(numbers, tmp_path):
     folder, run = numbers
     with Messaging.fork(folder, "numbers-nobody", at_step=3, log_dir=tmp_path / "fork") as messaging:
-        messaging.broadcast({"number": 0})
+        messaging.broadcast("*", {"number": 0})
         run(messaging)
     mine, theirs = EventLog.open(tmp_path / "fork"), EventLog.open(folder)
     assert mine.digest(2) != theirs.digest(2)

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from ray_messaging import ConfigError, EventLog, Messaging, Steps, compare, rules
+from ray_messaging import EventLog, Messaging, Steps, compare, rules
+from ray_messaging.errors import ConfigError
 
 AGENTS, STEPS, SEED = 20, 14, 3
 
@@ -39,10 +40,10 @@ def parent(by_value, tmp_path_factory):
     of = Steps(seed=SEED, digest=True, checkpoint=5)
     with Messaging.start("outside", log_dir=folder, steps=of, rules=judges()) as messaging:
         ran(messaging, 6)
-        messaging.broadcast({"n": 3})
+        messaging.broadcast("*", {"n": 3})
         messaging.create_survey(Mood, question={"n": 1}, timeout=None)
         messaging.ask_columns([2, 3], {"n": 2}, timeout=600)
-        messaging.broadcast({"n": 4, "text": "secret"})
+        messaging.broadcast("*", {"n": 4, "text": "secret"})
         ran(messaging, 11)
         messaging.create_survey(Mood, question={"n": 5}, to=[1, 2, 3], timeout=None)
         result = ran(messaging, STEPS)
@@ -76,7 +77,7 @@ def test_a_fork_whose_process_was_killed_goes_on_and_sends_what_is_left(parent, 
 
     with fork(at_step=5, on_existing="resume") as messaging:  # nothing is there yet
         ran(messaging, 6)
-        messaging.broadcast({"n": 3})  # the first that came in the parent, and then the process dies
+        messaging.broadcast("*", {"n": 3})  # the first that came in the parent, and then the process dies
     with pytest.raises(ConfigError, match="on_existing='reset' is unknown: write 'error', or 'resume'"):
         fork(on_existing="reset")
     with pytest.raises(ConfigError, match="a fork that began after step 4: fork at step 5 or later"):

@@ -8,7 +8,7 @@ import pytest
 import ray
 from support.cluster import EmptyGroups, drain, kill_and_wait, new_handle, numbered, numbers, wait_for
 
-from ray_messaging import CommitFailed, ConfigError, FetchTooLarge
+from ray_messaging.errors import CommitFailed, ConfigError, FetchTooLarge
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, NoQuestion, UnknownSender
 from ray_messaging.cluster.handles.group.waiting import InLoop
+from ray_messaging.errors import ConfigError, NoQuestion, UnknownSender
 
 
 class CountedCalls:

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.long
 SCRIPT = """
 import os, signal, sys, time
 import ray
-from ray_messaging import Closed, Messaging
+from ray_messaging import Messaging
+from ray_messaging.errors import Closed
 
 assert not ray.is_initialized()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from ray_messaging import Messaging, Steps, rules, run
+from ray_messaging import EventLog, Messaging, Steps, rules, run
 
 PROGRAMS = st.fixed_dictionaries(
     {
@@ -82,3 +82,33 @@ def test_a_local_run_has_the_result_of_a_run_on_ray(by_value, examples):
         assert here.to_pandas().equals(on_ray.to_pandas())
 
     same()
+
+
+@pytest.mark.long
+def test_a_log_of_a_local_run_is_that_of_a_run_on_ray_and_can_be_forked(by_value, tmp_path):
+    """The rules remember what they have judged, also in the fork."""
+    whole, agents = {"by": "agent", "sends": 3, "agents": 12}, 12
+    made = lambda: [rules.BlackList([(0, 1)]), rules.SenderBan(rules.Pattern(regexes=["x{9}"]), after=8)]  # noqa: E731
+    given = {"agents": agents, "until": 12, "groups": 2, "progress": False, "collect": heard_by}
+    here = run(model_of(whole), seed=5, rules=made(), log_dir=tmp_path / "here", checkpoint=4, **given)
+    with Messaging.start(
+        "local-log", log_dir=tmp_path / "ray", steps=Steps(seed=5, digest=True), rules=made()
+    ) as messaging:
+        on_ray = messaging.run(model_of(whole), **given)
+    mine, theirs = EventLog.open(tmp_path / "here"), EventLog.open(tmp_path / "ray")
+    assert mine.diff(theirs) is None
+    assert mine.history_digest(11) == theirs.history_digest(11)
+    assert mine.balance() == theirs.balance()
+    assert mine.series().equals(theirs.series())
+    assert (here.digests, here.fates, here.states) == (on_ray.digests, on_ray.fates, on_ray.states)
+    assert here.fates["blocked"] > 20
+    with Messaging.fork(
+        tmp_path / "here", "local-fork", at_step=8, log_dir=tmp_path / "fork", rules=made()
+    ) as messaging:
+        forked = messaging.run(model_of(whole), **given)
+    assert (forked.digests, forked.states) == (here.digests, here.states)
+    assert EventLog.open(tmp_path / "fork").diff(mine) is None
+
+
+def heard_by(me):
+    return {"heard": len(me.state["heard"])}

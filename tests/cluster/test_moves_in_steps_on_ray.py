@@ -10,7 +10,8 @@ import pytest
 from support.cluster import die_once
 from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
-from ray_messaging import Messager, Messaging, StepFailed, Steps
+from ray_messaging import Messager, Messaging, Steps
+from ray_messaging.errors import StepFailed
 
 pytestmark = pytest.mark.long
 

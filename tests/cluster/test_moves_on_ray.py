@@ -5,7 +5,8 @@ import uuid
 import pytest
 from support.cluster import drain, kill_and_wait
 
-from ray_messaging import AlreadyExists, InvalidAddress, Messaging, MoveFailed, UnknownName
+from ray_messaging import Messaging
+from ray_messaging.errors import AlreadyExists, InvalidAddress, MoveFailed, UnknownName
 
 
 @pytest.fixture(scope="module")

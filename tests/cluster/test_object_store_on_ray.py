@@ -13,7 +13,8 @@ from support.object_store import BUCKET, ObjectStore
 PROGRAM = """
 import json
 import sys
-from ray_messaging import ConfigError, EventLog, Messaging, Steps
+from ray_messaging import EventLog, Messaging, Steps
+from ray_messaging.errors import ConfigError
 from support.bare_ray import start_ray
 
 uri, data_dir = sys.argv[1:]
@@ -43,7 +44,7 @@ found = {}
 with Messaging.start("town", **OLD) as messaging:
     messaging.create_audience("street", members=range(5))
     ran(messaging, 3)
-    messaging.broadcast({"n": 0})
+    messaging.broadcast("*", {"n": 0})
     found["town"] = ran(messaging, 6).digests
     found["live"] = len(messaging.log.query())
 found["facts"] = facts("town")

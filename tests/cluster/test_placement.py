@@ -26,7 +26,7 @@ def messaging(ray_cluster):
     [
         ({"placement": "spred"}, r"placement='spred' is unknown: write 'spread', 'pack', or \{"),
         ({"placement": 3}, "placement=3 is unknown"),
-        ({"placement": {"wst": "b"}}, "placement= has 'wst', which is none of these groups: east, west"),
+        ({"placement": {"wst": "b"}}, "placement= has 'wst', which is not one of the groups east, west"),
         ({"placement": {"west": 1}}, "placement= has 1 for group 'west'"),
         (
             {"placement": {"west": "moon"}},
@@ -34,7 +34,7 @@ def messaging(ray_cluster):
         ),
         ({"actor_options": {"num_cpu": 1}}, "of group 'west' are no options of Ray's: .*num_cpu"),
         ({"actor_options": {"east": {"num_cpu": 1}}}, "of group 'east' are no options of Ray's: .*num_cpu"),
-        ({"actor_options": 7}, "actor_options=7 must be options of Ray's"),
+        ({"actor_options": 7}, "actor_options=7 must be a dict of Ray's options"),
     ],
 )
 def test_a_placement_that_cannot_be_is_refused(messaging, options, told):

@@ -16,9 +16,10 @@ from support.cluster import die_once
 from support.step_society import SEED
 
 from benchmarks.fake_openai import served
-from ray_messaging import BudgetSpent, Calls, ConfigError, EventLog, Messaging, Price, StepFailed, Steps, models, rules
+from ray_messaging import Calls, EventLog, Messaging, Price, Steps, models, rules
 from ray_messaging.cluster.run.run import Run, RunActors
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.errors import BudgetSpent, ConfigError, StepFailed
 
 AGENTS, STEPS = 12, 4
 PARENT_OF = "ray_messaging.cluster.run.run.parent_of"

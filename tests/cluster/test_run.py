@@ -21,8 +21,9 @@ from support.cluster import die_once
 from support.ripple import ripple, ripple_start
 from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
-from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps
+from ray_messaging import Messaging, Steps
 from ray_messaging import run as local_run
+from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed
 
 
 @pytest.fixture(scope="module")

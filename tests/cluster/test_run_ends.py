@@ -70,7 +70,8 @@ with Messaging.start("ends", steps=steps, log_dir=home / "log", on_existing=mode
 
 
 RAISES = """
-from ray_messaging import Messaging, StepFailed, Steps
+from ray_messaging import Messaging, Steps
+from ray_messaging.errors import StepFailed
 
 
 def person(me, inbox):

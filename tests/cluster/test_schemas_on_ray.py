@@ -8,7 +8,8 @@ import pydantic
 import pytest
 import ray
 
-from ray_messaging import ConfigError, InvalidAddress, InvalidColumns, PayloadMismatch, columns, rules
+from ray_messaging import columns, rules
+from ray_messaging.errors import ConfigError, InvalidAddress, InvalidColumns, PayloadMismatch
 from ray_messaging.model.typed.typed_table import TypedColumns
 
 SUBTOPIC = "user-survey"  # of groups that other tests share

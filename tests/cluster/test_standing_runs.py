@@ -12,19 +12,8 @@ import pytest
 from support.cluster import die_once
 from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
-from ray_messaging import (
-    AlreadyExists,
-    Closed,
-    ConfigError,
-    Count,
-    EventLog,
-    Mean,
-    Messaging,
-    StepFailed,
-    Steps,
-    UnknownName,
-    run,
-)
+from ray_messaging import Count, EventLog, Mean, Messaging, Steps, run
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, StepFailed, UnknownName
 from ray_messaging.inspector.page_values import StepFacts
 from ray_messaging.inspector.sources.live import LiveSource
 

@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from support.patience import WAIT_S
 from typer.testing import CliRunner
 
-from ray_messaging import AlreadyExists, Closed, ConfigError, InvalidAddress, Messaging, UnknownName
+from ray_messaging import Messaging
 from ray_messaging.cli import app
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName
 
 
 class Mood(BaseModel):

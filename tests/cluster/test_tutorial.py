@@ -34,11 +34,15 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
     assert (tmp_path / "town.html").stat().st_size > 10_000
 
 
-OF_OTHERS = {"guides/autogen": "autogen_core", "guides/langgraph": "langgraph"}
+OF_OTHERS = {
+    "guides/autogen": "autogen_core",
+    "guides/langgraph": "langgraph",
+    "guides/agent-framework": "agent_framework",
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", *OF_OTHERS])
+@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", "guides/a2a", *OF_OTHERS])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
     if package := OF_OTHERS.get(page):
         pytest.importorskip(

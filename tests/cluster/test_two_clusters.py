@@ -3,9 +3,9 @@
 import pytest
 from support.other_cluster import OtherCluster, texts_of
 
-from ray_messaging import AlreadyExists, EventLog
+from ray_messaging import EventLog
 from ray_messaging.addressing.server_keys import Keys
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import AlreadyExists, MessagingError
 
 pytestmark = pytest.mark.long
 

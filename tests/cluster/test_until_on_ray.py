@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from support.cluster import die_once
 
-from ray_messaging import ConfigError, Count, Mean, Messaging, Of, StepFailed, Steps, run
+from ray_messaging import Count, Mean, Messaging, Of, Steps, run
+from ray_messaging.errors import ConfigError, StepFailed
 
 AGENTS, SEED = 12, 3
 COLLECT = [Count("health"), Of([5], Mean("fifth", of="days"))]

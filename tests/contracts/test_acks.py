@@ -6,7 +6,8 @@ import pytest
 from support.contracts import fetch_all, numbers, send_numbers, until, vanish
 from support.server_side import Letters, findings_of_mailboxes, kept_in_mailboxes, waiting_in
 
-from ray_messaging import CommitFailed, ConfigError, Messager
+from ray_messaging import Messager
+from ray_messaging.errors import CommitFailed, ConfigError
 
 
 async def hold(messager, count):

@@ -11,19 +11,15 @@ from support.contracts import fetch_all
 from support.log_writing import begin_log
 from support.patience import WAIT_S
 
-from ray_messaging import (
+from ray_messaging import EventLog, Messager, MessagingError, Outgoing, columns
+from ray_messaging.errors import (
     Closed,
     ConfigError,
-    EventLog,
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
-    Messager,
-    MessagingError,
     NotListening,
-    Outgoing,
     PayloadTooLarge,
-    columns,
 )
 
 BAD_IDS = [1.5, True, b"ann", ("a", 1.5), [1], np.array([1, 2]), int, 2**63, "", "a\x7f", "x" * 300, "\n", "\ud800"]

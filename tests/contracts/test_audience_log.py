@@ -17,7 +17,8 @@ from support.contracts import WAIT_S
 from support.step_society import digests_of
 from support.stepped import fates_in
 
-from ray_messaging import LogError, Rule, Unbalanced, columns, rules
+from ray_messaging import Rule, columns, rules
+from ray_messaging.errors import LogError, Unbalanced
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from support.shelf import Shelf, among, graph, written
 from support.step_society import digests_of
 from support.stepped import begin_steps, fates_in, steps_of
 
-from ray_messaging import Messager, MessagingConfig, UnknownName, columns, rules
+from ray_messaging import Messager, MessagingConfig, columns, rules
+from ray_messaging.errors import UnknownName
 
 FRIENDS, PLAZA = "friends", "plaza"
 WEST, EAST = range(10), range(10, 20)

@@ -11,7 +11,8 @@ from support.contracts import fetch_all, until
 from support.patience import WAIT_S
 from support.sending_faults import know_the_directory
 
-from ray_messaging import MessagingError, OutcomeUnknown
+from ray_messaging import MessagingError
+from ray_messaging.errors import OutcomeUnknown
 
 LANES, SENDS = 8, 12
 RECEIVERS = (101, 102, 103)

@@ -11,7 +11,8 @@ from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, v
 from support.log_writing import begin_log
 from support.server_side import entries_after, remove_mailbox, see_a_lease_over
 
-from ray_messaging import AlreadyExists, EventLog
+from ray_messaging import EventLog
+from ray_messaging.errors import AlreadyExists
 
 sys.path.append(str(Path(__file__).parents[1]))
 from faults.injector import aof_files, tear

@@ -14,7 +14,7 @@ from support.server_side import all_scripts, keys_of, log_all
 from support.servers import find_binary
 from support.slots import ClusterService, KeyByKey, Resharding, raw
 
-from ray_messaging import ConnectionFailed
+from ray_messaging.errors import ConnectionFailed
 
 BARELY_S = 0.5  # of patience: a few attempts
 

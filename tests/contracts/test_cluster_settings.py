@@ -9,8 +9,8 @@ from support.server_side import closed_names, examined, findings_of_server, kept
 from support.servers import HOST, PASSWORD, free_port
 from support.slots import ClusterService, owner_of, raw, slot_of
 
-from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
-from ray_messaging.errors import ServerRefused
+from ray_messaging import Messager, RedisConfig
+from ray_messaging.errors import ConfigError, ConnectionFailed, ServerRefused
 
 
 @pytest.fixture(scope="module")

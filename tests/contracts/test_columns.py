@@ -17,7 +17,8 @@ from support.rules import Only
 from support.stepped import begin_steps
 from support.typed_tables import all_typed, unread
 
-from ray_messaging import InvalidColumns, InvalidPayload, PayloadTooLarge, Rule, columns, rules
+from ray_messaging import Rule, columns, rules
+from ray_messaging.errors import InvalidColumns, InvalidPayload, PayloadTooLarge
 
 PRICES = np.array([1.5, math.nan, 3.0])
 TEXTS = ["buy", "séll", ""]

@@ -6,7 +6,7 @@ import pickle
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, take_in
 
-from ray_messaging import ConfigError, FetchTooLarge
+from ray_messaging.errors import ConfigError, FetchTooLarge
 
 
 async def fill(sender, count, frame=20):

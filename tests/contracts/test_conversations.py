@@ -8,7 +8,8 @@ import pytest
 from support.contracts import WAIT_S, as_asked_of, ended, fetch_all, fetch_batch, until
 from support.interceptors import interceptor_with
 
-from ray_messaging import Closed, Fenced, MailboxFull, NoAnswer, NoQuestion, QuestionBlocked, rules
+from ray_messaging import rules
+from ray_messaging.errors import Closed, Fenced, MailboxFull, NoAnswer, NoQuestion, QuestionBlocked
 
 
 async def answer_all(messager, count, payload_of=lambda message: {"twice": 2 * message.payload["n"]}):

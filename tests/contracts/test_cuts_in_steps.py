@@ -8,7 +8,7 @@ from faults.proxy import Proxy
 from support.patience import WAIT_S
 from support.stepped import begin_steps
 
-from ray_messaging import ConnectionFailed, StepAborted
+from ray_messaging.errors import ConnectionFailed, StepAborted
 
 SEND_S = 0.4  # the bound of a send outside of steps
 

@@ -12,7 +12,8 @@ from support.interceptors import Held, interceptor_with
 from support.log_writing import begin_log
 from support.rules import Only
 
-from ray_messaging import Closed, EventLog, InterceptorUnavailable, MailboxFull, Outgoing, rules
+from ray_messaging import EventLog, Outgoing, rules
+from ray_messaging.errors import Closed, InterceptorUnavailable, MailboxFull
 from ray_messaging.wire.frames import decode, encode
 
 

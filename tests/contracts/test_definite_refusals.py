@@ -6,8 +6,8 @@ import pytest
 from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all, until
 
-from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing, PayloadTooLarge
-from ray_messaging.errors import TransitError
+from ray_messaging import Outgoing
+from ray_messaging.errors import ConnectionFailed, OutcomeUnknown, PayloadTooLarge, TransitError
 
 
 @pytest.fixture

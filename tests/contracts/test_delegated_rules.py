@@ -6,7 +6,8 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, until
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once, passed, send
 
-from ray_messaging import Fenced, InterceptorUnavailable, Outgoing, rules
+from ray_messaging import Outgoing, rules
+from ray_messaging.errors import Fenced, InterceptorUnavailable
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from support.contracts import fetch_all
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once
 from support.server_side import forget_owners
 
-from ray_messaging import InterceptorUnavailable, rules
-from ray_messaging.errors import Fenced
+from ray_messaging import rules
+from ray_messaging.errors import Fenced, InterceptorUnavailable
 
 
 @pytest.fixture(params=["all", "the interceptor"])

@@ -7,7 +7,8 @@ import pytest
 from support.contracts import fetch_all, numbers, take_in, until
 from support.server_side import remove_mailbox
 
-from ray_messaging import FrameError, Outgoing
+from ray_messaging import Outgoing
+from ray_messaging.errors import FrameError
 
 
 async def test_a_foreign_publish_reaches_its_agent_and_no_other_channel(messagers, store):

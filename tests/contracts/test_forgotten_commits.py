@@ -8,7 +8,7 @@ import pytest
 from support.contracts import WAIT_S, numbers, until
 from support.groups_without_ray import groups_without_ray
 
-from ray_messaging import CommitFailed
+from ray_messaging.errors import CommitFailed
 
 
 @pytest.mark.one_server("health asks the host")

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.forked_towns import HEARD, STEPS, Crier, Growing, Town
 
-from ray_messaging import NotRepeatable, rules
+from ray_messaging import rules
+from ray_messaging.errors import NotRepeatable
 
 
 @st.composite

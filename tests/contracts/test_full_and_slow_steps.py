@@ -9,7 +9,7 @@ import pytest
 from support.patience import AT_ONCE_S, WAIT_S
 from support.stepped import begin_steps, declare
 
-from ray_messaging import StepTooLarge
+from ray_messaging.errors import StepTooLarge
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, until
 from support.server_side import waiting_in
 
-from ray_messaging import Closed, ConfigError, NotListening
+from ray_messaging.errors import Closed, ConfigError, NotListening
 
 
 async def send(west, *messages):

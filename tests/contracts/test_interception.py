@@ -8,7 +8,8 @@ from support.interceptors import Foreign, interceptor_with
 from support.patience import AT_ONCE_S
 from support.rules import Only, Whole, allow
 
-from ray_messaging import ConfigError, InterceptorUnavailable, Outgoing, Rule, RuleError, rules
+from ray_messaging import Outgoing, Rule, rules
+from ray_messaging.errors import ConfigError, InterceptorUnavailable, RuleError
 
 
 async def send(sender, pairs, **payload):

@@ -9,7 +9,7 @@ from support.contracts import client_of, fetch_all, until
 from support.server_side import ask_when_cut, keys_of
 from support.servers import RedisProcess
 
-from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
+from ray_messaging.errors import Closed, Fenced, MailboxFull, OutcomeUnknown
 
 pytestmark = pytest.mark.one_server("it looks into one server; the other suites send large frames over all layouts")
 

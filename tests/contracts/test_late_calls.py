@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, numbers, send_numbers
 
-from ray_messaging import TransactionError
+from ray_messaging.errors import TransactionError
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def test_a_fetch_that_ends_after_its_block_takes_no_message(bank, shop):
     async with bank.transaction() as tx:
         await send_numbers(shop, 1, 2)
         assert numbers(await tx.fetch_messages(timeout=WAIT_S)) == [1, 2]
-    with pytest.raises(TransactionError, match="not under way"):
+    with pytest.raises(TransactionError, match="is not open"):
         await late[0]
 
 

@@ -14,8 +14,8 @@ from support.server_side import keys_of
 from support.step_faults import commit_in_parts
 from support.stepped import begin_steps
 
-from ray_messaging import Messager, MessagingConfig, MessagingError, OutcomeUnknown, StepAborted
-from ray_messaging.errors import TransitError
+from ray_messaging import Messager, MessagingConfig, MessagingError
+from ray_messaging.errors import OutcomeUnknown, StepAborted, TransitError
 from ray_messaging.wire.frames import decode
 
 SETTINGS = MessagingConfig(send_timeout_s=0.2)

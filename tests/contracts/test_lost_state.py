@@ -6,7 +6,7 @@ import logging
 import pytest
 from support.contracts import WAIT_S, fetch_all
 
-from ray_messaging import Fenced, NotListening, TransactionError
+from ray_messaging.errors import Fenced, NotListening, TransactionError
 
 
 class Backup:

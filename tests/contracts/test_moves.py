@@ -8,7 +8,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 from support.receivers import hosted_by, is_withheld
 
-from ray_messaging import AlreadyExists, ConfigError, MoveFailed, UnknownName, UnknownSender
+from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName, UnknownSender
 
 
 @pytest.fixture

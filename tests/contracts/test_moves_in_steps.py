@@ -10,7 +10,8 @@ import pytest
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, agree, hears, live, run_step
 from support.stepped import EVERYBODY, befriend, begin_steps, declare, fates_in, leave_steps, steps_of
 
-from ray_messaging import AlreadyExists, MoveFailed, UnknownName, rules
+from ray_messaging import rules
+from ray_messaging.errors import AlreadyExists, MoveFailed, UnknownName
 
 GROUPS = 3
 

@@ -18,25 +18,21 @@ import pytest
 from support.contracts import WAIT_S, fetch_all
 from support.interceptors import Foreign, interceptor_with
 
-from ray_messaging import (
+from ray_messaging import Messager, Messaging, MessagingConfig, Msg, rules
+from ray_messaging.compat.mqtt import Messager as MqttMessager
+from ray_messaging.compat.mqtt import MqttConfig
+from ray_messaging.errors import (
     Closed,
     ConfigError,
     ConnectionFailed,
     Fenced,
     InvalidAddress,
     InvalidPayload,
-    Messager,
-    Messaging,
-    MessagingConfig,
-    Msg,
     NotListening,
     OutcomeUnknown,
     PayloadTooLarge,
     ServerRefused,
-    rules,
 )
-from ray_messaging.compat.mqtt import Messager as MqttMessager
-from ray_messaging.compat.mqtt import MqttConfig
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from support.contracts import fetch_all
 from support.interceptors import interceptor_with
 from support.rules import Only
 
-from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing, rules
+from ray_messaging import Msg, Outgoing, rules
+from ray_messaging.errors import InvalidColumns, InvalidMsg, InvalidPayload
 
 
 def said(content="B", role="user", **fields):

@@ -16,8 +16,9 @@ import pytest
 from support.contracts import WAIT_S, kill_platform
 from support.interceptors import interceptor_with
 
-from ray_messaging import InvalidPayload, NoAnswer, QuestionBlocked, UnknownName, rules
+from ray_messaging import rules
 from ray_messaging.compat.oasis import Channel
+from ray_messaging.errors import InvalidPayload, NoAnswer, QuestionBlocked, UnknownName
 
 ACTIONS = ("sign_up", "create_post", "odd_result")
 

@@ -11,16 +11,8 @@ from support.patience import AT_ONCE_S, WAIT_S
 from support.receivers import waits_for_room
 from support.server_side import remove_mailbox
 
-from ray_messaging import (
-    AlreadyExists,
-    Closed,
-    ConfigError,
-    Fenced,
-    MailboxFull,
-    NotListening,
-    Outgoing,
-    PayloadTooLarge,
-)
+from ray_messaging import Outgoing
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MailboxFull, NotListening, PayloadTooLarge
 
 # -- claims -----------------------------------------------------------------------------------------------------------
 

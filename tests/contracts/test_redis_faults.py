@@ -10,18 +10,8 @@ from support.answering import HOST, answering
 from support.contracts import client_of, fetch_all, full_memory, refused, until
 from support.patience import AT_ONCE_S, WAIT_S
 
-from ray_messaging import (
-    ConfigError,
-    ConnectionFailed,
-    Fenced,
-    MailboxFull,
-    Messager,
-    MessagingError,
-    OutcomeUnknown,
-    Outgoing,
-    RedisConfig,
-)
-from ray_messaging.errors import ServerRefused
+from ray_messaging import Messager, MessagingError, Outgoing, RedisConfig
+from ray_messaging.errors import ConfigError, ConnectionFailed, Fenced, MailboxFull, OutcomeUnknown, ServerRefused
 
 pytestmark = pytest.mark.one_server(
     "it cuts the link to one server; test_step_bodies.py and test_failover.py cut others"

@@ -10,7 +10,8 @@ import pytest
 from support.interceptors import Foreign
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, Messager, MessagingError, NotListening, RedisConfig
+from ray_messaging import Messager, MessagingError, RedisConfig
+from ray_messaging.errors import ConfigError, NotListening
 
 SEED_KEYS = ["channel", "payload", "from_id", "to_id", "start_time", "consumption", "sent"]
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, fetch_all, scripts_run, vanish
 
-from ray_messaging import OutcomeUnknown, Outgoing, TransitError
+from ray_messaging import Outgoing
+from ray_messaging.errors import OutcomeUnknown, TransitError
 
 pytestmark = pytest.mark.one_server("it deletes the keys of one server, and counts the scripts that it runs")
 

@@ -8,7 +8,8 @@ from support.contracts import client_of, fetch_all, numbers, send_numbers, until
 from support.receivers import tasks_that_fail
 from support.step_society import LoggedGroups
 
-from ray_messaging import MessagingError, ServerRefused
+from ray_messaging import MessagingError
+from ray_messaging.errors import ServerRefused
 
 pytestmark = pytest.mark.one_server("it changes the users of a server of its own")
 

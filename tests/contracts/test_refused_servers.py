@@ -3,7 +3,8 @@
 import pytest
 from support.server_side import findings_of_server
 
-from ray_messaging import ConfigError, Messager, RedisConfig, ServerRefused
+from ray_messaging import Messager, RedisConfig
+from ray_messaging.errors import ConfigError, ServerRefused
 
 
 @pytest.fixture

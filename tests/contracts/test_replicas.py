@@ -11,7 +11,7 @@ from support.replicated import ReplicatedService
 from support.schemas import set_schema
 from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import ConnectionFailed, NotReplicated, OutcomeUnknown
+from ray_messaging.errors import ConnectionFailed, NotReplicated, OutcomeUnknown
 
 ALONE = {"sentinels": 0, "appendonly": "no"}
 

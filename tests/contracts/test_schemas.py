@@ -12,8 +12,8 @@ from support.contracts import WAIT_S, fetch_all
 from support.schemas import relay, set_schema
 from support.stepped import begin_steps
 
-from ray_messaging import InvalidPayload, Outgoing, PayloadMismatch, columns
-from ray_messaging.errors import ConfigError
+from ray_messaging import Outgoing, columns
+from ray_messaging.errors import ConfigError, InvalidPayload, PayloadMismatch
 
 
 class Offer(pydantic.BaseModel):

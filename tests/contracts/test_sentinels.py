@@ -6,7 +6,8 @@ from support.probing import place_of
 from support.replicated import SERVICE, ReplicatedService
 from support.servers import HOST, free_port
 
-from ray_messaging import ConfigError, ConnectionFailed, RedisConfig
+from ray_messaging import RedisConfig
+from ray_messaging.errors import ConfigError, ConnectionFailed
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import pytest
 from support.contracts import WAIT_S, ended, fetch_all, until
 from support.interceptors import interceptor_with
 
-from ray_messaging import AnswerFailed, ConfigError, NoAnswer, Outgoing, rules
+from ray_messaging import Outgoing, rules
+from ray_messaging.errors import AnswerFailed, ConfigError, NoAnswer
 from ray_messaging.wire.frames import decode
 
 LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain

@@ -15,7 +15,8 @@ from support.step_society import LoggedGroups, sealed
 from support.stepped import begin_steps, steps_of
 from support.steps_on_the_server import hold_for_the_log
 
-from ray_messaging import BodyLost, ConfigError, ConnectionFailed, LogError, Messager, MessagingConfig, StepAborted
+from ray_messaging import Messager, MessagingConfig
+from ray_messaging.errors import BodyLost, ConfigError, ConnectionFailed, LogError, StepAborted
 
 RING = Rumour(small_world(640), chance=60)
 LONG_TEXT = "x" * 3_000

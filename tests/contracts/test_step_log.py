@@ -14,7 +14,8 @@ from support.step_society import messages_of as sent_in
 from support.stepped import begin_steps
 from support.steps_on_the_server import frames_in_box, history_of, holds_once_open
 
-from ray_messaging import EventLog, Rule, StepAborted, columns, rules
+from ray_messaging import EventLog, Rule, columns, rules
+from ray_messaging.errors import StepAborted
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from support.step_society import LoggedGroups
 from support.stepped import begin_steps, fates_in
 from support.steps_on_the_server import state_of_group
 
-from ray_messaging import AlreadyExists, StepAborted
+from ray_messaging.errors import AlreadyExists, StepAborted
 
 AGENTS, ENDS = {"stays": 0, "goes": 1, "comes": 2}, {"stays": 7, "goes": 3, "comes": 7}
 # "goes" ends after step 2. "comes" joins in step 1, so it counts from step 3, and step 2 is the first that sends to it.

@@ -8,7 +8,8 @@ import pytest
 from support.positions import PlacesInMemory
 from support.stepped import begin_steps
 
-from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
+from ray_messaging import Messager
+from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName, UnknownSender
 
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 

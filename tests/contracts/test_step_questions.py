@@ -11,7 +11,8 @@ from support.step_society import LoggedGroups, digests_of
 from support.stepped import fates_in, steps_of
 from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import Closed, EventLog, NoAnswer, NoQuestion, UnknownSender
+from ray_messaging import EventLog
+from ray_messaging.errors import Closed, NoAnswer, NoQuestion, UnknownSender
 
 AGENTS = 24
 

@@ -10,7 +10,8 @@ import pytest
 from support.stepped import begin_steps
 from support.steps_on_the_server import resume, steps_driven_by
 
-from ray_messaging import (
+from ray_messaging import Outgoing, Steps
+from ray_messaging.errors import (
     AlreadyExists,
     Closed,
     ConfigError,
@@ -18,10 +19,8 @@ from ray_messaging import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
-    Outgoing,
     PayloadTooLarge,
     StepAborted,
-    Steps,
     UnknownName,
     UnknownSender,
 )
@@ -189,7 +188,7 @@ async def test_another_thread_cannot_send_in_the_step(group):
 
 async def test_a_step_cannot_go_to_another_task(group):
     async for step in group.steps(until=1):
-        with pytest.raises(ConfigError, match=r"because its loop needs it: .* over more groups"):
+        with pytest.raises(ConfigError, match=r"because only the process that drives the group .* over more groups"):
             pickle.dumps(step)
 
 

@@ -15,9 +15,9 @@ from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of
 from support.stepped import befriend, begin_steps, fates_in
 from support.steps_on_the_server import said_from_outside
 
-from ray_messaging import ConfigError, EventLog, Messager, MessagingConfig, Rule, rules
+from ray_messaging import EventLog, Messager, MessagingConfig, Rule, rules
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
-from ray_messaging.errors import RuleError
+from ray_messaging.errors import ConfigError, RuleError
 
 STEPS = 4
 

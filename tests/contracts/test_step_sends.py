@@ -13,7 +13,8 @@ from support.step_faults import commit_in_parts, without_verdicts
 from support.step_society import LoggedGroups
 from support.stepped import begin_steps
 
-from ray_messaging import StepAborted, rules
+from ray_messaging import rules
+from ray_messaging.errors import StepAborted
 
 
 @pytest.fixture

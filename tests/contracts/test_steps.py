@@ -11,13 +11,8 @@ from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, agree, hears, live, run_step
 from support.stepped import declare, fates_in, steps_of
 
-from ray_messaging import (
-    Closed,
-    ConfigError,
-    Messager,
-    MessagingError,
-    UndeclaredSend,
-)
+from ray_messaging import Messager, MessagingError
+from ray_messaging.errors import Closed, ConfigError, UndeclaredSend
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from support.contracts import WAIT_S, fetch_all, vanish
 from support.interceptors import interceptor_with
 from support.survey_records import ask_survey, not_there, surveys_of, unanswered
 
-from ray_messaging import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName, columns, rules
+from ray_messaging import columns, rules
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName
 
 QUESTION = {"text": "How are you?"}
 
@@ -337,10 +338,10 @@ class Pair(msgspec.Struct, array_like=True):
     ("options", "message"),
     [
         ({"agents": []}, "this survey would ask no agent"),
-        ({"model": int}, "an answer is an object"),
-        ({"model": Pair}, "it is a JSON array, and an answer is an object"),
-        ({"model": "Mood"}, "it is no type"),
-        ({"model": object()}, "it is no type"),
+        ({"model": int}, "an answer must be a JSON object"),
+        ({"model": Pair}, "it is a JSON array, and an answer must be a JSON object"),
+        ({"model": "Mood"}, "it is not a type"),
+        ({"model": object()}, "it is not a type"),
         ({"timeout": 0}, "timeout=0"),
         ({"timeout": True}, "timeout=True"),
     ],

@@ -9,7 +9,8 @@ import pydantic
 import pytest
 from support.contracts import WAIT_S, fetch_all, fetch_batch
 
-from ray_messaging import FrameError, InvalidPayload, Outgoing, PayloadMismatch, columns
+from ray_messaging import Outgoing, columns
+from ray_messaging.errors import FrameError, InvalidPayload, PayloadMismatch
 
 
 class Offer(pydantic.BaseModel):
@@ -66,7 +67,7 @@ async def test_a_payload_of_another_form_names_agent_message_and_field(messagers
     receipt = await sender.send(9, 1, {"price": "dear"})
     messages = await receiver.fetch_messages(timeout=WAIT_S)
     for read in (messages[0].to, messages.to):
-        with pytest.raises(PayloadMismatch, match=rf"of agent 9 on .* is no {kind.__name__}: price: ") as caught:
+        with pytest.raises(PayloadMismatch, match=rf"of agent 9 on .* does not fit {kind.__name__}: price: ") as caught:
             read(kind)
         error = caught.value
         assert (error.agent, error.message_id, error.field) == (9, receipt.message_id, "price")

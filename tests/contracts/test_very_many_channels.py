@@ -5,7 +5,8 @@ from support.contracts import client_of, fetch_all
 from support.receivers import cuts_of_ingress
 from support.server_side import keys_of
 
-from ray_messaging import Messager, ServerRefused
+from ray_messaging import Messager
+from ray_messaging.errors import ServerRefused
 
 MANY = range(10_001)  # with three subtopics: above the limit of single subscriptions
 TOPICS = ("agent-chat", "user-chat", "user-survey")

@@ -10,8 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from faults.injector import at_call
-from ray_messaging import Fenced, Messager
+from ray_messaging import Messager
 from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import Fenced
 
 AGENT, SINK = 1, 2
 END_S = 60.0  # for a process to end, or a message to come

@@ -6,15 +6,8 @@ import json
 import random
 from collections import defaultdict
 
-from ray_messaging import (
-    ConnectionFailed,
-    Fenced,
-    Messager,
-    MessagingConfig,
-    MessagingError,
-    OutcomeUnknown,
-    Outgoing,
-)
+from ray_messaging import Messager, MessagingConfig, MessagingError, Outgoing
+from ray_messaging.errors import ConnectionFailed, Fenced, OutcomeUnknown
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.log_store import LogMark
 from ray_messaging.transports.transport_values import LOG_STREAM, Limits

@@ -22,8 +22,9 @@ from support.servers import RedisProcess
 from faults import ray_support
 from faults.injector import at_call
 from faults.proxy import Proxy
-from ray_messaging import Group, Messaging, StepAborted, Steps, rules
+from ray_messaging import Group, Messaging, Steps, rules
 from ray_messaging.cluster.handles.connection import NAMESPACE
+from ray_messaging.errors import StepAborted
 from ray_messaging.interception.verdict_client import RemoteVerdictClient
 from ray_messaging.transports.steps import RedisSteps
 

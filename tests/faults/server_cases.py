@@ -12,7 +12,7 @@ from support.servers import HOST
 from faults import injector
 from faults.case import Case, weaker
 from faults.stage import Stage, until
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from faults.checker import check
 from faults.ledger import Growing, Inbox, Ledger, fates_after, read_ledger
-from ray_messaging import MailboxFull, OutcomeUnknown
+from ray_messaging.errors import MailboxFull, OutcomeUnknown
 
 pytestmark = pytest.mark.faults
 

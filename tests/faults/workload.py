@@ -19,8 +19,8 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConnectionFailed, Fenced, MailboxFull, MessagingError, OutcomeUnknown
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire import frames
 

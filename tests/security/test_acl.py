@@ -13,7 +13,7 @@ from support.servers import PASSWORD, RedisProcess
 import ray_messaging
 from ray_messaging import Messager, Messaging, MessagingConfig, rules
 from ray_messaging.errors import MessagingError
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.transports.connection.rights import SAMPLES, right_of
 from ray_messaging.transports.server_probe import ask_server
 

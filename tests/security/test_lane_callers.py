@@ -9,9 +9,9 @@ import pytest
 from support.lane_peers import asked, ended, frame, opened
 from support.patience import WAIT_S
 
+from ray_messaging.interception.interceptor import lane_server as lane_module
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneClient
-from ray_messaging.interception.server import lane_server as lane_module
-from ray_messaging.interception.server.lane_server import LaneServer
 
 LARGE = b"x" * 2**18
 
@@ -132,7 +132,7 @@ async def test_strangers_do_not_exclude_callers(lane, monkeypatch):
 FLOODED = """
 import asyncio, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneClient
 
 async def main():
@@ -179,7 +179,7 @@ async def test_the_lane_survives_more_connections_than_file_descriptors(loop):
 
 SLOW_READER = """
 import asyncio, uvloop
-from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneClient
 
 async def main():

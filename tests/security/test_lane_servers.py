@@ -8,7 +8,7 @@ from support.patience import WAIT_S
 
 from ray_messaging import Messager, MessagingConfig, Outgoing
 from ray_messaging.errors import MessagingError
-from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 
 GOOD = BatchVerdict().encode(FOREIGN, wants_payload=False)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ray_messaging import InvalidAddress, Messager, Outgoing, RedisConfig
+from ray_messaging import Messager, Outgoing, RedisConfig
 from ray_messaging.addressing.channels import (
     ChannelNames,
     agent_channel,
@@ -21,7 +21,7 @@ from ray_messaging.addressing.channels import (
     parse_channel,
 )
 from ray_messaging.addressing.server_keys import Keys
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import InvalidAddress, MessagingError
 from ray_messaging.model.columns import IdColumn
 
 PIECES = [

@@ -31,13 +31,14 @@ ALLOWED = {
     ("audiences/files.py", "np.load"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.
     ("embedded/guard_client.py", "loads"),
-    ("embedded/server.py", "loads"),
+    ("embedded/redis_server.py", "loads"),
     ("embedded/guard.py", "loads"),
     # Between a test kit's process and the child that it starts, by its pipes.
     ("testing/trial.py", "pickle"),
     ("testing/trial.py", "loads"),
     ("testing/repeatability.py", "pickle"),
     ("testing/repeatability.py", "loads"),
+    ("testing/repeatability.py", "cloudpickle"),
     # Between a program and the processes that it starts, by its pipes, or its tasks on Ray.
     ("studies/run_workers.py", "pickle"),
     ("studies/run_workers.py", "loads"),

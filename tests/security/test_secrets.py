@@ -9,8 +9,9 @@ import psutil
 import pytest
 import ray
 
-from ray_messaging import ConfigError, ConnectionFailed, Messager, Messaging, RedisConfig
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging import Messager, Messaging, RedisConfig
+from ray_messaging.embedded.redis_server import EmbeddedServer
+from ray_messaging.errors import ConfigError, ConnectionFailed
 from ray_messaging.interception.lane import LaneAddress
 
 HOST = "127.0.0.1"

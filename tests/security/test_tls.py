@@ -9,10 +9,10 @@ import subprocess
 import pytest
 from support.servers import HOST, RedisProcess, find_binary, free_port
 
-from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
-from ray_messaging.errors import MessagingError
+from ray_messaging import Messager, RedisConfig
+from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.connection.link import RedisLink
 
 CONNECT_S = 10  # twice the promised 5 s: other processes may use the machine

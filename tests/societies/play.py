@@ -17,7 +17,7 @@ from support.step_faults import FaultyStore, Killed, Process
 from support.step_society import LoggedGroups, sealed
 from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import AlreadyExists, ConnectionFailed, Count, EventLog, Mean, Message, Of, StepAborted, Steps, Sum
+from ray_messaging import Count, EventLog, Mean, Message, Of, Steps, Sum
 from ray_messaging.addressing.channels import agent_channel, id_tuple
 from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import Positions, build_edges
@@ -35,7 +35,7 @@ from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import TransitError
+from ray_messaging.errors import AlreadyExists, ConnectionFailed, StepAborted, TransitError
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import FORMAT, RunRecord, write_run

@@ -131,7 +131,7 @@ def say(messaging, asked, surveys, verb, *given):
     *to, text, topic = given or (None, None)
     payload = {"t": text}
     if verb == "broadcast":
-        messaging.broadcast(payload, subtopic=topic)
+        messaging.broadcast("*", payload, subtopic=topic)
     elif verb == "send":
         user = messaging._user  # messages to one agent have no call of a driver's
         user.run(user.messager.send(None, *to, payload, subtopic=topic))

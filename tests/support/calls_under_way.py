@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from ray_messaging import ConnectionFailed, MailboxFull
+from ray_messaging.errors import ConnectionFailed, MailboxFull
 from support.sending_faults import cut
 
 

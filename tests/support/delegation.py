@@ -8,9 +8,9 @@ from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception import delegated_rules
-from ray_messaging.interception.server import rule_delegation
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.interceptor import rule_delegation
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.log_store import RedisLog
 from support.patience import WAIT_S

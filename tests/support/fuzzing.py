@@ -15,6 +15,7 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.addressing.directory import Claim, Directory, MailboxRecord, decode_record, encode_record
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
+from ray_messaging.interception.interceptor.lane_server import LaneServer, _LanePeer
 from ray_messaging.interception.lane import JUDGE, SNAPSHOT, WAIT, LaneClient
 from ray_messaging.interception.rule_snapshot import (
     AllowGraphSnapshot,
@@ -25,7 +26,6 @@ from ray_messaging.interception.rule_snapshot import (
     decode_snapshot_request,
     encode_snapshot,
 )
-from ray_messaging.interception.server.lane_server import LaneServer, _LanePeer
 from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.columns import PayloadColumn

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 
 from ray_messaging.errors import Fenced
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, SlowRule
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
 from support.delegation import Method

@@ -6,17 +6,16 @@ from collections import Counter
 from contextlib import aclosing, suppress
 from types import SimpleNamespace
 
-from ray_messaging import AlreadyExists, StepAborted
 from ray_messaging.cluster import rule_store
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import MessagingConfig, Steps
-from ray_messaging.errors import ConnectionFailed, TransitError
+from ray_messaging.errors import AlreadyExists, ConnectionFailed, StepAborted, TransitError
+from ray_messaging.interception.interceptor import state_writer
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, StepRule, StepVerdicts, Table, block, label, rewrite
 from ray_messaging.interception.rules.rule import forces_all
-from ray_messaging.interception.server import state_writer
 from ray_messaging.transports.step_values import StepSettings
 from support.delegation import Method
 from support.step_faults import FaultyStore, Killed, Process

@@ -6,8 +6,7 @@ import json
 import random
 from dataclasses import dataclass
 
-from ray_messaging import AlreadyExists, StepAborted, UnknownName
-from ray_messaging.errors import TransitError
+from ray_messaging.errors import AlreadyExists, StepAborted, TransitError, UnknownName
 from ray_messaging.steps.step_loop import step_loop
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 from support.rumour import live_step, sequential

@@ -6,7 +6,7 @@ from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.cli.doctor import examine_server
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.connection.scripts import script_names, script_text
 from ray_messaging.transports.dead_letter_store import RedisDeadLetters

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ray_messaging import UnknownName
 from ray_messaging.audiences.audience_kinds import AudienceFacts, AudienceKind, encode_facts
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.errors import UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 
 

@@ -16,8 +16,8 @@ from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces

@@ -8,13 +8,13 @@ from ray_messaging.studies.run_workers import WorkerAnswer, run_packed
 from ray_messaging.studies.study_folder import StudyFolder
 
 
-def written_study(folder, parameters, replicates, outcomes, *, seed=0, digest=lambda run: run.key):
+def written_study(folder, parameters, replicates, outcomes, *, seed=0, digest=lambda run: run.key, planned=None):
     """Write the study of a function of a planned run, which returns outcomes or raises; return it as a Study."""
     files = StudyFolder(folder)
     runs = design_of(parameters, replicates, seed)
     with files.alone():
-        files.note({"model": "town.person", "parameters": [*runs[0].row], "outcomes": []})
-        files.write_part(0, [(run, _ended(run, outcomes, digest)) for run in runs])
+        files.note({"model": "town.person", "parameters": [*runs[0].row], "outcomes": [], "planned": planned})
+        files.write_part(files.next_part(), [(run, _ended(run, outcomes, digest)) for run in runs])
     return Study(folder)
 
 
@@ -51,4 +51,4 @@ class WorkersHere:
 
 def work_here(monkeypatch, carry_out=run_packed):
     """Let studies be carried out in this process."""
-    monkeypatch.setattr(module, "workers_for", lambda template, count: WorkersHere(template, count, carry_out))
+    monkeypatch.setattr(module, "workers_for", lambda template, count, **_: WorkersHere(template, count, carry_out))

@@ -6,9 +6,10 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from ray_messaging import ConfigError, MessagingConfig, RedisConfig, Steps
+from ray_messaging import MessagingConfig, RedisConfig, Steps
 from ray_messaging import default_limits_and_leases as limits
 from ray_messaging.compat.mqtt import MqttConfig
+from ray_messaging.errors import ConfigError
 
 SECRET = "s3cret"
 

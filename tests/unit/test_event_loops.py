@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Closed, ConfigError, Messager
+from ray_messaging import Messager
+from ray_messaging.errors import Closed, ConfigError
 
 CALLS = {
     "send_message": lambda messager: messager.send_message("news", {}, from_id=1),

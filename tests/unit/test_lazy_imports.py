@@ -30,7 +30,7 @@ def loaded(code):
         ("import ray_messaging", set()),
         ("import ray_messaging.errors", set()),
         ("import ray_messaging.addressing.channels", set()),
-        ("from ray_messaging import MailboxFull", set()),
+        ("from ray_messaging.errors import MailboxFull", set()),
         ("from ray_messaging import MessagingConfig", {"pydantic"}),
         ("import ray_messaging; dir(ray_messaging); 'Messaging' in ray_messaging.__all__", set()),
     ],
@@ -47,11 +47,11 @@ def test_messaging_brings_ray_and_no_other_package():
     beside_ray = all_loaded("from ray_messaging import Messaging") - all_loaded("import ray")
     foreign = {name for name in beside_ray if name.partition(".")[0] not in {"ray_messaging", *sys.stdlib_module_names}}
     assert not foreign  # pydantic, pyarrow, redis, uvloop, rich: the call that needs one loads it
-    assert beside_ray.isdisjoint({"ray_messaging.engine", "ray_messaging.config"})
+    assert beside_ray.isdisjoint({"ray_messaging.messager_engine", "ray_messaging.config"})
 
 
 CLUSTER = "ray_messaging.cluster"
-GROUP = {"ray_messaging.interception.server.interceptor", "ray_messaging.interception.rules.pattern"}
+GROUP = {"ray_messaging.interception.interceptor.interceptor", "ray_messaging.interception.rules.pattern"}
 STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
 
 
@@ -64,7 +64,7 @@ STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
             STARTED | GROUP,
         ),
         (["actors.interceptor_host", "lifecycle", "run.run"], STARTED),
-        (["actors.server_actor"], STARTED | {"numpy"}),
+        (["actors.redis_server_actor"], STARTED | {"numpy"}),
     ],
     ids=["a group", "the interceptor and the driver", "the embedded server"],
 )
@@ -82,7 +82,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_classes_are_pickled_by_reference():
-    public = [getattr(ray_messaging, name) for name in ray_messaging.__all__ if name != "rules"]
+    public = [getattr(ray_messaging, name) for name in ray_messaging.__all__ if name not in {"errors", "rules"}]
     assert pickle.loads(pickle.dumps(public)) == public
 
 

@@ -8,17 +8,8 @@ import pydantic
 import pytest
 
 from benchmarks.fake_openai import served
-from ray_messaging import (
-    AnswerUnfit,
-    Calls,
-    ConfigError,
-    ModelFailed,
-    ModelTimeout,
-    Price,
-    StepFailed,
-    by_content,
-    run,
-)
+from ray_messaging import Calls, Price, by_content, run
+from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout, StepFailed
 from ray_messaging.model.call_content import content_digest_of
 from ray_messaging.models import Chat, _Window
 
@@ -121,7 +112,7 @@ def test_answers_that_never_fit_are_a_named_error_and_what_they_used_is_counted(
         assert tokens(found.calls) == paid(server.counts())
         assert server.counts()["answered"] == 3
     [error] = used
-    assert str(error).startswith(f"small at {server.base_url} gave no answer that can be used in 3 tries: Invalid JSON")
+    assert str(error).startswith(f"small at {server.base_url} gave no usable answer in 3 tries: Invalid JSON")
     assert (error.model, error.tries, error.status, error.answer) == (
         "small", 3, 200, "I would rather not say { that",
     )  # fmt: skip
@@ -218,7 +209,7 @@ def test_a_form_may_have_fields_with_the_names_of_keywords():
         ({"model": ""}, "must be the name of a model"),
         ({"form": dict}, "derives from pydantic.BaseModel"),
         ({"base_url": "host/v1"}, "write http"),
-        ({"api_key": "a b"}, "text without blanks"),
+        ({"api_key": "a b"}, "str without blanks"),
         ({"timeout": 0}, "timeout=0 must be above 0"),
         ({"concurrency": 0}, "concurrency=0 at least 1"),
     ],

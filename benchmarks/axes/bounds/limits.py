@@ -18,7 +18,7 @@ from benchmarks.figures import LIMIT, Figure, Plan, percentiles
 from benchmarks.work import payload
 from ray_messaging import RedisConfig
 from ray_messaging.addressing.directory import MailboxRecord
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.transport_values import FrameWrite, Limits, SendRequest, SendStatus
 from ray_messaging.wire.frames import decode, encode

@@ -8,7 +8,7 @@ from benchmarks.axes.bounds.samples import FRAME_ROWS, batch_of
 from benchmarks.axes.society.society import BLACK_LIST, Society, cluster, experiment
 from benchmarks.figures import LIMIT, OURS, Figure, Plan
 from ray_messaging import MessagingConfig, rules
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.wire.frames import encode
 
 AGENTS = 2_000

@@ -1,4 +1,4 @@
-"""Ray actor of a group."""
+"""The Ray actor of a group, which hosts the group's agents."""
 
 import asyncio
 import logging
@@ -31,13 +31,15 @@ of_host = OfHost[GroupHost]()
 class GroupActor:
     """Ray actor that hosts agents: one mailbox and one sender.
 
-    It gets its agents from `open`, not from the constructor, because Ray keeps no large arguments for a restart.
+    It gets its agents from `open` and not from the constructor, because Ray does not store large arguments of a
+    constructor for a restart.
     """
 
     async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
         context = ray.get_runtime_context()
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
-        # All processes that Ray starts for this actor own its mailbox under this name, one after the other.
+        # Ray may start several processes for this actor, one after the other. All of them own the mailbox under this
+        # name.
         owner = f"{experiment.run}/{context.get_actor_id()}"
         self._name = name
         self._failure: MessagingError | None = None
@@ -55,11 +57,11 @@ class GroupActor:
     async def _resume(self) -> None:
         """Start the host again, after an earlier process of the actor died.
 
-        While the server does not answer, try again. If the server refuses us, try again in the background; meanwhile
-        calls to the actor raise the server's error.
+        While the server does not answer, try again. If the server refuses the connection, try again in the background;
+        meanwhile calls to the actor raise the server's error.
         """
         while not await self._begin(self._newest.resume()):
-            # The server does not answer, or its memory is full. Both troubles may pass.
+            # The server does not answer, or its memory is full. Both may change.
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             self._newest = self._make()
         if isinstance(self._failure, ServerRefused):
@@ -84,7 +86,10 @@ class GroupActor:
                 self._newest, self._failure = host, None
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Await the host's start; keep its error for later calls. Return False if it failed and may succeed later."""
+        """Await the host's start, and store its error for later calls.
+
+        Return False if the start failed, but may succeed later.
+        """
         self._failure = None
         try:
             await start
@@ -110,11 +115,11 @@ class GroupActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Return when the group listens; raise the error that prevents its start."""
+        """Wait until the group listens; raise the error that prevents its start."""
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:
-        """Return host, port and token of the group's lane, a socket for calls of handles that is faster than Ray."""
+        """Return host, port and token of the lane, the socket on which handles call this actor faster than by Ray."""
         return await self._host.lane.address(get_node_ip_address())
 
     # Handles call these methods. A call that Ray repeats is executed once.

@@ -1,4 +1,7 @@
-"""Host of a group's agents, without Ray. It has a messager, orders the sends of its callers, and leases messages."""
+"""The host of a group's agents, without Ray.
+
+It has a messager, orders the sends of handles, and leases messages to them.
+"""
 
 import asyncio
 import logging
@@ -15,8 +18,8 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneAddress
-from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.model.agent_sets import AgentSet
@@ -36,19 +39,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # this many finished calls whose answers were read are kept, because Ray may repeat a call
-_MOST_UNREAD = 1024  # this many finished calls whose answers were not read are kept
+_MOST_KEPT = 16  # the most finished calls that are remembered after their answers were read; Ray may repeat a call
+_MOST_UNREAD = 1024  # the most finished calls that are remembered although their answers were not read
 
-# The answer of a call is kept for this many seconds, because Ray may repeat the call within this time.
+# The answer to a call is remembered for this many seconds, because Ray may repeat the call within this time.
 _REPEATED_S = 60.0
-CALLERS = 10_000  # if there are more callers, the callers that were idle for longest are forgotten
+CALLERS = 10_000  # the most callers that are remembered; those that were idle for longest are forgotten first
 
 
 class MoreAnswers(NamedTuple):
     """Answers that a handle has not received yet.
 
-    `parts` has two values for each part of the answers: the positions of the answered questions, and the frame of the
-    answers. `late` counts late answers. `errors` has the positions of questions that get no answer, each with the
+    `parts` has a pair for each batch of answers: the positions of the answered questions, and the frame of the answers.
+    `late` is the number of late answers. `errors` has the positions of questions that get no answer, each with the
     reason.
     """
 
@@ -62,7 +65,8 @@ class GroupQuestions:
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
-        # Each value is a Message or an Answers. `_read` has the calls whose answers the handle has read completely.
+        # Each value is a Message, or an Answers for many questions. `_read` has the calls whose answers were read
+        # completely.
         self._read = OnceByCall[str, Any](most=_MOST_KEPT)
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
@@ -113,9 +117,12 @@ class GroupQuestions:
 
 
 class GroupLaneServer(LaneServer):
-    """The lane of one group: a socket for the calls of its handles. Its token is unique to this process of the group.
+    """The server of a group's lane, the socket for the calls of its handles.
 
-    The lane returns results only. A call that fails gets an empty answer, and the handle repeats the call by Ray.
+    The lane's token is unique to this process of the group.
+
+    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call by Ray, which
+    raises the error.
     """
 
     def __init__(self, group: "GroupHost") -> None:
@@ -125,7 +132,7 @@ class GroupLaneServer(LaneServer):
         self._opening = asyncio.Lock()
 
     async def address(self, host: str) -> LaneAddress:
-        """Return the address; listen on a free port of `host` if this is the first call."""
+        """Return the address of the lane. The first call begins to listen on a free port of `host`."""
         async with self._opening:
             if self._address is None:
                 self._address = await self.start(host)
@@ -145,7 +152,7 @@ class GroupLaneServer(LaneServer):
 
 @dataclass
 class _Caller:
-    oldest: int  # the lowest number among the calls whose outcome the caller may still ask for
+    oldest: int  # the lowest number of a call whose outcome the caller may still ask for
     next: int
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -154,7 +161,7 @@ Sending = Coroutine[Any, Any, Receipts]
 
 
 class CallerAdmission:
-    """Admission of a caller's calls in the order of their numbers 0, 1, 2...
+    """Executes the calls of each caller in the order of the calls' numbers 0, 1, 2...
 
     A call with a repeated number gets the answer of the first call with this number.
     """
@@ -166,9 +173,9 @@ class CallerAdmission:
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
         """Run a call once the caller's earlier calls have begun.
 
-        Calls with numbers below `oldest` are not waited for, because their caller has given them up.
+        The caller has given up its calls with numbers below `oldest`, so this call does not wait for them.
 
-        Raises: OutcomeUnknown if this is a repeated call, and the answer to the first one is no longer kept.
+        Raises: OutcomeUnknown if this is a repeated call, and the answer to the first one is forgotten.
         """
         key = caller_id, number
         caller = self._callers.get(caller_id) or _Caller(oldest, oldest)
@@ -178,10 +185,10 @@ class CallerAdmission:
         caller.oldest = max(caller.oldest, oldest)
         if key not in self._calls:
             async with caller.turn:
-                if caller.next < oldest:  # a caller that gave up on older numbers must not block its newer calls
+                if caller.next < oldest:  # calls that their caller has given up must not block newer ones
                     caller.next = oldest
                     caller.turn.notify_all()
-                # These calls have begun already, before the record of their caller was dropped.
+                # These calls have begun before their caller was forgotten.
                 while (caller_id, caller.next) in self._calls:
                     caller.next += 1
                 while caller.next < number:
@@ -197,9 +204,9 @@ class CallerAdmission:
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
-    """Yield a text, and a remedy, for each handle that holds messages for long, or held some for too long.
+    """Yield a finding and a remedy for each handle that has held fetched messages for long, or for too long.
 
-    The handles that have lost most messages in this way come first.
+    The handles that have lost the most messages in this way come first.
     """
     remedy = (
         "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "
@@ -232,22 +239,22 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        # Late answers are committed at once, because a handle cannot commit them: only messages in the group's mailbox
-        # have leases.
+        # Late answers are committed at once. A handle cannot commit them, because they are not in the group's mailbox,
+        # and so have no leases.
         self.messager.conversation.keeps_late = False
 
     @property
     def leases(self) -> DeliveryLeases:
-        """Return the leases of the group's messages; call this only once the group listens."""
+        """Return the leases of the group's messages. The group must be listening."""
         assert self._leases is not None
         return self._leases
 
     async def agents(self) -> IdColumn:
-        """Return the agents that are hosted now: in the given order, or if agents have come or left, sorted."""
+        """Return the agents that are hosted now: in the given order, or sorted if agents have come or left."""
         subscription = self.messager.engine.subscription
         if subscription is None:
             return self._given
-        await subscription.adopt()  # Other groups may have moved agents to this group.
+        await subscription.adopt()  # other groups may have moved agents here
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
@@ -269,9 +276,9 @@ class GroupHost:
         await self.start(record.agents().column, subtopics)
 
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
-        """Move agents to the group `target` (None: remove them). With `again`, ignore agents that have left already."""
+        """Move agents to the group `target` (None: remove them). With `again`, this is a repeated call."""
         agents = AgentSet.of(leaving)
-        if again:  # Agents that are not here have left already, in an earlier try.
+        if again:  # agents that are not here have left in an earlier try
             await self.messager.subscription.adopt()
             agents &= self.messager.subscription.hosted
         await self.messager.engine.release(agents, target, timeout)
@@ -279,10 +286,10 @@ class GroupHost:
     async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
         """Execute a call of a handle and return its answer. The call came over the lane or by Ray.
 
-        A send that comes again is executed once.
+        A send that is repeated is executed only once.
 
-        Args: `begun_in` is the token of the lane over which the handle made the call before. It tells which process of
-        the group may have begun the call.
+        Args: If the handle has made this call before over a lane, `begun_in` is the token of that lane. It says which
+        process of the group may have begun the call.
         Raises: OutcomeUnknown if a send may have begun in a process that is gone.
         """
         if isinstance(call, RelayCall):
@@ -306,7 +313,7 @@ class GroupHost:
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Record why a handle no longer serves this mailbox, unless other handles hold messages or fetch."""
+        """Record why a handle no longer serves this mailbox. Ignore it if other handles hold messages or fetch."""
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 
@@ -334,7 +341,7 @@ class GroupHost:
         return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}
 
     def metrics(self) -> list[Family]:
-        """Return the metrics of this group, empty without `Messaging.start(..., metrics=True)`."""
+        """Return the metrics of this group; [] without `Messaging.start(..., metrics=True)`."""
         return [] if self._metrics is None else self._metrics.families(self.stats())
 
     def health(self) -> Report:

@@ -1,8 +1,8 @@
-"""Ray actor of the interceptor.
+"""The Ray actor of the interceptor.
 
-Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere. Ray loads this file in every
-process that has a handle of the actor, such as each group's process. So modules that only the actor needs are imported
-when the actor starts.
+Ray wraps every method of an actor class, which makes calls slow, so the work is done by plain classes elsewhere. Ray
+loads this file in every process that has a handle of the actor, such as each group's process. So modules that only the
+actor needs are imported when the actor starts.
 """
 
 import asyncio
@@ -34,8 +34,7 @@ from ray_messaging.steps.step_account import sealed_counts, sealed_history
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 
-# The `ray.method` that processes in the cluster use. On Ray Client, `ray.method` is another function, which refuses the
-# actor's options.
+# On Ray Client, `ray.method` is a wrapper that refuses the actor's options. This is the function that it wraps.
 _method = unwrap(ray.method)
 
 
@@ -45,7 +44,7 @@ of_host = OfHost["InterceptorHost"]()
 class InterceptorActor:
     """Ray actor that gives verdicts and keeps the facts of the experiment; other processes find it by its name."""
 
-    # Ray runs an async __init__ on the actor's own loop, also at every restart.
+    # Ray runs an async __init__ in the actor's event loop, also after each restart.
     async def __init__(  # type: ignore[misc]
         self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
@@ -72,7 +71,10 @@ class InterceptorActor:
 
     @property
     def _host(self) -> "InterceptorHost":
-        """Return the host; raise the error that prevented its start, or Fenced if another start has replaced it."""
+        """Return the host.
+
+        Raises: the error that prevented its start; Fenced if another start of the experiment has replaced it.
+        """
         self._start.check()
         assert self._newest is not None
         if self._newest.fenced is not None:
@@ -80,10 +82,13 @@ class InterceptorActor:
         return self._newest
 
     async def ready(self) -> Experiment:
-        """Return the facts of the experiment when everything runs; raise the error that prevents the start."""
+        """Wait until the interceptor runs, and return the experiment's facts.
+
+        Raises: the error that prevents the start.
+        """
         return self._host.experiment
 
-    # Ray's retries are off, because callers repeat the call sooner than Ray would.
+    # Ray's retries are off, because callers repeat the call themselves, and sooner than Ray would.
     @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
         """Return host, port and token of the verdict lane, the socket on which messagers ask for verdicts.
@@ -96,9 +101,9 @@ class InterceptorActor:
         return self._host.lane_address
 
     def _check_ours(self, exp_id: str | None) -> None:
-        """Raise ConfigError if the caller belongs to another experiment.
+        """Raise ConfigError if the caller belongs to another experiment than this interceptor.
 
-        Epochs are not compared instead, because they are small numbers that may be equal by chance.
+        Epochs could not tell that, because they are small numbers that may be equal by chance.
         """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
@@ -112,19 +117,22 @@ class InterceptorActor:
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
     async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
-        """Answer a request for verdicts by Ray call instead of by the verdict lane."""
+        """Answer a request for verdicts that was made by a Ray call instead of over the verdict lane."""
         self._check_ours(exp_id)
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
-    # -- control: a change applies to every send that begins after it has returned ----------------------------------
+    # -- control: a change applies to every send that begins after the call has returned ----------------------------
 
     rules = of_host(lambda host: host.described_rules)
     rule_changes = of_host(lambda host: host.editor.changes)
     reset_rule_failures = of_host(lambda host: host.reset_failures)
 
     async def new_round(self) -> None:
-        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed."""
+        """Begin a new round for all rules that count by rounds.
+
+        Raises: RuleError if the `new_round` of a rule failed.
+        """
         await self._host.new_round(_call())
 
     async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
@@ -203,7 +211,7 @@ class InterceptorActor:
     set_schema = of_host(lambda host: host.transport.set_schema)
     stats = of_host(lambda host: host.stats)
 
-    # -- steps: the store of steps raises the errors --------------------------------------------------------------
+    # -- steps: errors are raised by the store of steps -----------------------------------------------------------
 
     step_progress = of_host(lambda host: host.step_progress)
     step_stragglers = of_host(lambda host: host.late_groups)
@@ -220,6 +228,19 @@ class InterceptorActor:
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 
+    # -- seats ----------------------------------------------------------------------------------------------------
+
+    open_seat = of_host(lambda host: host.seats.open)
+    seat_tokens = of_host(lambda host: host.seats.tokens)
+    wait_for_seat = of_host(lambda host: host.seats.wait_ready)
+    ask_seat = of_host(lambda host: host.seats.ask)
+    tell_seat = of_host(lambda host: host.seats.tell)
+    news_of_seat = of_host(lambda host: host.seats.news)
+    answer_of_seat = of_host(lambda host: host.seats.answer)
+    set_seat_ready = of_host(lambda host: host.seats.set_ready)
+    set_seat_away = of_host(lambda host: host.seats.set_away)
+    end_seats = of_host(lambda host: host.seats.end)
+
     # -- the actor ------------------------------------------------------------------------------------------------
 
     async def health(self) -> Report:
@@ -232,14 +253,14 @@ class InterceptorActor:
         return Report(time.time(), loops=host.loops(), stats=host.counters(), late=late)
 
     async def reached(self, addresses: Sequence[Address]) -> list[float | None]:
-        """Return the milliseconds that a connection to each address took, or None if none came about in time."""
+        """Return for each address how many milliseconds it took to connect, or None if that failed."""
         return await measure(addresses)
 
-    # Groups call this each second while a server cannot be reached. Ray's retries are off, because they would pile up
-    # during a cut of the network.
+    # Groups call this each second while a server cannot be reached. Ray's retries are off, because during a cut of the
+    # network more and more calls would be retried.
     @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lost_server(self) -> str | None:
-        """Return an error text that names the embedded server that is lost for good, or None if none is lost."""
+        """Return an error text that names an embedded server that is lost for good, or None if no server is lost."""
         return None if self._embedded is None else await asyncio.to_thread(lost_server, self._embedded)
 
     async def _families(self) -> list[Family]:
@@ -254,7 +275,7 @@ class InterceptorActor:
         if self._metrics is not None:
             await self._metrics.stop(tell=False)
         await self._start.stop()
-        if self._newest is not None:  # there is no host if an embedded server was lost before a host could start
+        if self._newest is not None:  # None: an embedded server was lost before a host could start
             await self._newest.close(erase=erase)
 
 

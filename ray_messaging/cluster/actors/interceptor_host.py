@@ -1,4 +1,4 @@
-"""Host of the interceptor in its actor's process: verdict lane, rule state, heartbeat."""
+"""The host of the interceptor in its actor's process, with the verdict lane, the rules' state, and the heartbeat."""
 
 import asyncio
 import logging
@@ -18,17 +18,18 @@ from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
+from ray_messaging.cluster.seat_desk import SeatDesk
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import Calls, ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.lane_server import LaneServer
+from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.watchdog import Watchdog
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
 from ray_messaging.observability.metrics.families import Family
@@ -45,13 +46,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A rule that cannot be interrupted ends the process after _EXIT_FACTOR times rule_timeout_s, and after _EXIT_LEAST_S
-# seconds at the earliest, because a shorter pause is not a hang.
+# If a rule hangs and cannot be interrupted, the process is ended after _EXIT_FACTOR times rule_timeout_s. It is not
+# ended before _EXIT_LEAST_S seconds, because a shorter pause need not be a hang.
 _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
 class InterceptorHost:
-    """Host of one experiment's interceptor; serves its lane and stores its rules and their state.
+    """Host of one experiment's interceptor. It serves the verdict lane, and stores the rules and their state.
 
     Args: `actor` is the handle of the actor that has this host.
     """
@@ -65,14 +66,16 @@ class InterceptorHost:
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
         self.transport.called_by("the interceptor")
+        seat_timeout_s = None if spec.steps is None else spec.steps.seat_timeout_s
+        self._seats = SeatDesk(self._server.seats, self._server.keep_seat, spec.settings.payload_bytes, seat_timeout_s)
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
-        self._serving = AsyncExitStack()  # ends the parts of the host in the reverse order of their starts
+        self._serving = AsyncExitStack()  # stops what the host has started, in the reverse order
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
-        self._holding, self._released = asyncio.Lock(), set[str]()  # names of holds that have ended
+        self._holding, self._released = asyncio.Lock(), set[str]()  # `_released` has the names of holds that have ended
         self.editor = RuleEditor(
             self.experiment, self._store, lambda: self.interceptor, self._server.where, self._follow_rules
         )
@@ -97,8 +100,15 @@ class InterceptorHost:
         return self.transport.steps
 
     @property
+    def seats(self) -> SeatDesk:
+        """Return the seats of people; raise ConfigError if the experiment has no steps."""
+        if self._spec.steps is None:
+            raise without_steps(self._spec.exp_id)
+        return self._seats
+
+    @property
     def fenced(self) -> Fenced | None:
-        """Return the error because of which the interceptor gives no more verdicts, or None if it gives verdicts."""
+        """Return the error because of which the interceptor gives no more verdicts; None if it gives verdicts."""
         return None if self._interceptor is None else self._interceptor.fenced
 
     def _answer(self, request: memoryview, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
@@ -113,7 +123,7 @@ class InterceptorHost:
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
         """
-        # The rules are read first, so that an error comes before any write.
+        # The rules are read first, so that an error is raised before anything is written.
         given = [self._store.admit(data) for data in self._spec.rules]
         check_step_rules(given, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         await self.transport.connect()
@@ -122,7 +132,7 @@ class InterceptorHost:
         epoch, restarted = await take_claim(self._server, self._store, self._spec)
         await begin_steps(self.transport.steps, self._spec)
         if self._spec.steps is not None and not restarted:
-            await self.steps.resume()  # ends a pause, or a Ctrl-C, of a driver that has died
+            await self.steps.resume()  # a driver may have paused the steps, and died
             await self.steps.drop_hold(CTRL_C)
             await self.steps.drop_hold(CHECKPOINT)
         if self._spec.steps is not None:
@@ -167,17 +177,17 @@ class InterceptorHost:
         rules = given if kept is None else list(kept)
         black_list = BlackList()
         if all(rule.name != black_list.name for rule in rules):
-            rules.insert(0, black_list)  # an earlier start of the experiment, or a rule, may have added pairs
+            rules.insert(0, black_list)  # it has pairs that an earlier start, or a rule, has added
         tables, answers = await self._store.load(rules)
         if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                rule.state.load({})  # pairs with which the rule was inserted may have been removed since
+                rule.state.load({})  # the rule's original pairs may have been removed since
                 rule.restored()
         settings = self._spec.settings
-        # Answers are kept for as long as a sender may ask again about a batch: the time that it may wait for capacity,
-        # and for a successor of the interceptor.
+        # Answers are stored as long as a sender may ask again about a batch. It may wait for free capacity, and for a
+        # successor of the interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
         interceptor = Interceptor(
@@ -200,7 +210,10 @@ class InterceptorHost:
         self._interceptor = interceptor
 
     async def _retire_log(self) -> None:
-        """Remove an earlier start's log stream from the server: nobody reads it, so it would fill, and stop senders."""
+        """Remove the log stream of an earlier start from the server.
+
+        Nobody reads it any more, so it would fill up and stop senders.
+        """
         if (await self.transport.load_directory(-1)).logged:
             settings = self._spec.settings
             epoch = await self.transport.log.register(
@@ -211,8 +224,8 @@ class InterceptorHost:
     # -- rules at run time ----------------------------------------------------------------------------------------
 
     def checked(self, rule: Any) -> PickledRule:  # noqa: ANN401 - as a user passes it
-        """Return a rule's pickle; raise RuleError for a rule that this experiment cannot have."""
-        RuleSet([rule])  # raises RuleError for an object that is no rule
+        """Return the pickle of a rule; raise RuleError for a rule that this experiment cannot have."""
+        RuleSet([rule])  # raises RuleError for an object that is not a rule
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         if isinstance(rule, StepRule):
             rule.admission = secrets.token_hex(8)
@@ -233,8 +246,8 @@ class InterceptorHost:
     async def hold_steps(self, name: str) -> int:
         """Let no further step begin, even if somebody calls `resume`. Return the last step that may have begun.
 
-        Calls of an actor can overtake each other. So steps are not held if `release_steps` was called with this name
-        before.
+        Calls of an actor can overtake each other. So if `release_steps` was already called with this name, steps are
+        not held.
         """
         async with self._holding:
             if name not in self._released:
@@ -250,7 +263,7 @@ class InterceptorHost:
 
     @property
     def black_lists(self) -> list[BlackList]:
-        """Return the black lists; the first one holds the black set."""
+        """Return the black lists. The first one has the pairs of `black_set`."""
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def edit_pairs(self, change: str, pairs: Iterable[Pair] | Pair) -> None:
@@ -264,7 +277,7 @@ class InterceptorHost:
     async def new_round(self, call: str) -> None:
         """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed.
 
-        Args: `call` is the id of the Ray call. If Ray repeats the call, the round begins once.
+        Args: `call` is the id of the Ray call. If Ray repeats the call, the round still begins only once.
         """
         failures = await self.editor.change(lambda: self.interceptor.new_round_once(call))
         if failures:
@@ -289,7 +302,7 @@ class InterceptorHost:
         return {name: records[name].agents() for name in groups if name in records}
 
     async def moved(self) -> dict[str, AgentSet]:
-        """Return the current agents of each group that agents have left or joined."""
+        """Return, for each group that agents have left or joined, its agents now."""
         await self._reload()
         return {name: record.agents() for name, record in self._directory.records.items() if record.moved}
 
@@ -301,7 +314,7 @@ class InterceptorHost:
         await AgentMover(self.transport, Directory(self._spec.exp_id), agents, source, target).run(timeout)
 
     async def agents(self) -> dict[str, AgentSet]:
-        """Return all agents that are hosted exclusively, by group."""
+        """Return all agents that groups host, by group."""
         await self._reload()
         return {name: record.agents() for name, record in self._directory.records.items() if record.exclusive}
 
@@ -320,7 +333,7 @@ class InterceptorHost:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
     def late_groups(self) -> list[Straggler]:
-        """Return the groups that held up a step when it was last checked."""
+        """Return the groups for which a step was waiting at the last check."""
         return [] if self._stragglers is None else self._stragglers.late
 
     def loops(self) -> list[TaskHealth]:
@@ -373,7 +386,7 @@ class InterceptorHost:
     async def remove(self, name: str) -> int:
         """Remove a mailbox and the state of its sender; return the number of unread frames."""
         if self._spec.steps is not None:
-            with suppress(UnknownName):  # the group has not joined the steps
+            with suppress(UnknownName):  # raised if the group has not joined the steps
                 await self.steps.leave(name, at_once=True)
         frames = await self.transport.remove(name, None)
         await self._server.forget_sender(name)
@@ -390,7 +403,7 @@ class InterceptorHost:
             await self._release()
 
     async def abandon(self) -> None:
-        """Stop serving, and keep the experiment for another process."""
+        """Stop serving, and leave the experiment's data to another process."""
         await self._serving.aclose()
         await self._release()
 

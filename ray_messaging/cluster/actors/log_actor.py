@@ -28,7 +28,7 @@ class LogActor:
     """Ray actor that writes the event log and answers queries. Each of its calls can be repeated without harm."""
 
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
-        # The system's allocator is used, because Arrow's own allocator keeps 50% more memory than a segment needs.
+        # The system's allocator is used, because Arrow's own allocator takes 50% more memory.
         pa.set_memory_pool(pa.system_memory_pool())
         self._experiment = experiment
         self._on_existing = on_existing
@@ -55,7 +55,7 @@ class LogActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Return when the log is being written; raise the error that prevents the start."""
+        """Wait until the log is being written; raise the error that prevents the start."""
         self._start.check()
 
     note_start = of_host(lambda host: host.note_start)
@@ -71,7 +71,7 @@ class LogActor:
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
         """Return the blocked messages after the first `cursor` blocked messages; wait up to `timeout_s` for one.
 
-        An error is returned, not raised, because Ray would print a raised error if the listener was closed meanwhile.
+        An error is returned instead of raised. If the listener was closed meanwhile, Ray would print a raised error.
         """
         try:
             return await self._host.blocked(cursor, seen, timeout_s)
@@ -100,7 +100,7 @@ class LogActor:
         retried = await self._start.stop()
         if self._start.failure is None:
             await asyncio.shield(self._host.close())
-        elif retried:  # raise the failure, because rows that the previous process had read are in no file
+        elif retried:  # the failure is raised, because rows that the previous process has read are in no file
             self._start.check()
 
 

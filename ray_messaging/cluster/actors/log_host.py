@@ -1,4 +1,4 @@
-"""Host of one experiment's event log: writer and queries in one process."""
+"""The host of an experiment's event log, with the log's writer and its queries in one process."""
 
 import asyncio
 import logging
@@ -32,7 +32,8 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # the most rows of one answer
-# The key, among the log's marks on the server, whose value is the time in ms at which the list `rows` was last cleared.
+# The name, among the log's marks on the server, of the time (ms) at which the list that `rows` returns was last
+# cleared.
 _CLEARED = "cleared"
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogHost:
-    """Host of the log writer; answers queries from the folder and from rows that are not in a file yet."""
+    """Host of the log's writer. It answers queries from the folder, and from rows that are in no file yet."""
 
     def __init__(self, experiment: Experiment, on_existing: str) -> None:
         assert experiment.log_dir is not None
@@ -61,43 +62,48 @@ class LogHost:
             known=self._known,
             limits=limits,
             checkpoint=None if experiment.steps is None else experiment.steps.checkpoint,
-            # Rows count towards the limit of the log's mailbox until they are in a file, so a segment must not fill it.
+            # Rows fill the mailbox of the log until they are in a file, so a segment must be smaller than the mailbox.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
-        self._cleared = -1  # the position up to which the list of `rows` was cleared
-        # the time of that in ms, by the server's clock: unlike a position, it is valid in a later process
+        self._cleared = -1  # the position of the last row that `clear` has removed from the list that `rows` returns
+        # The time of that call in ms, by the server's clock. Unlike a position, it is also valid in a later process.
         self._cleared_ms = -1
         self._noting = asyncio.Lock()
-        self._rule_changes: list[folder_records.RuleChange] = []  # the rule changes that this process wrote last
+        self._rule_changes: list[folder_records.RuleChange] = []  # the last rule changes that were written
         self._taken_over = 0  # the number of rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
         """Claim the folder and start the writer.
 
-        Raises: AlreadyExists if the folder has another log; ConfigError if it has steps that the server lacks; Fenced;
-        LogError; ConnectionFailed.
+        Raises: AlreadyExists if the folder has another log; ConfigError if the log has steps that the server lacks;
+        Fenced if there is a newer writer; LogError if the folder cannot be used; ConnectionFailed if the server cannot
+        be reached.
         """
-        # pyarrow imports pandas, if it is installed, when the first array is built, which takes up to a second.
+        # When the first array is built, pyarrow imports pandas, if it is installed. That takes up to a second, so it is
+        # done in a thread.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         try:
             await self._transport.connect()
             await self._prepare_folder()
             await self._writer.start()
         except BaseException:
-            await asyncio.wait([self._importing])  # the thread is awaited, because a thread cannot be stopped
+            await asyncio.wait([self._importing])  # a thread cannot be stopped
             raise
         self._taken_over = self._writer.rows
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server still has this start's log; a FLUSHALL, or a newer start with a log, removes it."""
+        """Return whether the server still has the log of this start.
+
+        A FLUSHALL, or a newer start with a log, removes it.
+        """
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _prepare_folder(self) -> None:
         """Claim the folder, unless an earlier process of this start has claimed it."""
-        # If another start has taken the experiment, that start's log may be in our folder.
+        # If another start has claimed the experiment, its log may be in this folder.
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
         before = (await self._server.log_mark("run") or b"").decode()
@@ -130,14 +136,16 @@ class LogHost:
             )
 
     def _claim_folder(self, before: str, *, lacks_steps: bool) -> None:
-        """Claim the folder, so that log writers of other starts add no more files. The caller holds the folder's lock.
+        """Claim the folder, so that log writers of other starts add no more files.
 
-        Args: `before` is the start that had a log on the server before this start, or "". `lacks_steps` says that the
-        run is resumed in steps, but the server has none of them.
+        The caller must have locked the folder.
+
+        Args: `before` is the start that had a log on the server before this one, or "". `lacks_steps` says that a run
+        in steps is resumed, but the server has no steps of it.
         """
         run, reset = self._experiment.run, self._on_existing == "reset"
         segments, account = self._folder.segments(any_schema=reset), folder_records.read_account(self._folder)
-        if account.writer.startswith(f"{run}/"):  # this start has written the folder, but the server has lost the log
+        if account.writer.startswith(f"{run}/"):  # this start's log is in the folder, but the server has lost it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             folder_records.note_missing(self._folder, account.writer, str(error))
             raise error
@@ -169,9 +177,11 @@ class LogHost:
             folder_records.write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write a row for everything that was sent, and remove the log's stream from the server; the folder stays.
+        """Write a row for everything that was sent, and remove the log's stream from the server.
 
-        `killed` says that the driver was killed.
+        The folder is not removed.
+
+        Args: `killed` says that the driver was killed.
         """
         try:
             delta = await self._transport.load_directory(-1)
@@ -227,10 +237,10 @@ class LogHost:
         await self._transport.close()
 
     async def write_rule_changes(self, changes: list[folder_records.RuleChange]) -> None:
-        """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
+        """Write the changes of the run's rules into the log's folder. If that fails, only log a warning."""
         try:
             async with self._noting:
-                # If the last change is there, a later call has written all of these changes already.
+                # If the last of these changes was written, a later call has written all of them.
                 if changes[-1] not in self._rule_changes:
                     await asyncio.to_thread(folder_records.write_rule_changes, self._folder, changes)
                     self._rule_changes = changes
@@ -240,7 +250,10 @@ class LogHost:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query over everything that was sent before the query. Only a sample may miss the newest rows."""
+        """Answer a query over everything that was sent before the query.
+
+        Only the query "sample" may miss the newest rows.
+        """
         view = self._view_now() if what == "sample" else await self._view()
         if what in COLLECTED:
             view = view._replace(collected=await self._writer.unwritten())
@@ -257,8 +270,8 @@ class LogHost:
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
         """Return the next matching rows after a position, and the position after them.
 
-        Rows that an earlier process had read but not written have new positions, so some rows may be returned twice. No
-        row is missed.
+        If an earlier process has read rows without writing them to a file, these rows have new positions, so some may
+        be returned twice. No row is missed.
         """
         position = seen.position
         if seen.process not in {"", self._process}:
@@ -273,8 +286,8 @@ class LogHost:
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
         """Return the blocked messages after the first `cursor` blocked messages; wait up to `timeout_s` for one.
 
-        All blocked messages are in one stream. So their order, and the meaning of the cursor, survive a restart of the
-        writer.
+        All blocked messages are in one stream. So their order does not change when the writer restarts, and a cursor
+        stays valid.
         """
         position = -1
         if seen is not None and seen.process == self._process:
@@ -291,7 +304,7 @@ class LogHost:
             await self.wait(position, left)
 
     async def count_blocked(self) -> int:
-        """Return the number of blocked messages so far. As a cursor of `blocked`, this number skips them all."""
+        """Return the number of blocked messages so far. As the cursor of `blocked` it selects only later messages."""
         counted = await self.ask("count", {"by": "fate", "fate": FATES[BLOCKED]})
         return int(counted["count"][0].as_py()) if len(counted) else 0
 

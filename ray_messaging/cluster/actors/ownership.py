@@ -1,6 +1,7 @@
-"""A start's claim on the experiment's data on the server, and the heartbeat that shows that the start lives.
+"""The claim of one start of an experiment on the experiment's data on the server, and the start's heartbeat.
 
-The claim ends when the start ends, or when another start resets the experiment.
+The claim ends when the start ends, or when another start resets the experiment. The heartbeat shows that the start
+lives.
 """
 
 import asyncio
@@ -11,21 +12,22 @@ from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.transports.experiment_store import ExperimentClaim, RedisExperimentStore, other_run
 
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-# An interceptor without a heartbeat for this long is dead or hangs. A new epoch fences such an interceptor.
+# If the heartbeat of an interceptor has not changed for this long, the interceptor is dead or hangs. A new start may
+# then fence it by a new epoch.
 _SILENT_S = 6 * BEAT_S
-_ENDING_S = 20.0  # Ray's processes may outlive a killed driver by this many seconds
+_ENDING_S = 20.0  # Ray's processes may live this many seconds longer than a killed driver
 
 _END_TIMEOUT_S = 1.0
 
 
 async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> tuple[int, bool]:
-    """Claim an experiment; return a new epoch, and whether this start held the claim before its actor restarted.
+    """Claim an experiment; return a new epoch, and whether this start had the claim before its actor restarted.
 
     Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if another
     start has claimed it meanwhile.
@@ -34,7 +36,7 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
     while True:
         holder = await server.holder()
         if holder != mine:
-            # This start has lost its claim; to begin again would undo later changes of rules and bans.
+            # This start has lost its claim. If it began again, it would undo later changes of rules and bans.
             if await store.began():
                 raise other_run(spec.exp_id, 0)
             if holder is not None or await server.is_headless():
@@ -42,7 +44,7 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
         taken = await server.claim(holder, reset=spec.on_existing == "reset")
         if taken is not ExperimentClaim.LOST:
             break
-    epoch = await server.take_interceptor_epoch()  # from here on verdicts of an earlier start are refused
+    epoch = await server.take_interceptor_epoch()  # from now on verdicts of an earlier start are refused
     if taken is ExperimentClaim.ERASE:
         await server.erase_earlier()
     return epoch, holder == mine and taken is ExperimentClaim.HELD
@@ -54,7 +56,7 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
         return
     deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
     while (lives := await _lives(server)) and asyncio.get_running_loop().time() < deadline:
-        pass  # after the kill of a driver, Ray takes some seconds to end its actors
+        pass  # the driver was killed, and Ray takes some seconds to end its actors
     if lives:
         text = (
             f"experiment {spec.exp_id!r} runs already: another Ray cluster uses it on the server at {server.where}. "
@@ -77,9 +79,9 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
 
 
 async def _lives(server: RedisExperimentStore) -> bool:
-    """Return whether the start that holds the claim lives: whether the heartbeat of its interceptor changes.
+    """Return whether the start that has the claim lives: whether the heartbeat of its interceptor changes.
 
-    The time in the heartbeat is not compared with our clock, because clocks may differ.
+    The time in the heartbeat is not compared with the clock of this process, because clocks may differ.
     """
     first = beat = await server.heartbeat()
     deadline = asyncio.get_running_loop().time() + _SILENT_S
@@ -114,7 +116,7 @@ class Heartbeat:
             self._interceptor.fence(error)
         except MessagingError as error:
             logger.info("the interceptor's heartbeat did not reach the server: %s", error)
-        except Exception:  # the heartbeat must go on
+        except Exception:  # the heartbeat must go on after any error
             logger.exception("the interceptor's heartbeat failed")
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What our Ray actors share: a start that is repeated until the cause of a failure is gone, and calls of the host."""
+"""Helpers for our Ray actors: calls of an actor's host, and a start that is repeated until it succeeds."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ P = ParamSpec("P")
 class OfHost(Generic[Host]):
     """Maker of an actor's methods from its host's methods, as in `fetch = of_host(lambda host: host.fetch)`.
 
-    Ray wraps every method of an actor's class. So the actor's work is in a plain object, the host. The actor's property
-    `_host` returns the host, or raises the error that prevents the host's start.
+    Ray wraps every method of an actor's class, which makes calls slow. So the actor's work is done by a plain object,
+    the host. The actor's property `_host` returns the host, or raises the error that prevents the host's start.
     """
 
     def __call__(
@@ -40,7 +40,7 @@ class OfHost(Generic[Host]):
 
 def restarted() -> bool:
     """Return whether an earlier process of this actor died."""
-    with warnings.catch_warnings(action="ignore"):  # Ray 2.60's property emits a warning about another property
+    with warnings.catch_warnings(action="ignore"):  # in Ray 2.60 this property warns about another property
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
@@ -55,7 +55,7 @@ def worth_a_retry(failure: MessagingError | None) -> bool:
 
 
 class ActorStart:
-    """Start of an actor's host; `failure` is the error of the last try, which the actor's calls raise.
+    """The start of an actor's host. `failure` is the error of the last try, which the actor's calls raise.
 
     The error is kept, because an error that an actor's __init__ raises would kill the actor and lose its type.
     """
@@ -72,7 +72,7 @@ class ActorStart:
     async def run(self) -> None:
         """Start the host; after a restart of the actor, retry a start that fails.
 
-        While `passes` accepts the failure, wait for the retries. After another failure, return, and retry in the
+        If `passes` returns True for a failure, wait and try again. After another failure, return, and try again in the
         background.
         """
         await self._try()
@@ -82,7 +82,7 @@ class ActorStart:
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             await self._try()
         if self.failure is not None:
-            # Messages wait until the cause of the failure is removed, such as a full memory.
+            # Messages wait until the cause of the failure, such as a full memory, is gone.
             self._retrying = asyncio.create_task(self._retry(), name=f"ray_messaging restart of {self._actor_name}")
 
     async def _retry(self) -> None:
@@ -101,7 +101,7 @@ class ActorStart:
         else:
             self.failure = None
             return
-        if restarted() and str(failure) != str(self.failure):  # the failure of the first start is raised to the driver
+        if restarted() and str(failure) != str(self.failure):  # the driver gets the failure of the first start itself
             logger.error("%s does not work: %s", self._actor_name, failure)
         self.failure = failure
 

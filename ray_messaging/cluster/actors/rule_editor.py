@@ -18,10 +18,10 @@ from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 from ray_messaging.eventlog.folder_records import RuleChange
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.rule_versions import RuleVersions
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.rule_versions import RuleVersions
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, without_steps
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CHANGES = 10_000  # the most changes that are kept for people to read
+_CHANGES = 10_000  # the most changes that are recorded
 
 
 class RuleRequest(NamedTuple):
-    """One change of the rules: insert, replace or remove; `which` is a position or a name.
+    """A request to insert, replace or remove a rule. `which` is the position or the name of a rule.
 
     `call` is the id of the Ray call. If Ray repeats the call after a restart, the id shows that the change was made
-    already. `at_step` is the first step to which the change applies; None: at once.
+    already. `at_step` is the first step to which the change applies; None: the change applies at once.
     """
 
     call: str
@@ -57,11 +57,13 @@ class RuleRequest(NamedTuple):
 
 
 class RuleEditor(RuleVersions):
-    """Editor of the rules. A change applies at once, or from a step on. All changes are recorded, in the event log too.
+    """Editor of an interceptor's rules.
 
-    Args: `store` keeps the rules, and the changes that wait for their step. `interceptor` returns the
-    interceptor. `where` is the server's address in errors. `follow` is awaited when the rules in force, or the rules
-    scheduled for later steps, have changed.
+    Changes apply at once, or from a step on, and are recorded, also in the event log.
+
+    Args: `store` stores the rules, and the changes that wait for their step. `interceptor` returns the interceptor.
+    `where` is the server's address, for errors. `follow` is awaited when the rules in force, or the rules scheduled for
+    later steps, have changed.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class RuleEditor(RuleVersions):
         self._steps: RedisSteps | None = None  # None: the experiment has no steps
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Change the rules or their state; return when the change is stored and in force.
+        """Change the rules or their state by calling `change`; return when the change is stored and in force.
 
         Raises: ConnectionFailed if the change is in force, but could not be stored in time.
         """
@@ -103,12 +105,13 @@ class RuleEditor(RuleVersions):
         task = asyncio.create_task(changing, name="ray_messaging change of the rules")
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
-        # Failed writes are logged. Without this callback, asyncio would report an error that nobody has retrieved.
+        # Failed writes are logged by the writer. Without this callback, asyncio would also report that nobody has
+        # retrieved the error.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 
     async def _save(self) -> None:
-        async with self._saving:  # saves follow one another, so that the rules in force are stored last
+        async with self._saving:  # one save after another, so that the rules in force are stored last
             await self._store.save_rules(self._interceptor().rules.now)
         await self._follow()
 
@@ -148,20 +151,23 @@ class RuleEditor(RuleVersions):
                     )
                 described = self._add(request)
                 await self._save()
-                await self.change(lambda: None)  # from here on no sender applies delegated rules
-                if at_step <= progress.sealed + 1:  # nothing of an earlier step is left to judge
+                await self.change(lambda: None)  # from now on no sender applies delegated rules
+                if at_step <= progress.sealed + 1:  # all messages of earlier steps are judged
                     await self._interceptor().in_force(at_step)
             finally:
                 await self.release()
         return described
 
     async def release(self) -> None:
-        """Let the steps go on. An interceptor also calls this at its start, because its predecessor may have died."""
+        """Let steps begin again.
+
+        An interceptor also calls this when it starts, because its predecessor may have died while it held the steps.
+        """
         if self._steps is not None:
             await _persist(partial(self._steps.drop_hold, RULE_CHANGE))
 
     async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
-        """Change the state of a rule at once by calling `make`; record this as `change`."""
+        """Change the state of a rule at once by calling `make`; record the change under the name `change`."""
         step = await self._open_step()
 
         def noted() -> T:
@@ -174,7 +180,7 @@ class RuleEditor(RuleVersions):
         return result
 
     async def _open_step(self) -> int | None:
-        """Put the rules in force that apply to the latest step that a group has begun; return this step.
+        """Put the rules in force that apply to the latest step that any group has begun; return that step.
 
         Return -1 if no step has begun, and None if the experiment has no steps.
         """
@@ -186,7 +192,10 @@ class RuleEditor(RuleVersions):
         return latest
 
     def _log(self) -> None:
-        """Send the changes to the event log: all changes each time, so that no change is lost if a process dies."""
+        """Send all changes so far to the event log.
+
+        All are sent each time, so that no change is lost if a process dies.
+        """
         if self._experiment.log_dir is not None:
             log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
             log.write_rule_changes.remote(self.changes())
@@ -200,11 +209,11 @@ class RuleEditor(RuleVersions):
         return scheduled[0].at_step if scheduled else math.inf
 
     def to_come(self) -> list[Rule]:
-        """Return the rules that scheduled changes will insert, or put in place of other rules."""
+        """Return the rules that scheduled changes will add."""
         return [unpickled(change.rule) for change in self._store.scheduled if change.rule is not None]
 
     async def following(self) -> int:
-        """Return the step that will read messages that come from outside of the steps now; -1 without steps."""
+        """Return the step that will read messages which now come from outside of the steps; -1 without steps."""
         return -1 if self._steps is None else (await _persist(self._steps.progress)).sealed + 1
 
     def _make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:
@@ -233,7 +242,7 @@ class RuleEditor(RuleVersions):
             if change is request:
                 described = description(rule)
         self._store.scheduled = scheduled
-        interceptor.delegation.restart()  # until the step of this change no rule is delegated to senders
+        interceptor.delegation.restart()  # no rule is delegated to senders until the step of this change
         self._note(request.change, described, request.at_step, exact=True, call=request.call)
         return described
 
@@ -248,16 +257,16 @@ class RuleEditor(RuleVersions):
             for change in due:
                 try:
                     change.make(self._interceptor().rules, self._store)
-                except RuleError as error:  # an earlier change has made this change impossible
+                except RuleError as error:  # an earlier change made this one impossible
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
                     self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 
         task = self._begin(self._interceptor().change(make, also=partial(_persist, self._save)))
-        await asyncio.wait([task])  # the task goes on if this call is cancelled
+        await asyncio.wait([task])  # the task continues if this call is cancelled
         task.result()
 
     async def close(self) -> None:
-        """End the changes that are not stored yet."""
+        """Cancel the changes that are not stored yet."""
         for task in list(self._unfinished):
             await end(task)
 
@@ -268,10 +277,10 @@ class RuleEditor(RuleVersions):
     def _note(
         self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False, call: str = ""
     ) -> None:
-        """Record a change. With `exact` it applies from the beginning of `step` on, otherwise from its middle on.
+        """Record a change. With `exact` it applies from the beginning of `step` on, otherwise from the middle of it on.
 
-        Args: `call` is the id of the Ray call. Ray repeats a call if the interceptor has died. The record then has the
-        call, with the description of its rule, and the change is not made again.
+        Args: `call` is the id of the Ray call, which is recorded with the description of the rule. If the interceptor
+        dies, Ray repeats the call, and the record shows that the change must not be made again.
         """
         if step is not None and step < 0:
             step, exact = 0, True

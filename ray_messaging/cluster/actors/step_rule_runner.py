@@ -1,4 +1,4 @@
-"""The interceptor's work for steps: running the rules that act at each step's end, and finding groups that are late."""
+"""The interceptor's tasks for steps: the rules that act at the end of each step, and the search for late groups."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import MessagingError, RuleError, UnknownName
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.steps.stragglers import Straggler, stragglers
 from ray_messaging.transports.step_values import SUPERVISOR, Progress, StepSettings, WaitFor
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FAILING_S = 1.0  # a supervisor that fails for more than this many seconds is reported
-_SOONEST = 0.1  # the least time between two checks for stragglers, as a fraction of `stall_s`
+_SOONEST = 0.1  # the least time between two checks for late groups, as a fraction of `stall_s`
 
 
 class StepRuleRunner:
-    """Runner of the supervisor, the member of the steps that closes each step last, with the verdicts of step rules.
+    """Runner of the supervisor, which closes each step after all groups, with the verdicts of rules for whole steps.
 
-    The supervisor runs while a rule in force, or a rule scheduled for a later step, acts at the end of steps. While any
-    change of the rules waits for its step, all groups wait for each other before a step, so that one version of the
-    rules is in force.
+    The supervisor runs while a rule that is in force, or that is scheduled for a later step, acts at the end of steps.
+    While any change of the rules waits for its step, each group waits for all groups before it begins a step, so that
+    one version of the rules is in force in all of them.
 
     Args: `settings` are the settings of the experiment's steps. `audiences` has the pairs to which groups broadcast.
     """
@@ -55,7 +55,7 @@ class StepRuleRunner:
         self._following = asyncio.Lock()
 
     async def follow(self) -> None:
-        """Begin or end supervision, depending on the rules in force and the rules scheduled for later steps."""
+        """Start or end the supervisor, depending on the rules in force and the rules scheduled for later steps."""
         versions = self._interceptor.versions
         async with self._following:
             if not forces_all([*self._interceptor.rules, *versions.to_come()]):
@@ -85,7 +85,7 @@ class StepRuleRunner:
         return [TaskHealth("step rules", alive, bool(error), age_s, error, _FAILING_S)]
 
     async def close(self) -> None:
-        """Stop the supervisor in this process. It stays a member, so that the steps wait for its successor."""
+        """Stop the supervisor in this process. The steps then wait for its successor in another process."""
         task, self._task = self._task, None
         if task is not None:
             await end(task)
@@ -111,10 +111,10 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
 
 
 class StragglerWatch:
-    """Task that logs the names of groups that hold up a step for `stall_s`, and logs them again after twice as long.
+    """Task that logs the groups for which a step has waited for `stall_s` seconds, and again after twice that time.
 
-    `late` has the late groups of the last check. The next check comes when the first group may have become late, so a
-    run without stragglers costs one call to the server in `stall_s`.
+    `late` has the late groups of the last check. The next check is made when the first group may have become late, so a
+    run without late groups costs one call to the server every `stall_s` seconds.
     """
 
     def __init__(self, store: "RedisSteps", exp_id: str, stall_s: float) -> None:
@@ -122,7 +122,7 @@ class StragglerWatch:
         self._store = store
         self._exp_id = exp_id
         self._stall_s = stall_s
-        self._said: dict[tuple[str, int], float] = {}  # group and step -> idle time at which the group was logged last
+        self._said: dict[tuple[str, int], float] = {}  # by group and step, how long it was late when it was last logged
         self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
 
     async def _run(self) -> None:
@@ -138,7 +138,7 @@ class StragglerWatch:
                 wait_s = self._until_next(progress)
 
     def look(self, progress: Progress) -> None:
-        """Find the groups that hold up a step now, and log each group that is due to be logged."""
+        """Find the groups for which a step waits now, and log those that must be logged now."""
         self.late = stragglers(progress, self._stall_s)
         said, self._said = self._said, {}
         for straggler in self.late:

@@ -1,1 +1,1 @@
-"""Handles on a running experiment: groups, its steps, its log, its dead letters."""
+"""Handles of a running experiment: its groups, steps, rules, log, dead letters, audiences and surveys."""

@@ -1,4 +1,4 @@
-"""Handle of an audience, and the calls that make, find and remove audiences."""
+"""The handle of an audience, and the calls that create, find and remove audiences."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial, reduce
@@ -63,7 +63,7 @@ class Audience:
 
     @property
     def version(self) -> int:
-        """Return the number of the newest version, from 1; raise UnknownName if the audience was removed."""
+        """Return the number of the newest version, which begins at 1; raise UnknownName if the audience was removed."""
         return self._newest().version
 
     @property
@@ -73,14 +73,16 @@ class Audience:
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs; members are all paired with each other.
+        """Return the number of pairs.
+
+        In an audience of members, each pair of members counts twice, once in each direction.
 
         Raises: UnknownName if the audience was removed.
         """
         return self._newest().facts.pairs
 
     def members(self) -> NDArray[Any]:
-        """Return the ids of the members, or of all agents that hear somebody, ints before strs.
+        """Return the ids of the members, or in other kinds of audiences of all hearers. Ints come before strs.
 
         Raises: UnknownName if the audience was removed.
         """
@@ -190,7 +192,7 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
-    """Return the agents at the positions: the given agents, or all hosted agents, or without groups 0, 1, 2..."""
+    """Return the agents at the positions: the given agents, or else all hosted agents, or else 0, 1, 2..."""
     if given is not None:
         ids = column_of(given)
         if len(ids) != len(given):
@@ -201,13 +203,16 @@ def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:
 
 
 def _chunks(graph: object) -> Iterable[object]:
-    """Return a graph as chunks. It may be an array or list of pairs, a networkx graph, or any iterable of arrays."""
+    """Return a graph as an iterable of arrays.
+
+    It may be an array or list of pairs, a networkx graph, or such an iterable.
+    """
     graph = edge_pairs(graph)
     if isinstance(graph, np.ndarray):
         return [graph]
     if not isinstance(graph, Iterable) or isinstance(graph, str | bytes):
         raise InvalidColumns(
-            f"graph={graph!r} is no graph: pass an array of shape (m, 2), a sender and a hearer in each row, or an "
+            f"graph={graph!r} is not a graph: pass an array of shape (m, 2), a sender and a hearer in each row, or an "
             "iterable of such arrays"
         )
     if isinstance(graph, list | tuple) and not any(isinstance(part, np.ndarray) for part in graph):

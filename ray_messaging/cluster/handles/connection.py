@@ -1,4 +1,4 @@
-"""Connection of a handle to a running experiment, and calls of actors with our own errors."""
+"""The connection of a handle to a running experiment, and calls of actors that raise this package's errors."""
 
 import math
 import time
@@ -20,9 +20,9 @@ from ray_messaging.errors import Closed, ConfigError, MessagingError, OutcomeUnk
 
 NAMESPACE = "ray_messaging"
 
-# The most time that Ray needs to report a killed actor as dead, and the time between two checks, in seconds.
+# The most seconds that Ray needs to report a killed actor as dead, and the seconds between two checks of that.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
-_LATE_S = 10.0  # a process that is not ready after this time starts unusually slowly
+_LATE_S = 10.0  # if no process is ready after this many seconds, `late` is called
 _LEAST, _PER_PROCESSOR = 8, 2  # how many processes start at a time: _PER_PROCESSOR for each processor, at least _LEAST
 
 
@@ -38,7 +38,7 @@ def named_actors(prefix: str) -> dict[str, Any]:
     """Return our living actors whose names begin with a prefix, by name."""
     names = [each["name"] for each in all_names() if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
     found = {name: find_actor(name) for name in names}
-    # Actors that have ended just now are left out.
+    # Actors that have just ended are left out.
     return {name: actor for name, actor in found.items() if actor is not None}
 
 
@@ -59,14 +59,14 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
 
 
 def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait until this process knows that a killed actor is dead, so that later calls fail with Closed."""
+    """Wait until this process knows that a killed actor is dead, so that later calls raise Closed."""
     deadline = time.monotonic() + _DEATH_S
     while known_dead(actor) is False and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)
 
 
 def gone(actor_name: str) -> Closed:
-    """Build the error for a send by an actor that was dead before the call."""
+    """Build the error for a send over an actor that was dead before the call."""
     return Closed(
         f"{actor_name} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create "
         "it again, or start the experiment anew",
@@ -77,8 +77,8 @@ def gone(actor_name: str) -> Closed:
 async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
     """Repeat a call, which must be idempotent, while its actor restarts. Raises the same errors as `result`.
 
-    The actor must have a method `ready`. Ray's own retries are slower: they come up to a second after Ray has noticed
-    the failure, which takes one or two seconds.
+    The actor must have a method `ready`. Ray's own retries are slower: Ray takes one or two seconds to notice the
+    failure, and retries up to a second later.
     """
     while True:
         try:
@@ -105,7 +105,7 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
                 await waiting.value(ref)
             except ActorUnavailableError:
                 continue
-            except (RayTaskError, RayActorError, ActorUnschedulableError):  # the caller's next call gets the error
+            except (RayTaskError, RayActorError, ActorUnschedulableError):  # the caller's next call raises the error
                 pass
             return
         if not calls:  # all failed at once
@@ -115,7 +115,7 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
 def translated(
     error: RayTaskError | RayActorError | ActorUnschedulableError, *, actor_name: str, sends: bool = False
 ) -> Exception:
-    """Turn Ray's error into the error that the actor raised, or if the actor is gone, into an error of ours."""
+    """Return the error that the actor raised, or if the actor is gone, Closed or OutcomeUnknown."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause
@@ -146,14 +146,14 @@ def start_in_turn(
     check: Callable[[Any], object],
     late: Callable[[Sequence[Any]], object] | None = None,
 ) -> None:
-    """Start processes, at most twice as many at a time as the cluster has processors, but at least eight.
+    """Start processes, a limited number at a time: two for each processor of the cluster, and at least eight.
 
-    If more started at once, they would slow each other so much that some would take the server for dead. The first
-    error ends the starts.
+    If more processes started at once, they would slow each other so much that some would treat the server as dead.
+    After the first error no more processes are started.
 
-    Args: each of `starts` returns an ObjectRef that is ready when the process is ready. `check` gets such a reference,
-    and raises the error of a start that failed. If no process was ready for ten seconds, `late` gets, once, the
-    references of the processes that are still starting.
+    Args: Each of `starts` begins to start a process, and returns an ObjectRef that is ready when the process is ready.
+    `check` is called with such a reference, and raises the error of a start that failed. If no process becomes ready
+    for ten seconds, `late` is called once, with the references of the processes that are still starting.
     """
     at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
     waiting = iter(starts)
@@ -171,8 +171,8 @@ def start_in_turn(
 class ExperimentConnection:
     """An experiment and the handle of its interceptor.
 
-    Its pickle never contains the server's password. An unpickled connection asks the interceptor for the password when
-    the password is needed.
+    The pickle of a connection never contains the server's password. An unpickled connection asks the interceptor for
+    the password when it needs it.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -193,7 +193,10 @@ class ExperimentConnection:
         return finish(self.with_password_async(Blocking()))
 
     async def with_password_async(self, waiting: Waiting | None = None) -> Experiment:
-        """Return the experiment with its server's password. If `waiting` is None, the event loop is not blocked."""
+        """Return the experiment with its server's password.
+
+        If `waiting` is None, the call waits without blocking the event loop.
+        """
         if self.experiment.withheld:
             ref, waiting = self.interceptor.ready.remote(), waiting or InLoop()
             self.experiment = await value_of(waiting, ref, actor_name=self._actor_name)

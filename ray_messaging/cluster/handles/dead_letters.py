@@ -1,4 +1,4 @@
-"""Dead letters of an experiment: read, requeue and drop them."""
+"""The dead letters of an experiment, which can be read, requeued and dropped."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-# A reader that turns expired frames into dead letters must not drop older letters, so it has no limit.
+# When letters are read, expired frames become dead letters. That must not drop older letters, so there is no limit.
 _NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A frame that no mailbox will deliver, with its mailbox and the reason.
+    """A frame of messages that cannot be delivered, with its mailbox and the reason.
 
     `at` is the time when the frame became a dead letter, in unix seconds.
     """
@@ -42,9 +42,9 @@ class DeadLetter:
     reason: str
     at: float
     frame: bytes
-    row: int  # all rows before this row are handled
+    row: int  # all rows before this one were handled
     exp_id: str
-    acked: str = ""  # further rows that are handled, as "low-high,..."
+    acked: str = ""  # further rows that were handled, as "low-high,..."
 
     @cached_property
     def _batch(self) -> Batch | FrameError:
@@ -68,7 +68,7 @@ class DeadLetter:
         """Return the unhandled messages of this letter; raise FrameError if the letter cannot be decoded."""
         batch = self._batch
         if isinstance(batch, FrameError):
-            raise FrameError(f"dead letter {self.id} cannot be decoded, look at its bytes (.frame): {batch}")
+            raise FrameError(f"dead letter {self.id} cannot be decoded: {batch}; its bytes are in .frame")
         rows = unhandled(self.row, self.acked, len(batch))
         runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
         return Messages(self.exp_id, [Slice(batch, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)])
@@ -78,7 +78,7 @@ class DeadLetter:
         return f"DeadLetter({self.id!r}, mailbox {self.mailbox!r}, {what}, {self.reason!r})"
 
 
-Letters = list[DeadLetter]  # This name exists because `list` is a method's name below.
+Letters = list[DeadLetter]  # in the class below, `list` is a method
 
 
 def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
@@ -88,9 +88,9 @@ def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
 
 
 class Requeues(NamedTuple):
-    """Outcome of `requeue`: the number of removed letters, and of messages that wait in a mailbox again.
+    """Outcome of `requeue`: the number of letters that were removed, and of messages that wait in a mailbox again.
 
-    `left` maps the id of each letter that stays, in whole or in part, to the reason why it stays.
+    `left` has the id of each letter that was not removed, or only in part, and the reason.
     """
 
     letters: int
@@ -99,9 +99,11 @@ class Requeues(NamedTuple):
 
 
 class DeadLetters:
-    """Dead letters of one experiment: messages that no mailbox could deliver. The calls block, for drivers and tasks.
+    """The dead letters of one experiment: messages that no mailbox could deliver.
 
-    Iterating yields the letters, oldest first, and reads them page by page.
+    The calls block; they are for drivers.
+
+    Iteration yields the letters, oldest first, and reads them page by page.
     """
 
     def __init__(self, redis: ServerConfig, exp_id: str, settings: MessagingConfig | None = None) -> None:
@@ -115,7 +117,7 @@ class DeadLetters:
         return self.stats()["letters"]
 
     def __bool__(self) -> bool:
-        return True  # without this method, `if messaging.dead_letters` would ask the server for the length
+        return True  # otherwise `if messaging.dead_letters` would ask the server for the length
 
     def __iter__(self) -> Iterator[DeadLetter]:
         after = ""
@@ -154,7 +156,7 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Return how many letters are kept and their bytes, and how many were dropped at the limit and their bytes."""
+        """Return the number and the bytes of the letters, and of the letters that were dropped because of the limit."""
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,
@@ -176,7 +178,7 @@ class DeadLetters:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "dead letters cannot be sent to another process, because they hold the server's password: send the "
+            "dead letters cannot be sent to another process, because they contain the server's password: send the "
             "Messaging, and get its dead letters in that process"
         )
 
@@ -189,9 +191,12 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> Requeues:
-        """Put messages back into the mailboxes that listen for them now, under their old ids, each at most once.
+        """Put messages back into the mailboxes that listen for them now.
 
-        Give exactly one of ids, mailbox and everything. Letters that cannot go back stay, with the reason in `left`.
+        They keep their ids, and each goes back at most once.
+
+        Pass exactly one of ids, mailbox and everything. Letters that cannot go back stay; `left` in the result says
+        why.
 
         Raises: ConfigError unless exactly one is given; ConnectionFailed if the server does not answer; MailboxFull if
         the server's memory is full.
@@ -202,7 +207,7 @@ class DeadLetters:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
-            waiting: set[str] = set()  # full mailboxes, for which later letters must not overtake earlier ones
+            waiting: set[str] = set()  # full mailboxes; later letters for them must not overtake earlier ones
             async for name, letter in _letters(store, chosen, mailbox):
                 if letter is None:
                     left[name] = "there is no such dead letter"
@@ -227,7 +232,7 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> int:
-        """Delete letters and return their number; `everything` also resets the counts of dropped letters.
+        """Delete letters, and return their number. `everything` also resets the counts of dropped letters.
 
         Raises: ConfigError unless exactly one of ids, mailbox and everything is given.
         """
@@ -260,7 +265,7 @@ class DeadLetters:
         )
 
     def _run(self, work: "Callable[[RedisDeadLetters], Awaitable[T]]") -> T:
-        """Run an operation on the store, and wait for its result. In a running event loop this blocks the loop."""
+        """Run an operation on the store, and wait for its result. A running event loop is blocked meanwhile."""
 
         async def run() -> T:
             unlimited = self._settings.model_copy(update={"dead_bytes": _NO_LIMIT})
@@ -275,14 +280,12 @@ class DeadLetters:
 
 
 def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everything: bool) -> list[str] | None:
-    """Return the ids, or None if letters are not chosen by ids.
+    """Return the ids of the chosen letters, or None if letters are not chosen by ids.
 
     Raises: ConfigError unless exactly one of the three arguments is given.
     """
     if (ids is not None) + (mailbox is not None) + everything != 1:
-        raise ConfigError(
-            "say which dead letters: give their ids, or mailbox='name', or everything=True, and only one of these"
-        )
+        raise ConfigError("say which dead letters: pass exactly one of their ids, mailbox='name' and everything=True")
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
 
@@ -295,7 +298,7 @@ async def _letters(
     """
     for name in ids or ():
         yield name, await store.get(name)
-    # The rest of a letter that is requeued in part becomes a new letter, which comes after this last letter.
+    # If a letter is requeued only in part, the rest becomes a new letter after this last one.
     after, last = "", await store.last()
     while ids is None and last and after != last and (page := await store.page(after, PAGE)):
         after = page[-1].id
@@ -309,5 +312,5 @@ async def _letters(
 def _checked(letter: str) -> str:
     found = _ID.fullmatch(letter) if isinstance(letter, str) else None
     if found is None or max(map(int, found.groups())) >= 2**64:
-        raise ConfigError(f"{letter!r} is no id of a dead letter: such ids look like 1700000000000-0")
+        raise ConfigError(f"{letter!r} is not the id of a dead letter: such ids look like 1700000000000-0")
     return letter

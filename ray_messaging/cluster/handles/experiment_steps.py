@@ -1,4 +1,4 @@
-"""The steps of an experiment, as a driver sees and controls them: `messaging.steps`."""
+"""The class of `messaging.steps`, by which a driver follows and controls the steps of an experiment."""
 
 import time
 from collections import Counter, deque
@@ -22,7 +22,7 @@ from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Collected, Progress
 
 _NAMED = 3  # the most late groups that the progress names
-_RECENT_S = 10.0  # the time over which the rate is taken
+_RECENT_S = 10.0  # the last seconds from which the rate is computed
 
 
 class RunProgress:
@@ -39,9 +39,9 @@ class RunProgress:
         self._until = until
         self._shown = shown
         self._line = ProgressLine(until, shown=shown)
-        self._step = 0  # the step that was seen last
-        self._ended = False  # the line says that the steps are done
-        self._seen: deque[tuple[int, float]] = deque()  # the latest steps that were seen to run, and since when
+        self._step = 0  # the step that was shown last
+        self._ended = False  # whether the last line says that the steps are done
+        self._seen: deque[tuple[int, float]] = deque()  # the latest steps, and the time at which each was first seen
 
     def __enter__(self) -> Self:
         self._line.__enter__()
@@ -49,19 +49,19 @@ class RunProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._line.__exit__(kind, *error)
-        # The last line that was shown says that a step is open.
+        # Otherwise the last line would say that a step is open.
         if kind is None and self._line.has_lines and not self._ended:
-            # The steps have succeeded: an interceptor that restarts or ends just now must not make them fail.
+            # The steps have succeeded, so an error of the interceptor, which may restart or end just now, is ignored.
             with suppress(MessagingError):
                 self._end(self._steps.progress().sealed + 1)
 
     def show(self) -> None:
-        """Show how far the run is, if the display is due. Repeat this call, because the calls measure the rate."""
+        """Show how far the run is, if the display is due. Call this often, because it also measures the rate."""
         if not self._shown:
             return
         try:
             progress = self._steps.progress()
-        # The groups may still reach the server; if they cannot, the groups raise errors.
+        # The groups may still reach the server. If they cannot, they raise errors themselves.
         except ConnectionFailed as error:
             if self._line.is_due():
                 self._line.show(self._step, f"step {self._step} of {self._until}, as far as is known: {error}")
@@ -86,7 +86,10 @@ class RunProgress:
         self._line.show(step, "; ".join(filter(None, [done, self._more()])))
 
     def _rate(self, step: int, progress: Progress) -> str:
-        """Return the rate of steps in the last seconds, or in the last step if it took longer; "" in the first step."""
+        """Return the present number of steps per second as text; "" in the first step.
+
+        It is measured over the last seconds, or over the last step if that took longer.
+        """
         seen, now = self._seen, time.monotonic()
         if step > seen[-1][0] if seen else step <= progress.latest:  # a new step, or the first step, has begun
             seen.append((step, now))
@@ -95,12 +98,12 @@ class RunProgress:
         if len(seen) < 2:
             return ""
         (first, began), (last, ended) = seen[0], seen[-1]
-        # A step that takes longer than earlier steps lowers the rate.
+        # The open step lowers the rate if it takes longer than earlier steps.
         return f", {min((last - first) / (ended - began), (last - first + 1) / (now - began)):.3g} steps/s"
 
 
 def _slowest(progress: Progress) -> str:
-    """Return a text with a group that holds up others; a group that is cut off from the server is named first."""
+    """Return a text about a group for which others wait. A group that is cut off from the server is preferred."""
     waiting = progress.waiting_for()
     if not waiting:
         return ""
@@ -112,7 +115,7 @@ def _slowest(progress: Progress) -> str:
 
 
 class ExperimentSteps:
-    """The steps of all groups: progress, pause and resume, digests.
+    """The steps of all groups: their progress, calls to pause and resume them, and their digests.
 
     All calls raise ConfigError if the experiment has no steps.
     """
@@ -165,9 +168,9 @@ class ExperimentSteps:
 
     @property
     def wait_for(self) -> str:
-        """Return "all" if each group waits for all groups, "senders" if it waits only for groups that may send to it.
+        """Return "all" if a group waits for all groups, "senders" if it waits only for groups that may send to it.
 
-        If a rule acts at the end of each step, such as a rule that counts by rounds, this is "all", even with
+        While a rule acts at the end of each step, such as a rule that counts by rounds, this is "all", even with
         `Steps(wait_for="senders")`.
         """
         return str(self.progress().wait_for)
@@ -175,14 +178,14 @@ class ExperimentSteps:
     def declare(self, hears: Mapping[str, Iterable[str]], *, at_step: int | None = None) -> None:
         """Declare which groups may send to a group, for `Steps(wait_for="senders")`.
 
-        A group "hears" the groups that may send to it, and waits only for these groups. A group without a declaration
-        hears all. A step that sends to a group that does not hear the sender raises UndeclaredSend and is not
+        A group "hears" the groups that may send to it, and waits only for these. A group without a declaration hears
+        all groups. If a group sends to a group that does not hear it, its step raises UndeclaredSend, and is not
         committed.
 
         Args:
             hears: {group: the other groups that may send to it}; the groups need not exist yet.
-            at_step: In a run, the first step whose messages are read under this declaration, at the earliest the second
-                step after the latest open step.
+            at_step: During a run, the first step whose messages are read under this declaration. It must be at least
+                two steps after the latest open step.
 
         Raises: ConfigError if a group may have sent under another declaration already.
         """
@@ -191,20 +194,19 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up others, each with the step that it has to commit; {} if no step is open."""
+        """Return the groups for which others wait, each with the step that it has to commit; {} if no step is open."""
         progress = self.progress()
         return {} if progress.resting else progress.waiting_for()
 
     def stragglers(self) -> list[Straggler]:
-        """Return the groups that had held up a step for `Steps.stall_s` when the interceptor checked last."""
+        """Return the groups for which a step had waited for `Steps.stall_s` seconds at the interceptor's last check."""
         found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
         return found
 
     def wait(self, until: int, *, timeout: float | None = None, progress: bool = False) -> None:
         """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds.
 
-        Args: with `progress` this shows the step, the rate, and the groups that hold up the others, as `messaging.run`
-        does.
+        Args: With `progress`, show the step, the rate, and the groups for which others wait, as `messaging.run` does.
         """
         check_timeout(timeout)
         until = step_count("wait", until, 0)
@@ -220,7 +222,7 @@ class ExperimentSteps:
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
-        """Return the progress; wait as a step does while the interceptor cannot reach the server."""
+        """Return the progress. If the interceptor cannot reach the server, wait for as long as a step would wait."""
         cut_timeout_s = self._connection.experiment.settings.cut_timeout_s
         until = time.monotonic() + cut_timeout_s
         while True:
@@ -237,7 +239,7 @@ class ExperimentSteps:
         return found
 
     def resume(self, last: int | None = None) -> None:
-        """Let the steps go on after a pause, up to and including step `last` (None: without an end).
+        """Let the steps go on after a pause, up to and including step `last` (None: without a limit).
 
         Raises: ConfigError unless `last` is a step number.
         """
@@ -246,7 +248,10 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.resume_steps.remote(last))
 
     def advance(self, n: int = 1) -> int:
-        """Let n more steps run, then pause again; return the last of these steps. Several calls add up."""
+        """Let n more steps run, and then pause again; return the last of these steps.
+
+        The numbers of several calls are added.
+        """
         n = step_count("advance", n, 1)
         target = self.progress().target
         last = (self.pause() if target is None else target) + n
@@ -254,12 +259,12 @@ class ExperimentSteps:
         return last
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
-        """Return, for each fate, by how much rules on whole steps have changed its count in all steps up to `step`."""
+        """Return by how much rules for whole steps have changed the count of each fate, in all steps up to `step`."""
         left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of what was sent in a step that all groups have committed, 32 bytes.
+        """Return the digest of the messages of a step that all groups have committed, 32 bytes.
 
         Raises: ConfigError without `Steps(digest=True)`; UnknownName for a step that is not committed yet, or that was
         committed too long ago.
@@ -267,7 +272,7 @@ class ExperimentSteps:
         return digest_of(self._sealed(step))
 
     def collected(self, through: int) -> list[Collected]:
-        """Return the data that groups recorded with `collect` up to step `through`, except data in the event log."""
+        """Return the data that groups recorded by `collect` up to step `through`, and that the server still has."""
         found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
         return found
 
@@ -277,7 +282,7 @@ class ExperimentSteps:
         return found
 
     def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step had each fate. Raises UnknownName as `digest` does.
+        """Return how many messages of a step had each fate. Raises the same errors as `digest`.
 
         `group.fates(step)` returns the same for one group. The event log has the fate of each message.
         """
@@ -292,7 +297,7 @@ class ExperimentSteps:
 
 
 def step_count(call: str, given: object, least: int) -> int:
-    """Return the given count of steps, or number of a step; raise ConfigError unless it is an int from `least` on."""
+    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
     return int(given)

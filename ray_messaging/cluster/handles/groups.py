@@ -1,4 +1,4 @@
-"""Groups of a running experiment: start, find and remove them."""
+"""The class `Groups`, which starts, finds and removes the groups of a running experiment."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,14 +36,14 @@ class Groups:
         placement: GroupPlacement,
         actor_options: ActorOptions,
     ) -> dict[str, Group]:
-        """Start several groups at the same time. If one fails to start, none is kept."""
+        """Start several groups at the same time. If one fails to start, all of them are stopped."""
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
         before = self._names_while_it_runs()
         places = Placement(placement, actor_options, hosted)
         experiment = self._connection.with_password()
         actors: dict[str, Any] = {}
-        opened: dict[Any, str] = {}  # the calls that open the mailboxes
+        opened: dict[Any, str] = {}  # by call that opens a mailbox, the group's name
 
         def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
@@ -72,7 +72,7 @@ class Groups:
                 kill(actor)
             if opened:
                 wait([*opened], num_returns=len(opened))
-            for name in actors.keys() - {*before}:  # the mailboxes of an earlier start stay
+            for name in actors.keys() - {*before}:  # the mailboxes of an earlier start are not removed
                 self._remove_mailbox(name)
             raise
         made = {name: self._handle(name, actor) for name, actor in actors.items()}

@@ -34,7 +34,7 @@ class HostedAgents(Mapping[AgentId, str]):
         return sum(map(len, self.by_group.values()))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame with the columns agent and group, built without a Python object for each agent."""
+        """Return a pandas.DataFrame with the columns agent and group."""
         sets = self.by_group.values()
         if any(each.strings for each in sets):
             agents: Any = [*self]

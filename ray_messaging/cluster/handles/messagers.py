@@ -1,4 +1,4 @@
-"""Messagers of groups: functions that make a messager, and that say whether a mailbox's owner lives in Ray.
+"""Functions that make the messager of a group, and that say whether the owner of a mailbox still lives in Ray.
 
 An owner is `<run>/<id of an actor or a worker>`.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Messager)
 
-_ASK_S = 5.0  # if Ray does not answer within this time, an owner counts as alive
+_ASK_S = 5.0  # seconds for Ray's answer, after which an owner is treated as alive
 
 
 def named_messager(
@@ -54,7 +54,7 @@ def named_messager(
 
 
 def tell_metrics(metrics: Callable[[], list[Family]], experiment: Experiment, name: str) -> RayMetrics:
-    """Return an object that reports the metrics of a group to Ray, after its `start` was called."""
+    """Return a reporter of a group's metrics to Ray, whose `start` must be called."""
     return RayMetrics(metrics, (("experiment", experiment.exp_id), ("messager", name)))
 
 
@@ -89,10 +89,10 @@ async def open_messager(
 
 
 def gone_for(run: str) -> IsDead:
-    """Return a function that returns whether a mailbox's owner is gone, for this start of the experiment.
+    """Return a function that says whether the owner of a mailbox is gone, for the start `run` of the experiment.
 
-    This start has claimed the experiment, which fences the owners of earlier starts. So these count as gone, even if
-    they live.
+    This start has claimed the experiment, which fences the owners of earlier starts. So they are treated as gone, even
+    if they live.
     """
 
     async def is_gone(owner: str) -> bool:

@@ -1,17 +1,22 @@
-"""Coroutines in a separate thread and event loop, for callers with or without a running loop."""
+"""Functions that run coroutines in a separate thread and event loop, for callers with or without a running loop."""
 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_END_S = 1.0
+
 
 class SharedLoop:
-    """An event loop in a separate thread, for all users that enter it. The thread ends when the last user leaves."""
+    """An event loop in a separate thread, for all users that call `enter`.
+
+    The thread ends when the last user leaves.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,13 +38,17 @@ class SharedLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and wait for its result; Ctrl-C cancels it."""
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.begin(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run a coroutine, and return its future."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def leave(self, last: Coroutine[Any, Any, None] | None = None) -> None:
         """Run a last coroutine, if one is given, and stop using the loop.
@@ -65,7 +74,18 @@ class SharedLoop:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    loop.run_until_complete(_end_all(loop))
     loop.close()
+
+
+async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left, such as tasks of other packages, and close connections that end with the loop."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=_END_S)
+    await loop.shutdown_asyncgens()
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -80,13 +100,13 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     def cancel() -> None:
         for task in asyncio.all_tasks():
-            if task.get_coro() is main:  # the coroutine decides whether its other tasks end or go on
+            if task.get_coro() is main:  # the coroutine itself decides about its other tasks
                 task.cancel()
 
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(run).result()
-        # After Ctrl-C, or an error of a signal's handler: cancel the task, because the pool waits for it.
+        # After Ctrl-C, or an error of a signal's handler, the task is cancelled, because the pool waits for its end.
         except BaseException:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(cancel)

@@ -1,4 +1,4 @@
-"""Event log of a running experiment, read through its actor, and its blocked messages as they are logged."""
+"""The event log of a running experiment, read through the log's actor, and an iterator over blocked messages."""
 
 import logging
 import threading
@@ -21,18 +21,21 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 logger = logging.getLogger(__name__)
 
 _ACTOR_NAME = "the event log"
-_GLANCE_S = 0.5  # the time between a listener's checks whether it was closed
+_GLANCE_S = 0.5  # seconds between the checks of a listener whether it was closed
 
 
 class Seen(NamedTuple):
-    """The last position that was read, and the writer's process that gave it: another process may renumber rows."""
+    """The last position that was read, and the writer's process that gave the position.
+
+    A later process of the writer may give some rows other positions.
+    """
 
     process: str
     position: int
 
 
 class RemoteSource:
-    """Source of log rows that asks the log's actor; see `eventlog.reading.paging.Source`."""
+    """A log source that asks the log's actor, see `eventlog.reading.paging.LogSource`."""
 
     live = True
 
@@ -42,7 +45,7 @@ class RemoteSource:
         self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
-        """Return a copy of this source that remembers the writer's process on its own."""
+        """Return a copy of this source, which remembers the writer's process by itself."""
         return copy(self)
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
@@ -51,7 +54,7 @@ class RemoteSource:
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))
             return page
-        if question == "end" and not self._process:  # a follower must know which process has numbered the end
+        if question == "end" and not self._process:  # a reader must know which process gave this position
             self._process, end = self._result(self._log.since.remote(Seen("", -1), {"limit": 0}))[1]
             return end
         return self._result(self._log.ask.remote(question, arguments))
@@ -75,7 +78,10 @@ class BlockedMessage(LogRow):
 
 
 class BlockedMessages(AsyncIterator[BlockedMessage]):
-    """Async iterator over blocked messages after a cursor (None: new messages only), each as soon as the log has it."""
+    """Async iterator over blocked messages after a cursor (None: only new ones).
+
+    Each comes as soon as the log has it.
+    """
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log

@@ -1,9 +1,10 @@
-"""The rules of an experiment, as a driver sees and changes them: `messaging.rules`."""
+"""The class of `messaging.rules`, by which a driver lists and changes the rules of an experiment."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.ray_calls import put
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.notebook import html_table
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExperimentRules:
-    """The rules of an experiment, in the order in which they are asked.
+    """The rules of an experiment, in the order in which they judge messages.
 
     A change applies at once, even in the middle of a step, to every send that begins after the call has returned. A
     change with `at_step` applies to all messages that are sent in that step or later, even if processes die meanwhile.
@@ -44,14 +45,14 @@ class ExperimentRules:
         Raises: RuleError for a rule or an index that cannot be used; ConfigError if step `at_step` has begun, or the
         experiment has no steps.
         """
-        self._connection.ask(self._interceptor.insert_rule.remote(sent("the rule", rule), index, at_step=at_step))
+        self._connection.ask(self._interceptor.insert_rule.remote(sent("the rule", rule, put), index, at_step=at_step))
 
     def replace(self, which: int | str, rule: "Rule", *, at_step: int | None = None) -> None:
         """Replace a rule, given by its index or name. Raises the same errors as `insert`."""
-        self._connection.ask(self._interceptor.replace_rule.remote(which, sent("the rule", rule), at_step=at_step))
+        self._connection.ask(self._interceptor.replace_rule.remote(which, sent("the rule", rule, put), at_step=at_step))
 
     def pop(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
-        """Remove a rule, given by its index or name, and return its description. Raises as `insert` does."""
+        """Remove a rule, given by its index or name; return its description. Raises the same errors as `insert`."""
         found: dict[str, Any] = self._connection.ask(self._interceptor.pop_rule.remote(which, at_step=at_step))
         return found
 

@@ -1,4 +1,4 @@
-"""Handle of a survey: blocking, for drivers and tasks."""
+"""The handle of a survey, whose calls block, for drivers and tasks."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
@@ -20,14 +20,14 @@ from ray_messaging.surveys.tally import LOST, OPEN, STATES, Tally
 
 T = TypeVar("T")
 
-_LOOK_S = 0.25  # the time between two checks of the progress
+_LOOK_S = 0.25  # seconds between two checks of the progress
 
 
 class Survey(Generic[T]):
-    """A question to many agents, and their answers, which are kept on the experiment's server.
+    """A question to many agents, and their answers, which are stored on the experiment's server.
 
-    Each agent counts once, with its first answer that fits the survey's type. All properties are up to date when they
-    are read. `for agent, answer in survey` yields the answers as they arrive.
+    For each agent, the first answer that fits the survey's type is counted. All properties are up to date when they are
+    read. `for agent, answer in survey` yields the answers as they arrive.
     """
 
     def __init__(self, survey: AsyncSurvey, user: UserMessager) -> None:
@@ -109,13 +109,16 @@ class Survey(Generic[T]):
     def unasked(self) -> list[AgentId]:
         """Return the agents for which no question is recorded.
 
-        The asking process has not asked these agents yet, or has died before it could record the question.
+        The process that asks has not asked these agents yet, or it died before it recorded the question.
         """
         return self._now().unasked
 
     @property
     def late(self) -> int:
-        """Return the number of answers that do not count: second answers, and answers after the end of the survey."""
+        """Return the number of answers that are not counted.
+
+        These are second answers of an agent, and answers after the end of the survey.
+        """
         return self._now().late
 
     @property
@@ -169,12 +172,16 @@ class Survey(Generic[T]):
 
         The agents have `timeout` seconds for an answer, or if `timeout` is None, the survey's timeout again.
 
-        Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise as `Messager.send_columns`.
+        Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise the same errors as
+        `Messager.send_columns`.
         """
         return self._user.run(self._survey.remind(timeout))
 
     def end(self) -> None:
-        """End the survey: answers that arrive from now on do not count. Its answers are kept until it is removed."""
+        """End the survey, so that later answers are not counted.
+
+        The survey's answers are stored until it is removed.
+        """
         self._user.run(self._survey.end())
 
 

@@ -1,10 +1,9 @@
-"""The user's messager, for drivers and tasks."""
+"""The messager that sends and asks for the user, for drivers and tasks."""
 
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.process_tuning import relax_collector
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 class UserMessager:
-    """The user's messager in this process, for questions, broadcasts and surveys. It runs in a separate thread."""
+    """The messager of the user in this process, for questions, broadcasts and surveys. It runs in a separate thread."""
 
     def __init__(self, connection: ExperimentConnection) -> None:
         experiment = connection.with_password()
@@ -55,9 +54,9 @@ class UserMessager:
             self._closed = True
             self._loop.leave(self.messager.close())
 
-    def broadcast(self, payload: Payload, subtopic: str) -> Receipts:
-        """Send one message to all agents. Raises the same errors as `Messaging.broadcast`."""
-        return self.run(self.messager.broadcast(None, EVERYBODY, payload, subtopic=subtopic))
+    def broadcast(self, audience: object, payload: Payload, subtopic: str) -> Receipts:
+        """Send one message to all hearers of an audience. Raises the same errors as `Messaging.broadcast`."""
+        return self.run(self.messager.broadcast(None, audience, payload, subtopic=subtopic))
 
     def ask_columns(self, to_ids: object, payloads: object, subtopic: str, timeout: float | None) -> GroupAnswers:
         """Ask many agents; return an object that collects their answers.
@@ -81,6 +80,6 @@ class UserMessager:
 
 
 async def _news(answers: Answers, parts: int, errors: int) -> None:
-    """Wait until the answers have more than `parts` parts or `errors` errors, or until no more can come."""
+    """Wait until there are more than `parts` batches of answers, or more than `errors` errors, or no more can come."""
     if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
         await answers.change()

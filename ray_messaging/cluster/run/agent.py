@@ -21,6 +21,7 @@ from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.look_ahead import Ahead, LookAhead
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.run_plan import Rows
+from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, Flights, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED, is_async
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
@@ -292,6 +293,8 @@ class AgentLoop:
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
         self.call_counts: Counter[str] = Counter()
+        self.seats = frozenset[AgentId]()  # the agents of the run for which people act
+        self._seated: SeatedModel | None = None  # the model that lets people act for these agents
         self.tracer: AnyTracer = UNTRACED
         self.seed = 0
         self.shared = shared
@@ -348,9 +351,11 @@ class AgentLoop:
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
-        concurrency = min(self._concurrency, len(agents))
+        here = self.seats and self.seats.intersection(agent.id for agent in agents)
+        model: Model = self._seated if here and self._seated is not None else self._model
+        concurrency = min(self._concurrency + len(here), len(agents))  # people do not keep others waiting
         self._calls = StepCalls(
-            self._model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout
+            model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout, here
         )
         if look is not None and ahead is not None:
             self._run_ahead(look, self._calls, step, called, ahead, anew=anew)
@@ -416,6 +421,10 @@ class AgentLoop:
             look.unneeded()
         self.call_counts[UNUSED] += len(unused)
         return [*unused, *(record for each in flights for record in each.failed.values())]
+
+    def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
+        """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""
+        self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
 
     def _change_states(self) -> None:
         """Change states from outside; this wakes their agents."""

@@ -9,8 +9,8 @@ from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError
+from ray_messaging.interception.interceptor.interceptor import OWN_TABLES, Interceptor
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.interceptor import OWN_TABLES, Interceptor
 from ray_messaging.transports.transport import RedisTransport
 
 

@@ -55,7 +55,7 @@ def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _
 
 def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT001 - as above
     written = _Written(time)
-    pickler = _Pickler(written, 5)
+    pickler = _ContentPickler(written, 5)
     # `fast` turns off the memo. With the memo, the result depends on whether equal parts are the same object.
     pickler.time, pickler.fast = time, anywhere
     pickler.dump(value)
@@ -114,7 +114,7 @@ class _Written:
         return view.nbytes
 
 
-class _Pickler(pickle.Pickler):
+class _ContentPickler(pickle.Pickler):
     """A pickler whose result nobody reads."""
 
     time: _Time

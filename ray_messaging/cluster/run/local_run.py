@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from copy import deepcopy
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
@@ -20,10 +21,13 @@ from ray_messaging.cluster.run.beginning import (
     told_rules,
 )
 from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
+from ray_messaging.cluster.run.log_plan import LogPlan, log_plan
+from ray_messaging.cluster.run.model_source import facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.task_health import end
@@ -32,11 +36,10 @@ from ray_messaging.config import Calls, Steps, check_calls
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_set import RuleSet
+from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, forces_all
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.step_judge import RuleReviewer
-from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.call_limits import CallGate, CallLimits
 from ray_messaging.steps.digests import step_digest
@@ -46,6 +49,7 @@ from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, SUPERVISOR, StepSettings
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.actors.log_host import LogHost
     from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
     from ray_messaging.transports.steps import RedisSteps
 
@@ -67,6 +71,9 @@ def run(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     calls: Calls | None = None,
+    log_dir: str | Path | None = None,
+    checkpoint: int | None = None,
+    on_existing: Literal["error", "reset"] = "error",
     wait_for: Literal["all", "neighbours"] = "all",
     ahead: int = 16,
     progress: bool = True,
@@ -82,6 +89,9 @@ def run(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     calls: Calls | None = None,
+    log_dir: str | Path | None = None,
+    checkpoint: int | None = None,
+    on_existing: Literal["error", "reset"] = "error",
     wait_for: Literal["all", "neighbours"] = "all",
     ahead: int = 16,
     progress: bool = True,
@@ -107,14 +117,17 @@ def run(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     calls: Calls | None = None,
+    log_dir: str | Path | None = None,
+    checkpoint: int | None = None,
+    on_existing: str = "error",
     wait_for: Literal["all", "neighbours"] = "all",
     ahead: int = 16,
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
     Use this function where one process is enough: for a small model, for a test, or if many runs are made at the same
-    time. Use `Messaging.run` where a run needs several processes or machines, or a log, or has to go on after a
-    failure. With the same seed, both give the same messages, verdicts, order, states and digests, whatever `groups` is.
+    time. Use `Messaging.run` where a run needs several processes or machines, or has to go on after a failure. With the
+    same seed, both give the same messages, verdicts, order, states and digests, whatever `groups` is.
 
     Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied, so groups share its
     globals. A plain model that never returns keeps the process from ending, even after a `timeout`. Ctrl-C raises
@@ -139,17 +152,23 @@ def run(
         rules: The rules, as for `Messaging.start`.
         seed: The seed of all random numbers, as for `Steps`.
         calls: Limits of the calls that agents remember in this run, and the folder in which answers are shared.
+        log_dir: The folder of the run's event log, as for `Messaging.start`; None: no log is kept. Read it by
+            `EventLog.open`.
+        checkpoint: With `log_dir`, keep a checkpoint after every n-th step and the last one, for `Messaging.fork`.
+        on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "reset" deletes that log.
         wait_for: "neighbours" makes calls of a language model early, as for `Steps`.
         ahead: As for `Steps`.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
-    StepTooLarge if a group gets more messages in a step than it can read.
+    StepTooLarge if a group gets more messages in a step than it can read; AlreadyExists if the folder has a log;
+    LogError if the folder cannot be used.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
     if wait_for not in {"all", "neighbours"}:
         raise ConfigError(f"wait_for={wait_for!r} is unknown: write 'all' or 'neighbours'")
     if isinstance(ahead, bool) or not isinstance(ahead, int) or not 1 <= ahead <= MOST_AHEAD:
         raise ConfigError(f"ahead={ahead!r} must be a number of steps, from 1 to {MOST_AHEAD}")
+    kept = log_plan(log_dir, on_existing, checkpoint)
     part = run_part(
         model,
         agents,
@@ -163,9 +182,18 @@ def run(
         seed,
         calls,
         progress=progress,
+        log=kept,
         ahead=ahead if wait_for == "neighbours" else 0,
     )
     return say_cost(part.result) if progress else part.result
+
+
+class _LogOrder(NamedTuple):
+    """The plan of a run's log, and what is noted there: facts about the run, and the number of agents of each group."""
+
+    plan: LogPlan
+    facts: dict[str, Any]
+    groups: dict[str, int]
 
 
 class Part(NamedTuple):
@@ -192,12 +220,14 @@ def run_part(
     beginning: bytes | None = None,
     keep: bool = False,
     server: LocalServer | None = None,
+    log: LogPlan | None = None,
     ahead: int = 0,
 ) -> Part:
     """Run a model as `run` does, and go on from a beginning, if there is one; with `keep` return the end.
 
     Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
-    `ahead` is for how many steps agents may run ahead.
+    `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one. `ahead`
+    is for how many steps agents may run ahead.
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
@@ -211,24 +241,17 @@ def run_part(
     former = None if beginning is None else decode_beginning(beginning)
     if former is not None and (names := [plan.name for plan in plans]) != former.groups:
         raise ConfigError(f"the groups are {names}, but before step {former.step} they were {former.groups}")
+    ordered = None
+    if log is not None:
+        facts = facts_of(model, ending.most, options, inputs_of(agents, graph, shared, plans))
+        ordered = _LogOrder(log, facts, {plan.name: len(plan.agents) for plan in plans})
     try:
         return run_in_own_loop(
             lambda: _run(
-                plans,
-                model,
-                ending,
-                options,
-                copies,
-                made,
-                seed,
-                calls,
-                former,
-                keep,
-                server,
-                progress=progress,
-                ahead=ahead,
+                plans, model, ending, options, copies, made, seed, calls, former, keep, server, ordered,
+                progress=progress, ahead=ahead,
             )
-        )
+        )  # fmt: skip
     except StepFailed as error:
         raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
 
@@ -238,11 +261,8 @@ def _copy(name: str, value: T) -> T:
     try:
         return deepcopy(value)
     except Exception:  # noqa: BLE001 - the object's own code may raise any error
-        import ray.cloudpickle as cloudpickle  # noqa: PLC0415 - it copies more, such as modules, and takes a second
-
-        from ray_messaging.cluster.unpicklable import sent  # noqa: PLC0415
-
-        found: T = pickle.loads(sent(name, value, cloudpickle.dumps))  # noqa: S301 - made here
+        # It copies more, such as modules.
+        found: T = pickle.loads(sent(name, value, dumped))  # noqa: S301 - made here
         return found
 
 
@@ -258,25 +278,27 @@ async def _run(
     former: Beginning | None,
     keep: bool,  # noqa: FBT001 - as `run_part` has it
     server: LocalServer | None,
+    ordered: "_LogOrder | None",
     *,
     progress: bool,
     ahead: int,
 ) -> Part:
     if limits is not None:
         store_of(limits)  # raises the error of a store that cannot be used
-    limit_calls = None if limits is None else partial(_limit_calls, limits, CallLimits(limits))
-    steps = Steps(seed=seed, groups=len(plans), digest=True)
+    settings_of_calls = Calls() if limits is None else limits
+    limit_calls = partial(_limit_calls, settings_of_calls, CallLimits(settings_of_calls), ordered is not None)
+    checkpoint = None if ordered is None else ordered.plan.checkpoint
+    steps = Steps(seed=seed, groups=len(plans), digest=True, checkpoint=checkpoint)
     async with AsyncExitStack() as stack:
         server = stack.enter_context(LocalServer(steps)) if server is None else server.begin_anew(steps)
-        interceptor = Interceptor(_EXPERIMENT, rules)
-        stack.push_async_callback(interceptor.close)
+        interceptor, log = await _judge_and_log(stack, ordered, server, steps, rules)
         told = told_rules(rules) if keep or former is not None else {}
         if former is not None:
             await go_on_from(former, server, _EXPERIMENT, interceptor, told)
         settings = StepSettings.of(steps)
         supervised = forces_all(rules) or (former is not None and former.supervised)
         reviewer = RuleReviewer(interceptor, settings.horizon) if supervised else None
-        handle = interceptor if rules else None
+        handle = interceptor if rules or log is not None else None
         messagers = [
             await stack.enter_async_context(GroupMessager(server, _EXPERIMENT, handle, name=plan.name))
             for plan in plans
@@ -286,15 +308,16 @@ async def _run(
         supervising: list[asyncio.Task[None]] = []
         if reviewer is not None:
             await store.join(SUPERVISOR)
-            supervisor = StepSupervisor(transport, store, settings, reviewer, FOREIGN, messagers[0].engine.audiences)
+            epoch = interceptor.epoch
+            supervisor = StepSupervisor(transport, store, settings, reviewer, epoch, messagers[0].engine.audiences)
             supervising.append(asyncio.create_task(supervisor.run(), name="ray_messaging step rules"))
             stack.push_async_callback(end, supervising[0])
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
         shown = set[str]()
-        # The supervisor changes digests, so it needs them at once.
-        later = [] if reviewer is not None else _later_digests(len(plans), ending, limits, settings)
+        # The supervisor changes digests, so it needs them at once. With a log the server has them, as on Ray.
+        later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
         calls: list[asyncio.Task[GroupResult]] = []
         actors: list[RunActor] = []
         inputs: list[RunInputs] = []
@@ -320,13 +343,13 @@ async def _run(
         last = range(max(0 if former is None else former.step, ended - settings.horizon), ended)
         digests: dict[int, str] | Callable[[], dict[int, str]] = partial(_digests, later, last)
         by_rules: Mapping[str, int] = {}
-        if reviewer is not None:
+        if reviewer is not None or log is not None:
             digests, by_rules = await _judged(store, last)
         if former is not None or keep:
             found = digests() if callable(digests) else digests
             earlier = {} if former is None else former.digests
             digests = {step: each for step, each in earlier.items() if step >= ended - settings.horizon} | found
-        collected = None if options.collect is None else await _series(store, ended - 1)
+        collected = None if options.collect is None else await _series(store, ended - 1, log)
         currency = "" if limits is None else limits.currency
         result = gathered(parts, until, by_rules, digests, collected, currency)
         if not keep:
@@ -336,6 +359,21 @@ async def _run(
             transport, interceptor, told, names, result.digests, ended, supervised=supervised
         )
         return Part(result, end_of_part)
+
+
+async def _judge_and_log(
+    stack: AsyncExitStack, ordered: _LogOrder | None, server: LocalServer, steps: Steps, rules: Sequence[Rule]
+) -> "tuple[Interceptor, LogHost | None]":
+    """Return an interceptor and the run's log, if one is ordered; both end with the stack."""
+    if ordered is None:
+        interceptor = Interceptor(_EXPERIMENT, rules)
+        stack.push_async_callback(interceptor.close)
+        return interceptor, None
+    from ray_messaging.cluster.run.logged_run import logged_run  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+    interceptor, log = await stack.enter_async_context(logged_run(ordered.plan, server, _EXPERIMENT, steps, rules))
+    await log.note_model(ordered.facts, ordered.groups)
+    return interceptor, log
 
 
 async def _run_until(
@@ -382,7 +420,9 @@ async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Map
     return digests, {} if by_rules is None else by_rules.total
 
 
-async def _series(store: "RedisSteps", last: int) -> Any:  # noqa: ANN401 - a pyarrow.Table
+async def _series(store: "RedisSteps", last: int, log: "LogHost | None") -> Any:  # noqa: ANN401 - a pyarrow.Table
+    if log is not None:
+        return await log.ask("series", {})
     from ray_messaging.eventlog.series_tables import series_table  # noqa: PLC0415 - brings pyarrow, 80 MB
 
     return series_table(await store.collected(last))
@@ -406,8 +446,9 @@ def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, s
     return {step: step_digest(group.sum_of(step) for group in later).hex() for step in steps}
 
 
-def _limit_calls(settings: Calls, limits: CallLimits, society: AgentLoop, group: str) -> None:
-    """Apply settings to the remembered calls of a group."""
+def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: AgentLoop, group: str) -> None:  # noqa: FBT001 - by partial
+    """Apply settings to the remembered calls of a group; `records` says whether the log gets the calls."""
+    society.records_calls = records
     society.call_settings, society.call_store = settings, store_of(settings)
     if settings.limited:
         society.call_gate = CallGate(group, limits.take, limits.note)

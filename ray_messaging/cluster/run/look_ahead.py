@@ -306,7 +306,9 @@ class LookAhead:
             self._next[place], self._states[place] = number, state
             self._stopped[place] = agents[place].stopped
             self._counts[number][place] = int(counts[place])
-            if place in runs:
+            if step.places[place] in self.society.seats:
+                self._next[place] = number + 1  # nobody knows what a person will do
+            elif place in runs:
                 self._real[place] = step.inbox(step.places[place])
                 heappush(self._ready, (number, place))
             else:

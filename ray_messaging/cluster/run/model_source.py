@@ -6,13 +6,16 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import CodeType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.run_plan import GroupPlan
 from ray_messaging.cluster.unpicklable import names_in
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.run_actor import RunOptions
 
 _INPUTS: Final = {
     "agents": "the DataFrame agents=", "kinds": "the kind of some agents in agents=", "graph": "graph=",
@@ -89,6 +92,25 @@ def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupP
         "shared": None if shared is None else content_digest(shared),
     }
     return found | ({"kinds": blake2b(_encode(kinds), digest_size=16).hexdigest()} if any(kinds) else {})
+
+
+def facts_of(
+    model: object, until: int | None, options: "RunOptions", inputs: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Return the facts about a call of `run` that are recorded in the folder of its log.
+
+    Args: `inputs` has the digests of `inputs_of`.
+    """
+    return {
+        "model": name_of(model),
+        "source": source_of(model),
+        "start": None if options.start is None else name_of(options.start),
+        "by": options.by,
+        "until": until,
+        "concurrency": options.concurrency,
+        "timeout": options.timeout,
+        **inputs,
+    }
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:

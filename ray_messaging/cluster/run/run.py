@@ -22,10 +22,10 @@ from ray_messaging.cluster.handles.connection import result, start_in_turn
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
-from ray_messaging.cluster.ray_calls import get, kill, start_actor, wait
+from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
 from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
-from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
+from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
@@ -201,8 +201,8 @@ class Run(AbstractContextManager["Run"]):
         self._kept = kept
         self._collects = options.collect is not None
         # Each object is stored once in Ray's object store, however many groups there are.
-        model_ref, options_ref = sent("the model", model), sent("the run's options", options)
-        plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
+        model_ref, options_ref = sent("the model", model, put), sent("the run's options", options, put)
+        plan_refs = {plan.name: sent("the data of agents", plan, put) for plan in plans}
         parent = parent_of(messaging)
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
@@ -214,9 +214,11 @@ class Run(AbstractContextManager["Run"]):
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
-        given = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent, change, ahead)
+        seats = seats_of(messaging, parent, options, plans)
+        shared_ref = sent("shared", shared, put)
+        given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead)
         # The groups get a reference, which Ray does not resolve in a list.
-        self._given = [sent("the run", (messaging, given))]
+        self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
@@ -227,7 +229,7 @@ class Run(AbstractContextManager["Run"]):
         with self._ending():
             inputs = inputs_of(agents, graph, shared, plans)
             most = None if ending is None else ending.most
-            before = _note(messaging, model, most, options, plans, inputs) or kept.inputs
+            before = _note(messaging, model, most, options, plans, inputs, seats) or kept.inputs
             for line in changes_of(inputs, before) if self.step else ():
                 sys.stderr.write(line)
             kept.inputs = inputs
@@ -420,6 +422,33 @@ def parent_of(messaging: "Messaging") -> str | None:
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 
 
+def seats_of(
+    messaging: "Messaging", parent: str | None, options: RunOptions, plans: Sequence[GroupPlan]
+) -> frozenset[AgentId]:
+    """Return the agents for which people act: those with a seat, and of a fork also those of its parent.
+
+    Raises: ConfigError if such an agent is not in the run, or the model is called for whole groups.
+    """
+    tokens = result(messaging.interceptor.seat_tokens.remote(), actor_name="the interceptor")
+    seats = frozenset(tokens)
+    if parent is not None:
+        from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - pyarrow takes a second
+        from ray_messaging.eventlog.folder_records import read_run  # noqa: PLC0415 - as above
+
+        record = read_run(Folder(parent))
+        seats |= frozenset(((None if record is None else record.model) or {}).get("seats", ()))
+    if seats and options.by == "group":
+        raise ConfigError(
+            f'agent {min(seats, key=str)!r} has a seat, and by="group" calls the model for whole groups: write the '
+            "model for one agent, def person(me, inbox)"
+        )
+    if strangers := seats.difference(*(plan.agents for plan in plans)):
+        raise ConfigError(
+            f"agent {min(strangers, key=str)!r} has a seat, and is no agent of this run: add it to agents="
+        )
+    return seats
+
+
 def _note(
     messaging: "Messaging",
     model: object,
@@ -427,6 +456,7 @@ def _note(
     options: RunOptions,
     plans: Sequence[GroupPlan],
     inputs: Mapping[str, str | None],
+    seats: frozenset[AgentId],
 ) -> Mapping[str, Any] | None:
     """Record this call in the folder of the event log, if there is a log; print a line if the model has changed.
 
@@ -434,16 +464,7 @@ def _note(
     """
     if messaging.log_dir is None:
         return None
-    facts = {
-        "model": name_of(model),
-        "source": source_of(model),
-        "start": None if options.start is None else name_of(options.start),
-        "by": options.by,
-        "until": until,
-        "concurrency": options.concurrency,
-        "timeout": options.timeout,
-        **inputs,
-    }
+    facts = facts_of(model, until, options, inputs) | ({"seats": sorted(seats, key=str)} if seats else {})
     noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
     before: Mapping[str, Any] | None = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
     if before is not None and (change := change_of(facts, before)) is not None:

@@ -22,6 +22,7 @@ from ray_messaging.cluster.run.look_ahead import Ahead
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
 from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
+from ray_messaging.cluster.run.seated import people_by
 from ray_messaging.common.backoff import ACTOR_START_RETRY, Backoff
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import (
@@ -91,8 +92,8 @@ class RunInputs(NamedTuple):
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
     inputs that it needs, and each only once. `parent_calls` is the log folder of an earlier run, whose results answer
-    equal calls (None: no such run). `change` sets states before a step. `ahead` is for how many steps after the open
-    one agents may run ahead.
+    equal calls (None: no such run). `change` sets states before a step. People act for the agents in `seats`. `ahead`
+    is for how many steps after the open one agents may run ahead.
     """
 
     model: Any
@@ -101,6 +102,7 @@ class RunInputs(NamedTuple):
     plans: Mapping[str, Any]
     parent_calls: str | None = None
     change: StateChange = NO_CHANGE
+    seats: frozenset[AgentId] = frozenset()
     ahead: int = 0
 
 
@@ -249,6 +251,8 @@ class RunActor:
         if messaging is not None:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
+                if inputs.seats:
+                    self._society.seat_people(inputs.seats, *people_by(messaging.interceptor))
             await self._reopen(messaging, plan)
 
     async def _reopen(self, messaging: "Messaging", plan: GroupPlan) -> None:

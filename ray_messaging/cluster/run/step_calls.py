@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,9 +62,9 @@ RESULT = "the result of me.remember"  # the name, in errors, of a value that can
 class StepCalls:
     """The calls of a model for the agents of a group in one step; they run in the model's thread.
 
-    Args: `timeout` is the number of seconds for one agent (None: no limit); `failed` builds the error for an agent's
-    failure. `begin` is called in the event loop before the first call is awaited. If the step fails, `stop` is called,
-    and returns the calls of the look-ahead that are under way.
+    Args: `timeout` is the number of seconds for one agent (None: no limit), except for the agents in `untimed`;
+    `failed` builds the error for an agent's failure. `begin` is called in the event loop before the first call is
+    awaited. If the step fails, `stop` is called, and returns the calls of the look-ahead that are under way.
     """
 
     model: "Model"
@@ -74,6 +74,7 @@ class StepCalls:
     failed: "Callable[[Agent, BaseException], MessagingError]"
     concurrency: int
     timeout: float | None
+    untimed: Container[AgentId] = ()
     begin: Callable[[], None] | None = None
     stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
@@ -211,7 +212,7 @@ class StepCalls:
 
     async def _await(self, calls: Iterator[_Call]) -> None:
         for agent, call in calls:
-            if self.timeout is not None:
+            if self.timeout is not None and agent.id not in self.untimed:
                 self._running[agent] = perf_counter()
             try:
                 answer = await Turns(call, self.holder, agent, "the model")
@@ -249,6 +250,7 @@ class _Remembered(msgspec.Struct):
     arguments: str | None
     place: int  # the call's place among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
+    by_person: bool = False  # a person at a seat answers: the limits of calls are for models
     meter: CallMeter | None = None  # counts what a call uses that is made
     answered: bool = False  # the call was made here, and has a result
 
@@ -331,9 +333,18 @@ class RememberedCalls:
         self._unended: dict[AgentId, int] = {}
 
     def call(
-        self, agent: "Agent", function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        agent: "Agent",
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        by_person: bool = False,
     ) -> Awaitable[Any]:
-        """Return the awaitable result of an agent's next call; raise ConfigError outside of an event loop."""
+        """Return the awaitable result of an agent's next call; raise ConfigError outside of an event loop.
+
+        Args: with `by_person` a person answers. Such a call has no limits, and is not counted.
+        """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -343,7 +354,7 @@ class RememberedCalls:
         sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
-        shared = self.store is not None and sample is not None
+        shared = self.store is not None and sample is not None and not by_person
         content = content_digest_of(function, args, kwargs, uses) if shared else None
         self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
         self._unended[agent.id] = self._unended.get(agent.id, 0) + 1
@@ -351,7 +362,7 @@ class RememberedCalls:
         text = arguments_text(args, kwargs) if kept else None
         if content is not None and sample is not None:
             content = f"{content}-{_sample(agent, n, sample)}"
-        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content)
+        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content, by_person)
         self._records.append(None)
         known = self.memory.known(call.key)
         if known is None and self.flights is not None and (flight := self.flights.by_key.get(call.key)) is not None:
@@ -387,7 +398,8 @@ class RememberedCalls:
     def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
         if self.early:
             return decode_exactly(made.result)
-        self.counts[source] += 1
+        if not call.by_person:
+            self.counts[source] += 1
         if source == STORE and (failed := self.memory.failed(call.key)) is not None:
             # The answer cost this agent nothing, but its own call has failed before, and was paid.
             made = KeptCall(made.seconds, made.tries, made.result, failed.usage)
@@ -411,7 +423,8 @@ class RememberedCalls:
         try:
             return await answer
         except asyncio.CancelledError:
-            if not self.ending:  # the model itself has cancelled the call
+            # The model itself has cancelled the call, or the step has failed, and need not wait for a person.
+            if not self.ending or made.by_person:
                 call.cancel()
                 await asyncio.wait({call})  # wait, so that the call has left the gate before the model goes on
             raise
@@ -536,10 +549,11 @@ class RememberedCalls:
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         tries, backoff, meter = 0, Backoff(CALL_RETRY), call.meter
         assert meter is not None
+        gate = None if call.by_person else self.gate
         while True:
-            if self.gate is not None:
+            if gate is not None:
                 try:
-                    await self.gate.enter()
+                    await gate.enter()
                 except BudgetSpent as error:
                     self.spent = error
                     raise
@@ -547,7 +561,7 @@ class RememberedCalls:
             try:
                 with self.tracer.calling(call.asked.function, call.agent.id, meter):
                     answer = await self._try(call.agent, function)
-                    if self._needs_usage or type(answer) is dict:
+                    if not call.by_person and (self._needs_usage or type(answer) is dict):
                         read_usage(meter, answer, call.asked.function if self._needs_usage else None)
                 result = msgspec.Raw(encode_exactly(answer, RESULT))
                 return KeptCall(perf_counter() - began, tries, result, added(before, meter.used))
@@ -557,8 +571,8 @@ class RememberedCalls:
             finally:
                 if meter.used is not None:
                     self._count(meter.used)
-                if self.gate is not None:
-                    self.gate.leave(meter.used)
+                if gate is not None:
+                    gate.leave(meter.used)
                 meter.used = added(before, meter.used)
             self.counts[RETRIES] += 1
             await backoff.sleep()

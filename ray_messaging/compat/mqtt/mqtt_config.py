@@ -1,4 +1,4 @@
-"""Address of an MQTT broker, given by AgentSociety's arguments or by ours."""
+"""The settings of an MQTT broker, from AgentSociety's arguments or from an MqttConfig."""
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -11,7 +11,8 @@ PORT, TIMEOUT_S = 1883, 60
 class MqttConfig(ServerConfig):
     """Address of the MQTT broker; the repr never shows the password."""
 
-    # A typo in `password` must not go unnoticed, and an error about another field must not print it.
+    # Unknown fields are errors, so that a typo in `password` is noticed. Errors about other fields do not show the
+    # password.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     server: str = Field(description="the broker's host name or address")
@@ -29,9 +30,10 @@ class MqttConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
-        if "://" in self.server:  # the URL may hold a password, so it is not shown
+        if "://" in self.server:  # the error does not show the URL, which may have a password
             raise ValueError(
-                "the host is a URL: write its name alone, and port, username, password and ssl by themselves"
+                "the host is a URL: write only the host's name, and pass port, username, password and ssl as separate "
+                "settings"
             )
         # paho silently ignores a password without a username, and a key or a CA without TLS.
         if self.password is not None and self.username is None:
@@ -69,4 +71,4 @@ def broker_config(
             f"{'.'.join(map(str, each['loc'])).replace('server', 'hostname') or 'the broker'}: {each['msg']}"
             for each in error.errors(include_input=False, include_url=False, include_context=False)
         )
-        raise ConfigError(f"these settings of an MQTT broker cannot work: {problems}") from None
+        raise ConfigError(f"these settings of an MQTT broker are not valid: {problems}") from None

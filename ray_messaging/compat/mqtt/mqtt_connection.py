@@ -1,8 +1,8 @@
-"""A connection to an MQTT broker that is restored, with its session, after it was interrupted.
+"""A client of an MQTT broker that connects again, with the same session, after an interruption.
 
-It drives paho from this event loop by paho's public callbacks. aiomqtt, which also drives paho, cannot say whether a
-message that was sent just when the connection was interrupted was published later: paho keeps such a message, and sends
-it over the next connection.
+It uses the library paho by paho's public callbacks, in this event loop. aiomqtt, which also uses paho, is not enough.
+If the connection is interrupted just when a message is sent, paho sends the message over the next connection, but
+aiomqtt cannot say whether it did.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 5.0
 FAREWELL_S: Final = 1.0
-MISC_S: Final = 1.0  # the time between two checks of the keepalive
+MISC_S: Final = 1.0  # seconds between two checks of the keepalive
 FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
-WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it only outlasts interruptions of a day
-# a broker has this many messages in flight to one client by default (Mosquitto: 20, EMQX: 32)
+WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it expires after a day without connection
+# The most messages that a broker sends to a client before they are acknowledged, by default (Mosquitto: 20, EMQX: 32).
 AT_ONCE: Final = 20
-STEADY_S: Final = 5.0  # if a connection ends sooner, two clients may be taking a name from each other
+STEADY_S: Final = 5.0  # if a connection ends after fewer seconds, two clients may be using the same name
 _SESSION_TAKEN_OVER: Final = 142
-# MQTT's codes: bad user or password, not authorized, banned, bad authentication method.
+# MQTT's codes for: bad user or password, not authorized, banned, bad authentication method.
 _REFUSED: Final = {134, 135, 138, 140}
 
 
@@ -52,12 +52,13 @@ class Connection:
     """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
 
     While it is not connected, its session stays at the broker, where messages for its subscriptions wait. Messages that
-    were being published are published after that. With QoS 2 each message arrives once.
+    were being published are published when it is connected again. With QoS 2 each message arrives exactly once.
 
-    Args: the session belongs to `identifier`; if it is `lasting`, it outlasts `close`. `on_open` is awaited each time
-    that the client has connected, before anything is published. `on_message` is called with each message, must
-    not block, and returns whether the inbox has room: if not, the connection is closed until `room` is set. `on_end` is
-    called if another client has taken over the session; then `ended` has the error, for good.
+    Args: The session belongs to the client id `identifier`. With `lasting` the session outlasts `close`. `on_open` is
+    awaited each time that the client has connected, before anything is published. `on_message` is called with each
+    message, and must not block. It returns whether the inbox has space for more; if not, the connection is closed until
+    `room` is set. `on_end` is called if another client has taken over the session. Then `ended` has the error, and this
+    client never connects again.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class Connection:
         self._config, self._lasting, self._identifier = config, lasting, identifier
         self._on_open, self._on_message, self._on_end = on_open, on_message, on_end
         self._loop = asyncio.get_running_loop()
-        # Paho's number of a publication or subscription -> what its caller waits for.
+        # By paho's number of a publication or subscription, the future for which the caller waits.
         self._acks: dict[int, asyncio.Future[Any]] = {}
         # The numbers of the last received messages; MQTT has 65,535 numbers.
         self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._moved = False  # True: something was acknowledged or received in this connection
-        self._lasted = self._closing = False  # the last connection was steady; `close` was called
+        self._moved = False  # whether something was acknowledged or received over the present connection
+        self._lasted = self._closing = False  # whether the last connection was steady; whether `close` was called
         self._task: asyncio.Task[None] | None = None
         self._client = client = Client(
             CallbackAPIVersion.VERSION2, client_id=identifier, protocol=MQTTv5, reconnect_on_failure=False
@@ -114,7 +115,7 @@ class Connection:
 
         def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.remove_reader(sock)
-            loop.remove_writer(sock)  # a writer may have been added late, and the next socket may have the same number
+            loop.remove_writer(sock)  # otherwise a late writer may watch the next socket
 
         def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.call_soon_threadsafe(self._write_soon, sock)
@@ -126,7 +127,7 @@ class Connection:
         client.on_socket_register_write, client.on_socket_unregister_write = has_more, has_no_more
 
     async def open(self) -> None:
-        """Connect; raise ConnectionFailed within some seconds if that fails, ServerRefused if the broker refuses us."""
+        """Connect; raise ConnectionFailed if that fails for some seconds, ServerRefused if the login is refused."""
         self._task = asyncio.create_task(self._keep(), name="ray_messaging mqtt connection")
         try:
             await asyncio.shield(self._opened)
@@ -147,7 +148,10 @@ class Connection:
         await end(self._task)
 
     async def wait_up(self) -> None:
-        """Wait until this is connected; raise ConnectionFailed if it is not in time, Fenced if it never will be."""
+        """Wait for the connection.
+
+        Raises: ConnectionFailed if there is none in time; Fenced if another client has taken over the session.
+        """
         timeout_s = self._config.timeout
         try:
             async with asyncio.timeout(timeout_s):
@@ -160,19 +164,21 @@ class Connection:
     async def publish(self, topic: str, payload: bytes) -> None:
         """Publish with QoS 2, even if the connection is interrupted; return when the broker has the message.
 
-        Raises: OutcomeUnknown if the broker has not answered in time; PayloadTooLarge above MQTT's limit;
-        ConnectionFailed if nothing could be sent; ServerRefused if the broker refuses the message.
+        Raises: OutcomeUnknown if the broker does not answer in time; PayloadTooLarge if the payload is above MQTT's
+        limit; ConnectionFailed if nothing could be sent; ServerRefused if the broker refuses the message.
         """
         try:
             info = self._client.publish(topic, payload, qos=2)
-        except ValueError:  # paho refuses a payload above MQTT's own limit.
+        except ValueError:  # paho refuses a payload above MQTT's own limit
             limit = 268_435_455 - len(topic.encode()) - 2
             raise PayloadTooLarge(
-                f"this payload has {len(payload):,} bytes, and MQTT carries {limit:,}", size=len(payload), limit=limit
+                f"this payload has {len(payload):,} bytes, and MQTT carries at most {limit:,}",
+                size=len(payload),
+                limit=limit,
             ) from None
-        # Without a connection paho keeps the message, and sends it with the next one.
+        # Without a connection, paho stores the message, and sends it over the next connection.
         if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
-            raise self._away(f"paho takes no message ({info.rc!r})")
+            raise self._away(f"paho did not accept the message ({info.rc!r})")
         try:
             async with asyncio.timeout(self._config.timeout):
                 code: ReasonCode = await self._answer(info.mid)
@@ -214,7 +220,7 @@ class Connection:
             del self._acks[number]
 
     def _acknowledged(self, number: int, answer: object) -> None:
-        """Give the broker's answer to the call that waits for the answer. If it is late, no call waits any more."""
+        """Pass the broker's answer to the call that waits for it. No call waits for a late answer."""
         self._moved = True
         if number in self._acks:
             _settle(self._acks[number], answer)
@@ -244,7 +250,7 @@ class Connection:
                 return
             if self._taken_over():
                 self.ended = self._fenced()
-                self._up.set()  # Waiting callers wake up, and get the error.
+                self._up.set()  # waiting callers wake up, and get the error
                 self._on_end()
                 return
             if not self.room.is_set():  # the inbox is full; meanwhile messages wait at the broker
@@ -292,10 +298,10 @@ class Connection:
             await asyncio.wait([self._cut], timeout=MISC_S)
             self._client.loop_misc()
         code, steady = self._cut.result(), self._loop.time() - began >= STEADY_S
-        # Two clients of one name would otherwise take the session from each other as fast as they can.
+        # Otherwise two clients with the same name would take the session from each other without any pause.
         if steady or self._moved:
             backoff.reset()
-        # Not all brokers report that a session was taken over (Mosquitto 2.0.11 does not).
+        # Some brokers, such as Mosquitto 2.0.11, do not report that another client has taken the session.
         hint = "" if steady else f", after less than {STEADY_S:g} s; is there another client {self._identifier!r}?"
         return f"{code}{hint}"
 
@@ -324,7 +330,7 @@ class Connection:
         _settle(self._accepted, code)
 
     def _watch(self, sock: socket.socket) -> None:
-        """Let this event loop read from a new socket."""
+        """Make this event loop read from a new socket."""
         if sock.fileno() != -1:  # the socket may be closed already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the packets of QoS 2 are small
             self._loop.add_reader(sock, self._read, sock)
@@ -335,13 +341,14 @@ class Connection:
 
     def _read(self, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
         self._client.loop_read()
-        # TLS may have decoded more than was read, which select does not see: read on.
+        # TLS may have decoded more bytes than were read. The event loop does not notice such bytes, so they are read
+        # now.
         while getattr(sock, "pending", int)() and self._client.socket() is sock:
             self._client.loop_read()
 
     def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:
         if message.dup and message.mid in self._latest:
-            return  # we have this message already, but Mosquitto 2.0 forgets that in a restart
+            return  # the message was received before, but Mosquitto 2.0 forgets that in a restart
         self._latest.append(message.mid)
         self._moved = True
         made = aiomqtt.Message(

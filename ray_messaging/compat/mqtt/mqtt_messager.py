@@ -1,4 +1,4 @@
-"""AgentSociety's Messager on MQTT: the same methods, on an MQTT 5 broker, without our scripts."""
+"""AgentSociety's earlier Messager, which publishes and subscribes on an MQTT 5 broker, and needs no Redis server."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger("ray_messaging.compat.mqtt")
 
 
 class _Send(NamedTuple):
-    """One message that was accepted and has no receipt yet."""
+    """A message that was accepted for sending and has no receipt yet."""
 
     topic: str
     subtopic: str
@@ -48,9 +48,9 @@ class _Send(NamedTuple):
 
 
 class _ActorClass(ABCMeta):  # derived from ABCMeta, so that a subclass of Messager may be abstract
-    """Metaclass that adds `remote` and `options`, as `ray.remote` does; the class can still be called.
+    """Metaclass that gives a class `remote` and `options`, as `ray.remote` does. The class can still be called.
 
-    If the class itself had them, they would be methods of the actor.
+    If the class itself had these two, they would be methods of the actor.
     """
 
     @property
@@ -66,7 +66,7 @@ class _ActorClass(ABCMeta):  # derived from ABCMeta, so that a subclass of Messa
 
 def _on_ray(cls: type, attribute: str) -> Any:  # noqa: ANN401 - an actor class of Ray's
     if hasattr(cls, "__ray_actor_class__"):
-        # Ray sets its own `remote` in the class that it derives, and would warn that it overwrites ours.
+        # Ray sets its own `remote` in the class that it derives. If the class had one already, Ray would warn.
         raise AttributeError(f"{cls.__name__} has no {attribute!r}")
     return ray.remote(cls)
 
@@ -74,9 +74,9 @@ def _on_ray(cls: type, attribute: str) -> Any:  # noqa: ANN401 - an actor class 
 class Messager(metaclass=_ActorClass):
     """Publisher and subscriber on an MQTT 5 broker, with the methods of AgentSociety's Messager.
 
-    Messages are published with QoS 2, and sessions outlast interruptions: a message that the broker has acknowledged
-    arrives once, in the order of its topic, as long as the broker keeps its data and this process lives (see
-    docs/mqtt.md).
+    Messages are published with QoS 2, and sessions outlast interruptions. So a message that the broker has acknowledged
+    arrives exactly once, and in order with the other messages on its topic, as long as the broker does not lose its
+    data and this process lives (see docs/mqtt.md).
 
     `Messager.remote(...)` starts it as a Ray actor. To use it in a process, build it, then call `connect`, `subscribe`,
     `start_listening`, and at the end `stop`; `async with` connects and stops.
@@ -85,9 +85,9 @@ class Messager(metaclass=_ActorClass):
         hostname: The broker's host name, or an MqttConfig (with all other settings, TLS included).
         timeout: Seconds that a send may wait for the broker.
         message_interceptor: `messaging.interceptor`, or any Ray actor with `forward(from_uuid, to_uuid, msg) -> bool`.
-        name: With a name, messages for its topics wait at the broker while no process uses this name. None: they wait
-            only during interruptions, and are dropped by `stop`.
-        settings: Limits of payloads, inbox, outbox and log list, and the interceptor's timeout.
+        name: With a name, messages on its topics wait at the broker while no process uses this name. None: messages
+            wait only during interruptions, and `stop` drops them.
+        settings: The limits of payloads, inbox, outbox and log list, and the interceptor's timeout.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Messager(metaclass=_ActorClass):
         self.settings = settings = settings or MessagingConfig()
         self._config = broker_config(hostname, port, username, password, timeout)
         self._sender = f"mqtt-{self.name or uuid.uuid4().hex}"
-        self._epoch = time.time_ns() // 1000  # a part of message ids; a later process of this name has a higher one
+        self._epoch = time.time_ns() // 1000  # a part of message ids; later processes of this name have higher numbers
         self._number = 0
         self._log: deque[dict[str, Any]] = deque(maxlen=settings.log_list_messages)
         self._inbox: deque[aiomqtt.Message] = deque()
@@ -125,13 +125,14 @@ class Messager(metaclass=_ActorClass):
     async def connect(self) -> None:
         """Connect; a second call is harmless. After `disconnect`, subscribe and start listening again as well.
 
-        Raises: ConnectionFailed within some seconds if that fails; ServerRefused if the broker refuses us.
+        Raises: ConnectionFailed if that fails for some seconds; ServerRefused if the broker refuses the login.
         """
         async with self._changing:
             if self._out is not None:
                 return
             self._came, self._closed = asyncio.Event(), asyncio.Event()
-            # Two connections, so that a full inbox, which closes one of them, never holds up sends.
+            # There is one connection for sending and one for receiving. A full inbox closes the second one, and does
+            # not delay sends.
             out = Connection(self._config, f"{self._sender}-out", lasting=False)
             heard = Connection(
                 self._config,
@@ -148,7 +149,7 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # A send counts as done once its receipt is done.
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # a send is done when its receipt is
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
             self._publishing: set[asyncio.Task[None]] = set()
@@ -157,7 +158,7 @@ class Messager(metaclass=_ActorClass):
     async def disconnect(self) -> None:
         """Wait for the receipts of all accepted messages, and disconnect; a second call is harmless.
 
-        Messages that have arrived by then can still be fetched.
+        Messages that have arrived before can still be fetched.
         """
         async with self._changing:
             if self._out is None or self._in is None:
@@ -189,7 +190,8 @@ class Messager(metaclass=_ActorClass):
     async def is_connected(self) -> bool:
         """Return whether `connect` was called, and `disconnect` was not.
 
-        It is True during an interruption too, because the messager connects again. To check the broker, use `ping`.
+        It is also True during an interruption, because the messager connects again. To check the connection, use
+        `ping`.
         """
         return self._out is not None
 
@@ -293,7 +295,7 @@ class Messager(metaclass=_ActorClass):
             try:
                 await out.wait_up()
             except MessagingError as error:
-                _fail(sends[row:], error)  # earlier messages are in flight, and get their own answers
+                _fail(sends[row:], error)  # earlier messages are being published, and get answers of their own
                 return
             await self._slots.acquire()
             task = asyncio.create_task(self._publish(out, send, payload, outcome, row))
@@ -329,7 +331,10 @@ class Messager(metaclass=_ActorClass):
         )
 
     async def _judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch, also the slow rules' verdicts. Later batches wait, which keeps the order."""
+        """Return the verdicts on a batch, including those of slow rules.
+
+        Later batches wait, so that the order is kept.
+        """
         client, verdict = self._client, BatchVerdict()
         verdict.add(await client.judge(batch))
         while verdict.deferred:
@@ -340,10 +345,10 @@ class Messager(metaclass=_ActorClass):
         return verdict
 
     def _settle(self, send: _Send, outcome: Outcome, row: int, fate: int) -> None:
-        """Note a send in the log list, and give its caller the receipt, unless nobody knows the fate."""
+        """Add a send to the log list, and give the caller the receipt, unless the fate is not known."""
         outcome.codes[row], outcome.done_at = fate, time.time()
         receipt, known = outcome.receipt(row), fate != UNKNOWN
-        if known and not send.receipt.done():  # A caller that was cancelled has ended the receipt already.
+        if known and not send.receipt.done():  # the future of a cancelled caller is done already
             send.receipt.set_result(receipt)
         self._log.append(
             {
@@ -364,7 +369,7 @@ class Messager(metaclass=_ActorClass):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
-        """Subscribe to topics or filters (with + or #). More of them can be added later.
+        """Subscribe to topics or filters (with + or #). A later call adds more of them.
 
         Args: `topics` is a topic or filter, a pair of a topic or filter and its QoS, or a sequence of these. `agents`
         is not used, because the topics name their agents.
@@ -389,7 +394,12 @@ class Messager(metaclass=_ActorClass):
         return len(self._inbox) < self.settings.inbox_messages
 
     async def start_listening(self) -> None:
-        """Allow fetching, before the first `subscribe` or after it. Raises NotListening if this is not connected."""
+        """Allow `fetch_messages`.
+
+        This can be called before or after `subscribe`.
+
+        Raises: NotListening if this messager is not connected.
+        """
         self._connected(NotListening)
         self._listening = True
 
@@ -404,7 +414,10 @@ class Messager(metaclass=_ActorClass):
             raise self._in.ended.with_traceback(None)
 
     def _end_waits(self) -> None:
-        """End all waits for messages, because this messager disconnects or another client has the session."""
+        """Wake all calls that wait for messages.
+
+        This is done when this messager disconnects, or when another client has taken over the session.
+        """
         self._came.set()
         self._closed.set()
 
@@ -425,7 +438,7 @@ class Messager(metaclass=_ActorClass):
             )
             if timeout != 0:
                 raise NotListening(remedy)
-            if not self._warned:  # The warning comes once: AgentSociety's loops begin to fetch before they listen.
+            if not self._warned:  # once, because AgentSociety's loops begin to fetch before they listen
                 self._warned = True
                 logger.warning(remedy)
             return []
@@ -446,7 +459,7 @@ class Messager(metaclass=_ActorClass):
 
 
 class _Texts:
-    """Handle of an interceptor that expects str ids, as AgentSociety's interceptor for MQTT does."""
+    """Handle of an interceptor that expects str ids, such as AgentSociety's interceptor for MQTT."""
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         self._handle = handle

@@ -8,10 +8,11 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_name, che
 from ray_messaging.errors import InvalidAddress
 
 TOPIC_BYTES = 65_535
-TOPIC_LEVELS = 128  # brokers disconnect a client above their own limit: EMQX has 128, Mosquitto 200
+TOPIC_LEVELS = 128  # a broker disconnects a client above its own limit: 128 for EMQX, 200 for Mosquitto
 
-# MQTT forbids NUL, and lets a broker disconnect a client for control characters and Unicode noncharacters. Mosquitto
-# does so, and such a topic, which is sent again after each reconnect, would block all later messages.
+# MQTT forbids NUL, and allows a broker to disconnect a client for control characters and Unicode noncharacters, which
+# Mosquitto does. As the client sends its message again after it has connected, such a topic would block all later
+# messages.
 _UNFIT = re.compile(
     "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
@@ -25,18 +26,23 @@ def check_topic(topic: object) -> str:
     """Return a valid topic to publish to; raise InvalidAddress otherwise."""
     checked = _check("topic", topic)
     if "+" in checked or "#" in checked:
-        raise InvalidAddress(f"topic {topic!r} holds a wildcard, + or #, which is only for subscribing", value=topic)
+        raise InvalidAddress(
+            f"topic {topic!r} contains a wildcard, + or #, which is only for subscribing: write one topic", value=topic
+        )
     if checked[0] == "$":
-        raise InvalidAddress(f"topic {topic!r} begins with $: such topics are the broker's own", value=topic)
+        raise InvalidAddress(
+            f"topic {topic!r} begins with $, and such topics are the broker's own: choose another topic", value=topic
+        )
     return checked
 
 
 def agent_of(topic: str) -> tuple[AgentId | None, str]:
     """Return the agent and the subtopic of a topic `exps/<exp_id>/agents/<agent id>/<subtopic>`.
 
-    Return (None, ":<topic>") for any other topic. In an agent's id the characters % / + # are percent-encoded. Raises
-    InvalidAddress for a topic below an experiment's agents that is not an agent's: rules on ids would not apply to it,
-    although the filter of an agent's listener may match it.
+    For any other topic, return (None, ":<topic>"). In an agent's id the characters % / + # are percent-encoded.
+
+    Raises: InvalidAddress for a topic that begins with exps/<exp_id>/agents/ but does not have the form above. Rules
+    about ids would not apply to such a topic, although the filter of an agent's listener may match it.
     """
     levels = topic.split("/", 4)
     if len(levels) < 3 or levels[0] != "exps" or levels[2] != "agents":
@@ -54,7 +60,10 @@ def agent_of(topic: str) -> tuple[AgentId | None, str]:
 
 
 def recipient_of(topic: str, to_uuid: object) -> tuple[AgentId | None, str]:
-    """Return the recipient of a send on a topic, and the subtopic; raise InvalidAddress if `to_uuid` contradicts it."""
+    """Return the recipient and the subtopic of a send on a topic.
+
+    Raises: InvalidAddress if the topic belongs to another agent than `to_uuid`.
+    """
     agent_id, subtopic = agent_of(topic)
     if to_uuid is None:
         return agent_id, subtopic
@@ -77,7 +86,7 @@ def subscriptions_of(topics: object) -> list[str]:
     Raises: InvalidAddress for an invalid filter or QoS.
     """
     if isinstance(topics, tuple) and not all(isinstance(each, str | tuple) for each in topics):
-        topics = [topics]  # the argument is a pair of a topic and its QoS
+        topics = [topics]  # the argument is one pair of a topic and its QoS
     listed = topics if isinstance(topics, Sequence) and not isinstance(topics, str | bytes) else [topics]
     return [_filter_of(wanted) for wanted in listed]
 
@@ -125,6 +134,6 @@ def _check(kind: str, text: object) -> str:
         )
     if text.count("/") >= TOPIC_LEVELS:
         raise InvalidAddress(
-            f"{kind} {text[:80]!r} has {text.count('/') + 1} levels: brokers take {TOPIC_LEVELS}", value=text
+            f"{kind} {text[:80]!r} has {text.count('/') + 1} levels: write at most {TOPIC_LEVELS}", value=text
         )
     return text

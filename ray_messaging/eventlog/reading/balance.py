@@ -1,7 +1,8 @@
-"""Check that every send in the log ended in exactly one fate, in bounded memory.
+"""Check that every send in the log has exactly one fate. The check needs only a limited amount of memory.
 
-Rows are partitioned into files by a hash of the message id, each small enough to sort in memory. The rows of messages
-that seem wrong are read again and compared by their texts, so that a hash collision is never reported as an error.
+The log's rows are partitioned into temporary files by a hash of the message id. Each file is small enough to be sorted
+in memory. If a message seems to be wrong, its rows are read again, and compared by their ids and not by hashes. So a
+hash collision is never reported as an error.
 """
 
 from collections import Counter, defaultdict
@@ -25,9 +26,9 @@ from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.model.fates import FATES
 
-PARTITION_ROWS = 1_000_000  # The records of this many rows take 40 MB, and sorting takes some more.
+PARTITION_ROWS = 1_000_000  # this many rows take 40 MB as records, and more while they are sorted
 OFFENDERS = 100
-_MOST_FILES = 200  # A process may often open no more than 1,024 files; two kinds of files are open at a time.
+_MOST_FILES = 200  # of each of two kinds; a process can often have only 1,024 open files
 _SUSPECTS = 10 * OFFENDERS
 
 _COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
@@ -35,13 +36,14 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-# This many bytes at the beginning of a text have random numbers of their own; later bytes use the same numbers again.
+# The hash uses a different table of random numbers for each of this many places in a text. Later places use the tables
+# again.
 _HASHED_PLACES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Numbers of sends, of rows, and of sends by fate, of a log without faults.
+    """The result for a log without faults: the numbers of sends, of rows, and of sends by fate.
 
     A broadcast counts as one send to each of its hearers.
     """
@@ -52,7 +54,7 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
-    """Check the log as `EventLog.balance` says, with about `partition_rows` rows in memory at a time."""
+    """Check the log as `EventLog.balance` does, with about `partition_rows` rows in memory at a time."""
     missing = read_account(view.folder).missing
     if missing:
         raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])
@@ -79,7 +81,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
 
 
 def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
-    """Yield all rows of the log; with `expand`, broadcasts are expanded to a row for each hearer."""
+    """Yield all rows of the log. With `expand`, a broadcast becomes one row for each hearer."""
     if not expand:
         yield from scan(view, Filters(), _COLUMNS, raw=True)
         return
@@ -89,9 +91,10 @@ def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
 
 
 def _messages(part: pa.Table) -> NDArray[np.uint64]:
-    """Return a hash of each row's send.
+    """Return, for each row, a hash that identifies its send.
 
-    The hash of a broadcast includes its hearer; without a hearer, the row's place (mailbox, entry and row).
+    For a direct message this is the hash of the message id. For a broadcast the hash includes the hearer, or if the row
+    has no hearer, the row's place in its stream (mailbox, entry and row).
     """
     messages = hashes(part["message_id"])
     rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
@@ -105,9 +108,10 @@ def _messages(part: pa.Table) -> NDArray[np.uint64]:
 
 
 def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Return the sends of some rows, and the rows' places: mailbox, entry, row, and whether the row belongs to a note.
+    """Return, for some rows, records of their sends, records of their places in the streams, and counts of hearers.
 
-    Return also, by fate, how many more hearers the rows stand for than there are rows.
+    A place consists of the mailbox, the entry, the row, and whether the row is from a log note. The counts say, by
+    fate, how many hearers the rows represent beyond one per row.
     """
     part = part.combine_chunks()
     messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
@@ -121,7 +125,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     places = np.empty(len(part), _PLACE)
     noted = part["noted"].to_numpy().astype(np.uint64)
     row = part["row"].to_numpy().astype(np.uint64)
-    # Both factors are odd, so that the parts of a place cannot cancel each other out.
+    # Each of the three is multiplied by a different odd number, so that they cannot cancel each other out.
     mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
     places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
     places["message"] = messages
@@ -130,21 +134,22 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     folded = np.flatnonzero(pairs != 1)
     if len(folded):
         nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null()).to_numpy()[folded]
-        # The hearers of one row share its place, which is no fault: with the hash of the send added, the places differ.
+        # The hearers of one row have the row's place in common, which is not a fault. The hash of the send makes their
+        # places differ.
         places["place"][folded[~nobody]] += messages[folded[~nobody]]
         np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
     return sends, places, more
 
 
 def _unheard(part: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows are broadcasts that have neither a hearer nor a number of hearers."""
+    """Return which rows are broadcasts with neither a hearer nor a number of hearers."""
     nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
     unheard = pc.and_(pc.and_(part["audience"].is_valid(), part["pairs"].is_null()), nobody)
     return np.asarray(unheard.combine_chunks().to_numpy(zero_copy_only=False))
 
 
 class _Partitions:
-    """Records partitioned into files by the hash `key`, and read back file by file."""
+    """Temporary files of records, which are partitioned by the hash in the field `key`, and read file by file."""
 
     def __init__(self, stack: ExitStack, dtype: np.dtype[Any], key: str, partitions: int) -> None:
         self._dtype, self._key = dtype, key
@@ -153,7 +158,7 @@ class _Partitions:
 
     def put(self, records: NDArray[Any]) -> None:
         partitions = len(self._files)
-        # The high bits are used, because the low bits of a product are less mixed.
+        # The hash is a product, whose high bits are mixed better than its low bits.
         partition = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
         order = np.argsort(partition, kind="stable")
         ends = np.cumsum(np.bincount(partition.astype(np.intp), minlength=partitions))[:-1]
@@ -167,12 +172,12 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return hashes of suspects, each once: at most one more than are looked up, which shows that there are more."""
+    """Return the distinct hashes of suspects, at most _SUSPECTS + 1. The last one shows that there are more."""
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
 def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the messages with two fates, with no fate, or with two rows for one mailbox.
+    """Return the hashes of messages that have two fates, no fate, or two rows for one mailbox.
 
     Also return the number of sends by fate.
     """
@@ -188,14 +193,14 @@ def _check_sends(records: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.
 
 
 def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return messages logged under the same stream position; there should be none."""
+    """Return the hashes of messages whose rows are from the same place of a stream. There should be none."""
     records = records[np.argsort(records["place"])]
     same = records["place"][1:] == records["place"][:-1]
     return np.concatenate([records["message"][1:][same], records["message"][:-1][same]])
 
 
 def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, expand: bool) -> None:
-    """Compare the rows of suspects by their texts; raise Unbalanced if a suspect is an offender."""
+    """Compare the rows of suspects by their ids, not by hashes; raise Unbalanced if a suspect really is at fault."""
     wanted = suspects[:_SUSPECTS]
     rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -211,8 +216,8 @@ def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, exp
         "fate: "
         + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
         + ("; ..." if len(wrong) > 3 else "")
-        + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row are each row's "
-        "source",
+        + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row say where each "
+        "row was read",
         offenders=offenders,
     )
 
@@ -224,9 +229,9 @@ def _rows_of(part: pa.Table, wanted: NDArray[np.uint64]) -> list[dict[str, Any]]
 
 
 def _name(row: dict[str, Any]) -> str:
-    """Return the text by which people find a send: its message id.
+    """Return a name for a send, by which people can find it: its message id.
 
-    For a broadcast, add the hearer or the stream entry.
+    For a broadcast, the hearer or the stream entry is added.
     """
     if row["audience"] is None:
         return str(row["message_id"])
@@ -265,7 +270,7 @@ def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> 
 def _table() -> NDArray[np.uint64]:
     """Return random numbers, uint64 (places * 256,).
 
-    They are the same in every process, so that hashes can be compared.
+    They are the same in every process, so that hashes of several processes can be compared.
     """
     return np.random.default_rng(20240607).integers(1, 2**64, _HASHED_PLACES * 256, np.uint64)
 
@@ -277,7 +282,7 @@ def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     array = column
     if pa.types.is_dictionary(array.type):
-        # The last hash is the one for null.
+        # The index -1, which stands for null, leads to the last hash.
         known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))
         codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
         return known[codes]
@@ -295,7 +300,7 @@ def _of_bytes(array: pa.Array) -> NDArray[np.uint64]:
         return found
     offsets = np.frombuffer(offsets_buffer, dtype)[array.offset : array.offset + len(array) + 1]
     lengths = np.diff(offsets)
-    used = lengths > 0  # Empty texts are left out: `reduceat` would give an empty text the first byte of the next text.
+    used = lengths > 0  # `reduceat` would give an empty text the first byte of the next one
     starts = offsets[:-1][used]
     text = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     places = np.arange(offsets[0], offsets[-1], dtype=dtype) - np.repeat(starts, lengths[used])

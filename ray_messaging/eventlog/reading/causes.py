@@ -1,8 +1,8 @@
-"""Why a message was sent: the messages that its sender had in hand, and why these were sent.
+"""The causes of a message: the messages that its sender had just read, or was handling, and their own causes.
 
-In steps, an agent that sends a message has in hand the messages that it read in that step. The log has these messages,
-so nothing more is stored. Outside of steps, the sender has in hand the question that the message answers, or the
-message that it was handling when it sent. The new message carries the id of that message.
+The causes of a message that was sent in a step are all messages that its sender read in that step. The log has these
+messages, so nothing more is stored. Outside of steps, the cause is the question that the message answers, or the
+message that the sender was handling. The message that is sent carries the id of its cause.
 """
 
 import html
@@ -29,21 +29,21 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
 
 DEPTH = 3
-MOST = 5  # The most messages below each message. With a depth of 3, a tree has at most 155 messages.
+MOST = 5  # the most causes of each message in a tree, so with a depth of 3 a tree has at most 155 messages
 _FACTS = ("message_id", "step", "step_read", "from_id", "to_id", "subtopic")
 _RULES = ("labels", "fate", "rule", "reason")
 _KIND = "kind"
 _CANONICAL = ("step", _KIND, "from_id", "from_name", "ordinal")
-_Hand = tuple[AgentId, int]  # an agent, and a step: together they identify the messages that the agent read in the step
+_Hand = tuple[AgentId, int]  # an agent and a step, which stand for the messages that the agent read in the step
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """A message, and its causes: the messages that its sender had in hand when it sent it, each with its own causes.
+    """A message and its causes, each of which has its own causes.
 
-    `answered` says whether the message above this one answers it. `more` counts the messages in hand that `causes`
-    leaves out. `note` says why there are no causes; it is "" if there are causes, or if the tree ends here. `calls` are
-    the calls that the sender remembered in the step in which it sent the message.
+    `answered` says whether this message is a question that the message above it answers. `more` is the number of causes
+    that `causes` leaves out. `note` says why there are no causes. It is "" if there are causes, or if the tree ends
+    here. `calls` are the calls by `me.remember` that the sender made in the step in which it sent the message.
     """
 
     message: LogRow
@@ -97,7 +97,10 @@ class Why:
 
 
 def line_of(row: LogRow) -> str:
-    """Return a message as one line: id, step, from, to, fate unless it was delivered, payload, labels, rule."""
+    """Return a message as one line of text.
+
+    The line has id, step, sender, recipient, fate (unless it is "delivered"), payload, labels and rule.
+    """
     to = row.channel if row.to_id is None else row.to_id
     if row.to_id is None and row.pairs is not None:
         to = f"{row.pairs:,} of audience {row.audience}"
@@ -133,7 +136,7 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
 
 
 def check_at_least_1(name: str, value: object) -> int:
-    """Return an int of 1 or more; raise InvalidQuery for anything else."""
+    """Return a value that is an int of 1 or more; raise InvalidQuery for anything else."""
     found = check_count(name, value, at_least=1)
     if found is None:
         raise invalid(name, value, "must be 1 or more")
@@ -141,7 +144,9 @@ def check_at_least_1(name: str, value: object) -> int:
 
 
 def found_message(view: View, message_id: str) -> LogRow:
-    """Return a message's row, if possible a delivered one, with the number of hearers in all rows of a broadcast.
+    """Return a row of a message, if possible one that was delivered.
+
+    A broadcast's row has the number of all its hearers.
 
     Raises: UnknownName if no message has the id.
     """
@@ -174,7 +179,7 @@ def _joined(rows: list[LogRow]) -> LogRow:
 
 
 def outside_of_steps(row: LogRow, others: str) -> ConfigError:
-    """Return the error for a message that was not sent in a step; `others` are messages whose causes are known."""
+    """Return the error for a message that was not sent in a step; `others` says which messages have causes."""
     return ConfigError(
         f"message {row.message_id!r} was sent outside of steps, where causes are not recorded: ask about {others}"
     )
@@ -189,16 +194,17 @@ def _cause_of(row: LogRow) -> str | None:
 
 
 def hand_of(row: LogRow) -> _Hand | None:
-    """Return the agent that sent a message, and the step in which it was sent; None if no agent sent it in a step."""
+    """Return the agent and the step that sent a message; None unless an agent sent it in a step."""
     if row.ordinal is None or row.ordinal >= FIRST_ADDED or row.from_id is None or row.step is None:
         return None
     return row.from_id, row.step
 
 
 class _Search:
-    """A search for the messages that senders had in hand.
+    """A search for the causes of messages.
 
-    It keeps at most `most` messages for each sender and step, and the messages that other messages name as causes.
+    It has at most `most` messages for each pair of a sender and a step, and the messages that other messages name as
+    causes.
     """
 
     def __init__(self, view: View, most: int) -> None:
@@ -207,17 +213,16 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        # The messages that other messages answer, or that their senders were handling.
+        # By id, messages that other messages answer, or that a sender was handling.
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:
-        """Look up the causes of some messages, in one scan for all agents and steps."""
+        """Look up the causes of some messages, in one scan of the log."""
         rows = [*rows]
         causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():
             self._read(hands, causes)
-        # A cause may not be among the messages of the step: its agent may have read it in an earlier step, or outside
-        # of steps.
+        # The agent may have read a cause in an earlier step, or outside of steps.
         if unread := causes - self._known.keys():
             self._known |= _by_id(messages(self._view, unread, text=True))
 
@@ -236,7 +241,10 @@ class _Search:
             self._known |= {row.message_id: row for row in rows if row.message_id in causes}
 
     def causes(self, row: LogRow) -> list[LogRow]:
-        """Return the causes of a message that was looked up. The cause that the message itself names comes first."""
+        """Return the causes of a message, which `look_up` has found.
+
+        A cause that the message itself names comes first.
+        """
         named = self._known.get(_cause_of(row) or "")
         hand = [] if (of := hand_of(row)) is None else self._hands[of]
         if named is None:
@@ -245,7 +253,7 @@ class _Search:
         return [named, *others][: self._most]
 
     def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
-        """Return the tree of a message, `depth` levels deep."""
+        """Return the tree of a message, with `depth` levels below the message."""
         hand = hand_of(row)
         calls = () if hand is None else tuple(self.calls.get(hand, ()))
         if not depth:
@@ -268,7 +276,7 @@ def _note(row: LogRow) -> str:
 
 
 def _in_canonical_order(table: pa.Table) -> pa.Table:
-    """Return the messages of one hand in the order in which its agent had them."""
+    """Return the messages that an agent read in a step, in the order in which the agent read them."""
     number, name = table["from_id"].is_valid(), table["from_name"].is_valid()
     table = table.append_column(_KIND, pc.if_else(name, 2, pc.if_else(number, 1, 0)))  # the user comes first
     return table.sort_by([(key, "ascending") for key in _CANONICAL]).drop_columns([_KIND])

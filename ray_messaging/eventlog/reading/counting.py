@@ -1,6 +1,6 @@
 """Counts of rows by columns, and statistics made of such counts.
 
-The log is counted part by part, so memory holds the counts and not the rows.
+The log is read part by part, so that only counts, and not the rows, are in memory.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,11 +20,11 @@ from ray_messaging.model.fates import FATES, STORED
 UNITS = ("second", "minute", "hour", "day")  # units of sent_at, in UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
 _MERGE_ROWS = 1_000_000
-# A sample is taken from this many slices of the log, because the newest rows alone may all have one sender.
+# A sample consists of this many slices of the log, because the newest rows alone may all have one sender.
 _SLICES = 8
 BUSIEST = 10
-BINS = 120  # the most bins of the traffic over time
-GROUPS = 16  # The most groups that the matrix shows. All other groups are counted together as OTHERS.
+BINS = 120  # the most intervals of time in which `stats` counts rows
+GROUPS = 16  # the most groups in the matrix of `stats`; others are counted together, as OTHERS
 OTHERS = "(others)"
 _GROUPINGS = (("fate",), ("rule", "fate"), ("from_id",), ("to_id",), ("sender", "mailbox", "fate"), ("bin", "fate"))
 
@@ -32,14 +32,14 @@ Derive = Callable[[pa.Table], pa.Table]
 
 
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
-    """Count the matching rows by some of COUNTABLE; return these columns and `count`, with the largest counts first."""
+    """Count the matching rows by some of the columns COUNTABLE; return these columns and `count`, sorted by count."""
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, [Filters(**fields)], [keys], _with_units)
     return counted
 
 
 class CountSample(NamedTuple):
-    """Counts, in the form of `count`, of a `share` of the rows up to the position `reached`."""
+    """The result of `sample`: counts as from `count`, the last position, and the share of the rows that was counted."""
 
     counts: pa.Table
     reached: int
@@ -73,10 +73,10 @@ def _with_units(part: pa.Table) -> pa.Table:
 def counts(
     view: View, filters: Sequence[Filters], groupings: Sequence[Sequence[str]], derive: Derive
 ) -> list[pa.Table]:
-    """Count the rows that match the filters, by each of several groupings, in one pass.
+    """Count the rows that match the filters, by each of several sets of columns, in one pass.
 
     Args:
-        derive: Adds columns that are not stored to a part of the log.
+        derive: A function that adds columns that are not stored to a part of the log.
     """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
@@ -91,7 +91,10 @@ def counts(
 
 
 class _Sum:
-    """Running sum of counted parts. Its tables are merged each time the number of their rows has doubled."""
+    """The sum of the counts of several parts.
+
+    Tables of counts are merged each time their number of rows has doubled.
+    """
 
     def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:
         self._tables = [first]
@@ -132,8 +135,8 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
 
     rows, first and last (sent_at; None if there are no rows), fates, rules ({rule: {fate: rows}}), writers and readers
     (numbers of distinct ids), busiest_writers and busiest_readers ([id, rows]; the id None is the user), traffic
-    (start, width_s, and the rows in each bin by fate), groups (rows delivered `from` each messager `to` each mailbox),
-    segments, bytes, live (rows that are not in a file yet).
+    (start, width_s, and the rows in each interval by fate), groups (the number of rows delivered `from` each messager
+    `to` each mailbox), segments and bytes (of the files), live (the number of rows that are not in a file yet).
     """
     filters = Filters(**fields)
     first, last = _span(view, filters)
@@ -171,7 +174,7 @@ def _span(view: View, filters: Filters) -> tuple[int, int]:
 
 
 def bin_width(span_us: int) -> int:
-    """Return a round bin width in microseconds that divides a span of time into at most BINS bins."""
+    """Return a round width in microseconds of intervals that divide a span of time into at most BINS intervals."""
     round_ones = [factor * 10**power for power in range(3, 7) for factor in (1, 2, 5)]
     round_ones += [seconds * MICROSECONDS for seconds in (10, 15, 30)]
     round_ones += [minutes * 60 * MICROSECONDS for minutes in (1, 2, 5, 10, 15, 30)]
@@ -216,7 +219,7 @@ def _matrix(counted: pa.Table) -> dict[str, Any]:
 def _kept(names: list[str]) -> list[str]:
     """Return at most GROUPS names, sorted. OTHERS replaces the names that do not fit.
 
-    Args: names begins with the busiest name.
+    Args: `names` are sorted by traffic, the busiest first.
     """
     unique = list(dict.fromkeys(names))
     return sorted(unique) if len(unique) <= GROUPS else [*sorted(unique[: GROUPS - 1]), OTHERS]

@@ -27,18 +27,18 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.steps.box_frames import FIRST_ADDED
 
 _COLUMNS = [*stored(NEEDED), "step", "ordinal"]
-# The columns for agents: `id` for ids that are ints, `name` for ids that are strs.
+# An agent's id is in the column `id` if it is an int, and in `name` if it is a str.
 _KINDS = {"id": pa.int64(), "name": pa.string()}
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The agents that a message could have influenced, from step `first`, in which it is read, to before step `end`.
+    """The agents that a message could have influenced, from step `first`, in which it was read, to before step `end`.
 
-    If the log has fewer than the wanted steps, `end` is the step after its last one.
+    If the log has fewer steps than wanted, `end` is the step after the log's last one.
 
-    `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been
-    influenced. An agent counts as influenced from then on.
+    `agents` is a table with the columns `step` and `agent`. Each agent is in it once, with the first step in which it
+    could have been influenced.
     """
 
     message: LogRow
@@ -47,7 +47,10 @@ class Effects:
     agents: pa.Table
 
     def counts(self) -> pa.Table:
-        """Return a table of `step`, the number of `agents` that were first influenced in it, and of `all` so far."""
+        """Return a table with the columns `step`, `agents` and `all`.
+
+        `agents` is the number of agents that could first have been influenced in the step, `all` their sum so far.
+        """
         steps = np.arange(self.first or 0, self.end or 0)
         new = np.bincount(self.agents["step"].to_numpy() - (self.first or 0), minlength=len(steps))
         return pa.table({"step": steps, "agents": new, "all": np.cumsum(new)})
@@ -70,7 +73,7 @@ class Effects:
 
 
 def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
-    """Return the agents that a message could have influenced, as `EventLog.effects` says."""
+    """Return the agents that a message could have influenced, see `EventLog.effects`."""
     steps = check_at_least_1("depth", depth)
     message = found_message(view, message_id)
     if message.ordinal is None or message.step is None:
@@ -87,7 +90,7 @@ def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
 
 
 def _end(view: View, first: int, wanted: int) -> int:
-    """Return the step after the last one of the log, at most `wanted`."""
+    """Return the step after the log's last one, or `wanted` if that is less."""
     if any(True for _ in scan(view, Filters(step_read=slice(wanted - 1, None), limit=1), ["step_read"])):
         return wanted
     parts = scan(view, Filters(step_read=slice(first, wanted)), ["step_read"], raw=True)
@@ -95,7 +98,7 @@ def _end(view: View, first: int, wanted: int) -> int:
 
 
 class _Reach:
-    """The agents that could have been influenced so far, each with the first step. `found` has a table per step."""
+    """The agents that could have been influenced so far. `found` has for each step a table of the new agents."""
 
     def __init__(self, view: View) -> None:
         self.found: list[pa.Table] = []
@@ -104,17 +107,17 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return those rows that agents sent in a step, and whose senders could have been influenced by then."""
+        """Return the rows that were sent in a step by agents that could have been influenced by then."""
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # Other rows were not sent by an agent in a step.
+        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # others were not sent by an agent in a step
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:
-        """Add the agents that read some rows in one step."""
+        """Add the agents that read the messages of some rows in a step."""
         pieces = [piece for part in parts if len(part) for piece in self._expansion.expanded(part, Filters())]
         for form, kind in _KINDS.items():
             readers = pa.chunked_array([chunk for piece in pieces for chunk in piece[f"to_{form}"].chunks], kind)
@@ -126,7 +129,10 @@ class _Reach:
 
 
 def _table(found: list[pa.Table]) -> pa.Table:
-    """Return the influenced agents as a table of step and agent; agents are int64, or text if any id is a str."""
+    """Return agents as a table of step and agent.
+
+    The column of agents is int64, or strings if any id is a str.
+    """
     columns = pa.schema([("step", pa.int64()), ("from_id", pa.int64()), ("from_name", pa.string())])
     table = with_ids(pa.concat_tables([columns.empty_table(), *found], promote_options="default"))
     return with_exact_integers(table.rename_columns(["step", "agent"]))

@@ -14,12 +14,12 @@ from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.model.fates import SENT, FateName
 
 _decode = msgspec.json.Decoder().decode
-_PAGE = 8192  # the number of rows that become Python objects at a time
+_PAGE = 8192  # the number of rows that are converted to Python objects at a time
 
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row of the log: one send to one recipient, or to none. Times are in unix seconds.
+    """One row of the log: a send to one recipient, or to no recipient. Times are in unix seconds.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
     the log: pass it as `after` to get the rows after this row. A broadcast has one row for each mailbox, in which
@@ -76,7 +76,7 @@ def _decoded(text: str, message_id: str) -> Any:  # noqa: ANN401 - JSON of any s
 
 
 def dicts_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a `query` as dicts: ids in canonical form, times in unix seconds, labels as a tuple."""
+    """Yield the rows of a `query` as dicts. Ids are in canonical form, times in unix seconds, labels are tuples."""
     moments = [name for name in ("sent_at", "delivered_at") if name in table.column_names]
     ends = [name for name in ("from_id", "to_id") if name in table.column_names and table[name].type == pa.string()]
     for name in moments:

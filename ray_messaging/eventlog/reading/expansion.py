@@ -31,7 +31,7 @@ NEEDED = (
 
 
 class RowHearers(NamedTuple):
-    """Hearers, and for each hearer the row of the broadcast that it hears. The rows ascend."""
+    """Hearers of broadcasts. `rows` has, in ascending order, the row of the broadcast that each hearer hears."""
 
     rows: NDArray[np.intp]
     hearers: IdColumn
@@ -47,7 +47,10 @@ class RowHearers(NamedTuple):
 
 
 class Expansion:
-    """The hearers of the broadcasts in a folder's log, found by the audiences in the folder. Audiences are cached."""
+    """Search for the hearers of the broadcasts in a log, by means of the audiences in its folder.
+
+    Audiences are cached.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -61,7 +64,8 @@ class Expansion:
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
         """Yield the matching rows of a part with its broadcasts expanded, in order, about PIECE_PAIRS rows at a time.
 
-        Args: part must have the columns NEEDED; its rows must already match all fields except the recipient's fields.
+        Args: `part` must have the columns NEEDED. Its rows must match all fields of the query, except those about the
+        recipient.
 
         Raises: LogError if the hearers of a broadcast are not known.
         """
@@ -83,7 +87,7 @@ class Expansion:
         if not len(said):
             return part
         found = self.hearers(part)
-        # Filter the hearers first, so that no row is repeated for a hearer that does not match.
+        # The hearers are filtered first, so that no row is made for a hearer that does not match.
         if recipients is not None:
             found = [each.to(recipients) for each in found]
         others = np.setdiff1d(np.arange(len(part)), said)
@@ -126,11 +130,11 @@ class Expansion:
         if not stay.all():
             at, hearers = at[stay], hearers.take(stay)
         if not np.array_equal(np.bincount(at, minlength=len(rows)), counts):
-            raise self._unknown(audience, "the audience's files do not give the pairs that the log has counted")
+            raise self._unknown(audience, "the audience's files have other numbers of hearers than the log")
         return RowHearers(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:
-        """Return the hash of an audience's pairs, b"" for EVERYBODY; raise LogError if the pairs cannot be read."""
+        """Return the hash of an audience's pairs, or b"" for EVERYBODY; raise LogError if the pairs cannot be read."""
         audience = AudiencePairs(name, version)
         if audience not in self._digests:
             self._digests[audience] = b"" if audience == EVERYBODY else self._read(audience).digest
@@ -147,7 +151,7 @@ class Expansion:
         if key not in self._edges:
             agents = read_agents(self._folder, digest)
             if agents is None:
-                raise self._unknown(audience, f"the folder lacks the list of a mailbox's agents with the hash {digest}")
+                raise self._unknown(audience, f"the folder lacks the set of a mailbox's agents with the hash {digest}")
             everybody = audience == EVERYBODY
             self._edges[key] = MemberEdges.everybody(agents) if everybody else self._read(audience).toward(agents)
         return self._edges[key]
@@ -183,7 +187,7 @@ def _replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def _channels(table: pa.Table) -> pa.Array:
-    """Return the channels of all rows. An expanded row has the channel of its hearer."""
+    """Return the channels of all rows. The row of a hearer has the channel of the hearer."""
     channel = table["channel"].combine_chunks()
     heads = pc.replace_substring_regex(channel, ":audiences:.*", ":agents:")
     names = table["to_name"].combine_chunks().dictionary_encode()
@@ -194,7 +198,7 @@ def _channels(table: pa.Table) -> pa.Array:
 
 
 def _matching(piece: pa.Table, filters: Filters) -> Iterator[pa.Table]:
-    """Yield the matching rows of a piece as a table; yield nothing if no row matches."""
+    """Yield a table of the matching rows of a piece, if there are any."""
     condition = filters.of_recipient(piece.schema)
     found = piece if condition is None else piece.filter(condition)
     if len(found):

@@ -1,4 +1,4 @@
-"""Fields of a query: their validation, and the pyarrow expressions that prune files and filter rows by them."""
+"""The fields of a query: their validation, and the pyarrow expressions that select files and rows by them."""
 
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
@@ -31,13 +31,14 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. None selects rows that lack the value; from_id=None selects the user's rows.
+    """Fields of a query. The value None selects rows that lack a value: from_id=None selects the user's messages.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (of sending) and step_read take a value or a collection of values; a step may also be a range or a
-    slice. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a time zone, or ISO text
-    (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. limit is the most
-    rows to return: the first matching rows. after returns only the rows after this `position`.
+    slice. since (inclusive) and until (exclusive) limit sent_at. They are unix seconds, a datetime with a time zone, or
+    a str in ISO format (UTC, unless it has a time zone). contains is a str that the payload's JSON text must contain;
+    case matters. limit is the most rows to return, counted from the first matching row. after is a `position`: only
+    rows after it are returned.
     """
 
     from_id: AgentIds
@@ -68,7 +69,10 @@ def invalid(name: str, value: object, reason: str) -> InvalidQuery:
 
 
 def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> NoReturn:
-    """Raise InvalidQuery for an unknown name. The error names the most similar known name, and lists all names."""
+    """Raise InvalidQuery for an unknown name.
+
+    The error suggests the most similar known name, and lists all known names.
+    """
     near = get_close_matches(name, known, 1)
     meant = f", did you mean {near[0]!r}?" if near else ";"
     raise InvalidQuery(f"{reason} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)
@@ -78,7 +82,7 @@ def check_columns(columns: object, known: Collection[str]) -> list[str]:
     """Return the distinct column names as a list; raise InvalidQuery if there are none, or a name is not in `known`."""
     found: list[Any] = [*columns] if isinstance(columns, Collection) and not isinstance(columns, str) else [columns]
     if not found:
-        raise invalid("by", columns, f"names no column: there are {', '.join(known)}")
+        raise invalid("by", columns, f"names no column: write one or several of {', '.join(known)}")
     for name in found:
         if name not in known:
             refuse_name(str(name), name, known, "the log cannot be counted by")
@@ -94,7 +98,7 @@ def check_agent(name: str, value: object) -> AgentId:
 
 
 def _is_one_id_or_several(value: object) -> bool:
-    """Return whether a value is a tuple of ids, such as (3, 4), that may also be the id of one agent."""
+    """Return whether a value is a tuple of ids, such as (3, 4), which may also be the id of one agent."""
     if type(value) is not tuple or any(isinstance(each, tuple) for each in value):
         return False
     try:
@@ -105,7 +109,7 @@ def _is_one_id_or_several(value: object) -> bool:
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Return a non-empty text, or None for None; raise InvalidQuery for anything else, and for invalid Unicode."""
+    """Return a value that is None or a valid, non-empty str; raise InvalidQuery for anything else."""
     if value is None:
         return None
     if not isinstance(value, str) or not value:
@@ -113,14 +117,14 @@ def check_text(name: str, value: object) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise invalid(name, value, "is not valid Unicode text, so no row can match it") from error
+        raise invalid(name, value, "is not valid Unicode, so no row can match it: correct the str") from error
     return value
 
 
 def _fate(name: str, value: object) -> str:
     if isinstance(value, str) and value in FATES:
         return value
-    raise invalid(name, value, f"is no fate: write {', '.join(map(repr, FATES))}")
+    raise invalid(name, value, f"is not a fate: write {', '.join(map(repr, FATES))}")
 
 
 def _number(name: str, value: object) -> int:
@@ -134,7 +138,7 @@ def _number(name: str, value: object) -> int:
 
 
 def check_count(name: str, value: object, *, at_least: int) -> int | None:
-    """Return an int of at least `at_least`, or None for None; raise InvalidQuery for anything else."""
+    """Return a value that is None, or an int of at least `at_least`; raise InvalidQuery for anything else."""
     if value is None:
         return None
     number = _number(name, value)
@@ -144,15 +148,18 @@ def check_count(name: str, value: object, *, at_least: int) -> int | None:
 
 
 def check_span(name: str, value: range | slice) -> tuple[int, int]:
-    """Return the first step of a range or slice, and the step after its last; raise InvalidQuery if it skips steps."""
+    """Return the first step of a range or slice, and the step after its last one.
+
+    Raises: InvalidQuery if the range or slice skips steps.
+    """
     if value.step not in {None, 1}:
-        raise invalid(name, value, "leaves steps out: write a range without a step, or a list")
+        raise invalid(name, value, "skips steps: write a range with step 1, or a list")
     low = INT64_MIN if value.start is None else _number(name, value.start)
     return low, INT64_MAX if value.stop is None else _number(name, value.stop)
 
 
 def check_moment(name: str, value: object) -> int | None:
-    """Return a time in microseconds since 1970, UTC, or None for None; raise InvalidQuery if the value is no time."""
+    """Return a time in microseconds since 1970 in UTC, or None for None; raise InvalidQuery if it is not a time."""
     if value is None:
         return None
     moment = value
@@ -160,17 +167,17 @@ def check_moment(name: str, value: object) -> int | None:
         try:
             moment = datetime.fromisoformat(moment)
         except ValueError as error:
-            raise invalid(name, value, "is no time: write it like '2026-11-20T07:30:00', which is UTC") from error
+            raise invalid(name, value, "is not a time: write it like '2026-11-20T07:30:00', which is UTC") from error
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise invalid(name, value, "has no time zone: write datetime(..., tzinfo=UTC), or .astimezone()")
         moment = moment.timestamp()
     if isinstance(moment, bool) or not isinstance(moment, int | float | np.integer | np.floating):
-        raise invalid(name, value, "is no time: pass unix seconds, a datetime with a time zone, or ISO text")
+        raise invalid(name, value, "is not a time: pass unix seconds, a datetime with a time zone, or an ISO str")
     moment = float(moment)
     if not isfinite(moment) or abs(moment) > INT64_MAX // MICROSECONDS:
-        raise invalid(name, value, "is no time that the log could hold")
+        raise invalid(name, value, "is not a time that the log can hold: pass a number of seconds since 1970")
     return round(moment * MICROSECONDS)
 
 
@@ -193,7 +200,7 @@ class Filters:
         for name, value in fields.items():
             if name not in NAMES:
                 refuse_name(name, value, NAMES, "a query of the log has no field")
-        self._loose = False  # True: a broadcast matches whichever recipient is wanted
+        self._loose = False  # True: broadcasts match, whatever recipients the query asks for
         self._wanted: dict[str, list[Any]] = {}
         self._spans: dict[str, tuple[int, int]] = {}  # field -> the first step, and the step after the last
         for name in CHECKS:
@@ -228,13 +235,13 @@ class Filters:
             raise invalid(
                 name,
                 value,
-                "asks for rows without a value, but every row has one: leave the field out to get all rows",
+                "selects rows without a value, but every row has a value: leave the field out to get all rows",
             )
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy with another limit.
 
-        A `loose` copy lets every broadcast match, because the row of a broadcast has no recipient.
+        In a `loose` copy the recipient does not matter for broadcasts, whose rows have no recipient.
         """
         made = copy(self)
         made._loose, made.limit = loose, limit
@@ -242,17 +249,20 @@ class Filters:
 
     @property
     def select(self) -> bool:
-        """Return whether there is any condition other than `after`."""
+        """Return whether any field other than `after` and `limit` is set."""
         others = (self.since, self.until, self.contains)
         return bool(self._wanted or self._spans) or any(each is not None for each in others)
 
     @property
     def recipients(self) -> list[AgentId | None] | None:
-        """Return the recipients that `to_id` asks for; None: any recipient."""
+        """Return the recipients that `to_id` selects, or None for any recipient."""
         return self._wanted.get("to_id")
 
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return the condition on rows of a schema (None: all match). `contains` is not applied to typed payloads."""
+        """Return the expression for matching rows in a file of a schema; None if all rows match.
+
+        The expression ignores `contains` for typed payloads.
+        """
         found = [self._of_field(name, schema) for name in self._wanted]
         for name, span in self._spans.items():
             found += _within(stored_column(name, schema), *span)
@@ -260,13 +270,13 @@ class Filters:
         found += _within(stored_column("sent_at", schema), *moments)
         if self.after is not None:
             found.append(stored_column(POSITION.name, schema) > self.after)
-        if self.contains is not None and TEXT in schema.names:  # This is the last condition, because it takes longest.
+        if self.contains is not None and TEXT in schema.names:  # this condition comes last, because it takes longest
             has_text = pc.match_substring(pc.field(TEXT), self.contains)
             found.append(has_text | pc.field(TEXT).is_null() if typed_names(schema.names) else has_text)
         return reduce(and_, found) if found else None
 
     def texts(self, schema: pa.Schema) -> dict[str, list[str]]:
-        """Return the texts that match, for each dictionary-encoded column in which only certain texts match."""
+        """Return the strs that match, for each dictionary-encoded column in which only certain strs match."""
         free = _OF_RECIPIENT if self._loose else ()
         return {
             name: wanted
@@ -278,7 +288,10 @@ class Filters:
         }
 
     def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return only the condition on the recipient (None: there is none), for the expanded rows of broadcasts."""
+        """Return the expression for the wanted recipients, or None if any recipient matches.
+
+        It is for expanded broadcasts, whose rows match all other fields.
+        """
         found = [self._of_field(name, schema) for name in self._wanted if name in _OF_RECIPIENT]
         return reduce(and_, found) if found else None
 
@@ -299,7 +312,8 @@ def _of_end(end: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
         (column, [value for value in wanted if isinstance(value, kind)])
         for column, kind in ((numbers, int), (names, str))
     ]
-    # A condition that is false for all rows would keep Arrow from looking at the statistics of the other column.
+    # A column without wanted values is left out. A condition on it, which is always false, would keep Arrow from using
+    # the statistics of the other column.
     found = [_is_in(column, values) for column, values in each if values]
     found += [numbers.is_null() & names.is_null()] if None in wanted else []
     return reduce(or_, found) if found else _NOTHING

@@ -1,4 +1,4 @@
-"""Query results page by page, so that memory holds one page of the log: the tail of new rows, and export to a file."""
+"""Query results page by page, with only one page in memory: an iterator over new rows, and export to a file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +24,7 @@ from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.results import with_columns, with_texts
 
-_TAIL_PAGE = 4096  # rows in one query
+_TAIL_PAGE = 4096  # the number of rows that a `Tail` queries at a time
 PAGE = 65_536
 OnProgress = Callable[[int], None]
 WritePage = Callable[[pa.Table], None]
@@ -33,12 +33,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LogSource(Protocol):
-    """A log that answers queries, local or remote: see `questions.answer`."""
+    """A log that answers queries, in this process or another one, see `questions.answer`."""
 
     live: bool  # True: more rows may come
 
     def follower(self) -> "LogSource":
-        """Return a source for one reader that follows the log, with its own state."""
+        """Return a source for one reader of new rows. Readers must not share a source, which may have a state."""
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
         """Answer one of `questions.QUESTIONS`."""
@@ -48,10 +48,10 @@ class LogSource(Protocol):
 
 
 class Tail(Iterator[LogRow]):
-    """Iterator over the rows of the log after a position. It waits for new rows.
+    """Iterator over the rows of the log after a position, which waits for new rows.
 
-    `position` is the last position that was examined. The iteration ends after `timeout_s` without a row (None: it
-    never times out), after `limit` rows, or if no more rows can come.
+    `position` is the last position that was examined. The iteration ends when no row has come for `timeout_s` seconds
+    (None: there is no timeout), after `limit` rows, or if no more rows can come.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Tail(Iterator[LogRow]):
     ) -> None:
         fields = dict(fields)
         self._left: int | None = fields.pop("limit", None)
-        # An invalid field raises an error now, not when the first row is read.
+        # This raises the error for an invalid field now, and not when the first row is read.
         Filters(**fields, limit=self._left, after=after)
         self._source = source
         self._fields = fields
@@ -88,7 +88,7 @@ class Tail(Iterator[LogRow]):
             if len(page):
                 return next(self._rows)
             if self.position > before:
-                continue  # New rows came, but none matched. There may be even newer rows already, so look again.
+                continue  # new rows came, but none matched; there may be newer ones already
             left = LOG_NEWS_TIMEOUT_S if deadline is None else deadline - monotonic()
             if not self._source.live or left <= 0:
                 raise StopIteration
@@ -121,7 +121,7 @@ def export(source: LogSource, path: str | Path, on_progress: OnProgress | None, 
 
 
 def _check_place(path: Path) -> None:
-    """Raise InvalidQuery if the file would be in an event log's folder: readers would take it for a part of the log."""
+    """Raise InvalidQuery if the file would be in a log's folder, where readers would treat it as part of the log."""
     if (path.parent / ACCOUNT).exists() or any(
         SEGMENT.fullmatch(each.name) for each in path.parent.glob("events-*.parquet")
     ):
@@ -158,7 +158,10 @@ def _write(
 
 
 def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
-    """Yield the result of `query` page by page, up to the log's present end; at least one page, which may be empty."""
+    """Yield the result of `query` page by page, up to the row that is the last one now.
+
+    At least one page is yielded, which may be empty.
+    """
     fields = dict(fields)
     after, limit = fields.pop("after", None), fields.pop("limit", None)
     position, end = -1 if after is None else after, source.ask("end")
@@ -166,7 +169,7 @@ def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterat
     while first or (position < end and limit != 0):
         page = source.ask("since", position=position, limit=size if limit is None else min(size, limit), **fields)
         position = int(page.schema.metadata[REACHED])
-        if limit is not None:  # One broadcast may be expanded to more rows than are still wanted.
+        if limit is not None:  # one broadcast may be expanded to more rows than are wanted
             page = page.slice(0, limit)
             limit -= len(page)
         if len(page) or first:
@@ -175,7 +178,7 @@ def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterat
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """Yield the rows of a `query` as JSON objects, with payloads as JSON and times as unix s."""
+    """Yield the rows of a `query` as lines of JSON. Payloads are JSON values, times are unix seconds."""
     for row in dicts_of(table):
         for name in ("payload", "payload_before"):
             if row.get(name) is not None:
@@ -186,7 +189,7 @@ def json_lines(table: pa.Table) -> Iterator[bytes]:
 
 
 def json_line(found: Any) -> bytes:  # noqa: ANN401 - JSON's types, or a LogRow
-    """Return an object as one line of JSON. The payloads of a LogRow become JSON values, not strings."""
+    """Return an object as one line of JSON. The payloads of a LogRow become JSON values, not strs."""
     if isinstance(found, LogRow):
         row = {field.name: getattr(found, field.name) for field in dataclass_fields(found)}
         for name, text in (("payload", "text"), ("payload_before", "text_before")):
@@ -196,7 +199,7 @@ def json_line(found: Any) -> bytes:  # noqa: ANN401 - JSON's types, or a LogRow
     return _encode(found)
 
 
-# -- writers: each gives a function that writes a page ----------------------------------------------------------------
+# -- writers: each one yields a function that writes a page -----------------------------------------------------------
 
 
 @contextmanager
@@ -206,7 +209,10 @@ def _json_lines_writer(file: IO[bytes], _schema: pa.Schema) -> Iterator[WritePag
 
 @contextmanager
 def _csv_writer(file: IO[bytes], schema: pa.Schema) -> Iterator[WritePage]:
-    """Yield a function that writes CSV: labels joined by `;`, times as ISO text in UTC, vectors as text."""
+    """Yield a function that writes pages as CSV.
+
+    Labels are joined by `;`. Times are in ISO format, in UTC. Vectors become text.
+    """
     with pacsv.CSVWriter(file, _flat(schema.empty_table()).schema) as writer:
         yield lambda page: writer.write_table(_flat(page))
 

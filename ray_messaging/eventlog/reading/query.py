@@ -1,8 +1,8 @@
 """Queries that the event log answers from a view of its rows.
 
-A query takes these steps: `Filters` checks its fields, `scan` yields the matching rows part by part, broadcasts are
-expanded if that is asked for, and the parts are joined to one table, with one id column for senders and one for
-recipients.
+A query is answered in these steps. `Filters` checks the fields. `scan` yields the matching rows part by part. If
+`expand` is true, broadcasts become one row for each hearer. The parts are joined to one table, which has one id column
+for senders and one for recipients.
 """
 
 import sys
@@ -23,12 +23,12 @@ from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
 from ray_messaging.model.fates import STORED
 
-REACHED = b"reached"  # This key, in the metadata of a result, has the last position that was examined.
+REACHED = b"reached"  # the key, in the metadata of a result, of the last position that was examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 SIZE = "payload_bytes"
 _TEXTS = (TEXT, "payload_before")
-_MOST_DIGITS = 18  # all numbers with this many digits fit int64
+_MOST_DIGITS = 18  # every number with at most this many digits fits int64
 
 
 def query(
@@ -56,10 +56,10 @@ def since(
 ) -> pa.Table:
     """Return the next matching rows after a position.
 
-    The metadata of the result has, under the key REACHED, the position to pass to the next call.
+    The metadata of the result has the last position that was examined, under the key REACHED. Pass it to the next call.
 
     Args:
-        expand: Return a row for each hearer of a broadcast. Then `limit` is a number of rows before that expansion.
+        expand: Return a row for each hearer of a broadcast. `limit` counts rows before broadcasts are expanded.
         as_text: See `with_ids`.
     """
     names = stored(COLUMNS)
@@ -84,13 +84,13 @@ def conversation(
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
             raise invalid(
-                name, fields[name], ("cannot be given for a conversation, whose two agents are a and b: leave it out")
+                name, fields[name], ("cannot be used for a conversation, whose agents are a and b: leave it out")
             )
     one, other = (None if end is None else check_agent(name, end) for name, end in (("a", a), ("b", b)))
     limit = Filters(**fields).limit
     ends = {"from_id": [one, other], "to_id": [one, other]}
     table = query(view, text=text, expand=True, **(fields | ends | {"limit": None}))
-    if one != other:  # leave out the messages that an agent sent to itself
+    if one != other:  # otherwise these would be the messages that an agent sent to itself
         table = table.filter(pc.not_equal(*(table[name].cast(pa.string()).fill_null("") for name in ends)))
     return table.sort_by(_IN_TIME).slice(0, limit)
 
@@ -108,7 +108,10 @@ def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
 
 
 def once_each(table: pa.Table) -> pa.Table:
-    """Keep the first row of each message and recipient: a message in several mailboxes has a row for each mailbox."""
+    """Return the first row of each pair of a message and a recipient.
+
+    A message in several mailboxes has several rows.
+    """
     if pc.count_distinct(table["message_id"]).as_py() == len(table):
         return table
     table = table.append_column("row", pa.array(np.arange(len(table))))
@@ -119,7 +122,10 @@ def once_each(table: pa.Table) -> pa.Table:
 def _parts(
     view: View, filters: Filters, names: Sequence[str], limit: int | None, *, text: bool, expand: bool
 ) -> Iterator[tuple[pa.Table, list[pa.Table]]]:
-    """Yield the log's parts and their matching rows; `limit` counts rows before broadcasts are expanded."""
+    """Yield, for each part of the log, the matching rows before and after broadcasts are expanded.
+
+    `limit` counts rows before broadcasts are expanded.
+    """
     expansion, needed = Expansion(view.folder), [*dict.fromkeys([*names, *(NEEDED if expand else ())])]
 
     def matching(part: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
@@ -142,7 +148,7 @@ def found_in(
 ) -> pa.Table:
     """Return the matching rows; with `expand`, one row for each hearer of a broadcast.
 
-    Args: `only` selects the wanted rows of a piece.
+    Args: `only` is a function that selects the wanted rows of a part.
     """
     found: list[pa.Table] = []
     left = filters.limit
@@ -155,7 +161,10 @@ def found_in(
 
 
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
-    """Return whether any matching row has a str id, or, with `expand`, any agent that could hear a broadcast."""
+    """Return whether any matching row has a str id.
+
+    With `expand`, ids of possible hearers of broadcasts matter, too.
+    """
     filters = Filters(**fields)
     if not expand:
         return names_are_in(view, filters)
@@ -168,8 +177,8 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
 def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
     """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
 
-    `payload_bytes` is the size of the uncut text. Only as many segments are read as are needed. Memory holds the
-    payloads of a few row groups at a time, and keeps at most `limit` rows of each.
+    `payload_bytes` is the size of the text before it is cut. Segments are read from the last one on, until there are
+    enough rows. Only the payloads of a few row groups are in memory at a time.
     """
     asked = check_count("limit", limit, at_least=0)
     left = sys.maxsize if asked is None else asked
@@ -195,7 +204,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
     """Yield the rows that are in no file yet, and then each segment, from the last to the first.
 
-    With each of them, yield the position before the first of its rows that counts.
+    With each of them, the position is yielded after which its rows count.
     """
     closed = view.closed - 1
     if view.live:
@@ -207,7 +216,7 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
 
 
 def _cut(part: pa.Table, width: int) -> pa.Table:
-    """Cut the payloads of a part to `width` characters, and add a column with their sizes before the cut."""
+    """Return a part with payloads cut to `width` characters, and a column with their sizes in bytes before that."""
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)
@@ -236,7 +245,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     found, seen = messages(view, [message_id], text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
         before = messages(view, [question], text=text)
-        if not len(before):  # The log does not have the question, so the thread begins with this message.
+        if not len(before):  # the log does not have the question, so this message is the first one
             break
         seen.add(question)
         found = before
@@ -246,7 +255,7 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
 def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Table:
     """Return the rows of some messages.
 
-    An id most often begins with the number of a step, so the search begins with that step's rows.
+    An id most often begins with the number of a step, so the rows of these steps are searched first.
     """
     steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
     names = stored(COLUMNS)
@@ -260,5 +269,5 @@ def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Tabl
 
 def _questions(generation: pa.Table) -> set[str]:
     """Return the ids of those messages that expect answers."""
-    # A row with null expects no answer.
+    # In a row that expects no answer, the value is null.
     return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())

@@ -1,4 +1,4 @@
-"""Questions that the event log answers, by name."""
+"""The table of queries that the event log answers, by name, so that another process can ask for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,21 +33,21 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "balance": balance,
     "digest": digest,
     "history_digest": history,
-    "end": lambda view: view.end - 1,  # the position of the last row, -1 for an empty log
+    "end": lambda view: view.end - 1,  # the position of the last row, or -1 if the log is empty
     "series": lambda view: read_series(view.folder, view.collected),
     "calls": lambda view: read_calls(view.folder, view.collected),
     "run": lambda view: run_facts(view.folder),
     "has_names": has_names,
     "typed": lambda view, **fields: typed_schema(schemas(view, Filters(**fields))),  # the schema of the typed columns
 }
-COLLECTED = frozenset(("series", "calls", "sql", "why"))  # questions that read series or remembered calls
+COLLECTED = frozenset(("series", "calls", "sql", "why"))  # queries that read data from `collect=` or `me.remember`
 
 
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own
-    """Answer one of QUESTIONS. The answer can be pickled.
+    """Answer one of the queries in QUESTIONS. The answer can be pickled.
 
-    Raises: InvalidQuery for an unknown question or an invalid field, LogError if the log cannot be read, Unbalanced
-    from "balance".
+    Raises: InvalidQuery for an unknown query or an invalid field; LogError if the log cannot be read; Unbalanced if the
+    query is "balance", and finds faults.
     """
     if question not in QUESTIONS:
         refuse_name(question, arguments, list(QUESTIONS), "the log answers no question")

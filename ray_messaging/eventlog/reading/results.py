@@ -1,8 +1,8 @@
-"""Columns of stored rows and of query results.
+"""Conversion of stored columns to the columns of query results.
 
-Stored files and tables lack the columns that have no values, and a typed column may be several columns, one for each
-type. Query results have plain texts instead of dictionaries, one id column for senders and one for recipients, and
-one type for each column.
+Files lack the columns that have no values. A sender's column with values of several types is stored as several columns,
+and ids that are ints and strs are in two columns. Texts are dictionary-encoded. Query results have plain texts, one id
+column for senders and one for recipients, and each column has one type.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,19 +34,22 @@ _CHANNEL = "channel"
 
 
 def is_there(name: str, schema: pa.Schema) -> bool:
-    """Return whether rows of a schema have a column."""
+    """Return whether a schema has the column of this name."""
     return name in schema.names or (name == _CHANNEL and bool(channel_head(schema)))
 
 
 def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
-    """Return the expression of a column for rows of a schema. A column that the schema lacks has only nulls."""
+    """Return the expression that reads a column. A column that the schema lacks has only nulls."""
     if name == _CHANNEL and channel_head(schema):
         return _channel(schema)
     return pc.field(name) if name in schema.names else pc.scalar(pa.scalar(None, field_of(name).type))
 
 
 def _channel(schema: pa.Schema) -> pc.Expression:
-    """Return the channels of rows with typed payloads. A channel that is null is composed from the recipient's id."""
+    """Return the expression of the channels.
+
+    If a row's channel is null, it is composed from the recipient's id.
+    """
     (head,) = channel_head(schema).values()
     *ends, subtopic = (stored_column(name, schema).cast(pa.string()) for name in ("to_name", "to_id", "subtopic"))
     made = pc.binary_join_element_wise(pc.scalar(head), pc.coalesce(*ends), pc.scalar(":"), subtopic, pc.scalar(""))
@@ -56,7 +59,7 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
     """Return the field that a column has in query results.
 
-    Its type is `kind`. If `kind` is None, its type is the one in the log's schema.
+    Args: `kind` is the type of the column; None: the type in the log's schema.
     """
     if name == POSITION.name:
         return POSITION
@@ -68,7 +71,10 @@ def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
 
 
 def texts_of(table: pa.Table) -> pa.Array:
-    """Return all payloads as JSON text, as their recipients read it. The table has all columns of payloads."""
+    """Return all payloads as JSON text, in the form in which recipients read them.
+
+    The table must have all columns of payloads.
+    """
     names = typed_names(table.column_names)
     if KINDS not in table.column_names:
         return _texts({sent_name(name): table[name] for name in names})
@@ -106,12 +112,15 @@ def stored(columns: Iterable[str]) -> list[str]:
 
 
 def as_id(value: AgentId | None) -> AgentId | None:
-    """Return an id from a text column in its original type. A text that spells an int is an int id, never a str id."""
+    """Return an id from a column of strs in its original type.
+
+    A str that spells an int stands for an int id, because a str id never does.
+    """
     return check_id(value) if isinstance(value, str) else value
 
 
 def plain(part: pa.Table) -> pa.Table:
-    """Return rows with their dictionary columns as plain texts, because row groups do not share dictionaries."""
+    """Return a table with plain texts in place of dictionary columns, because row groups do not share dictionaries."""
     for place, field in enumerate(part.schema):
         if pa.types.is_dictionary(field.type):
             texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
@@ -134,7 +143,7 @@ def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
 def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
     """Merge from_id and from_name into one column from_id, and to_id and to_name likewise.
 
-    Both columns are int64, or both are strs: an id must look the same as a sender and as a recipient.
+    Both columns are int64, or both are strs, so that an id has the same form as a sender and as a recipient.
 
     Args: as_text says whether the columns are strs; None: they are strs if any id in the table is a str.
     """
@@ -150,19 +159,22 @@ def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
 
 
 def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the `payload.x` columns that any of these schemas has, with the types that `unified` gives them."""
+    """Return the `payload.x` columns that any of some schemas has, with the types that `unified` gives them."""
     fields = [[schema.field(name).with_nullable(True) for name in typed_names(schema.names)] for schema in schemas]
     return unified([pa.schema(each).empty_table() for each in [[], *fields]]).schema
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with a schema's columns at its end; raise InvalidQuery if a column cannot hold its values."""
+    """Return a table with the columns of a schema at its end.
+
+    Raises: InvalidQuery if a column cannot hold its values exactly.
+    """
     whole = unified([table, schema.empty_table()])
     for field in schema:
         if whole.schema.field(field.name).type != field.type:
             raise InvalidQuery(
-                f"column {field.name!r} has whole numbers that {field.type}, the type of the whole column, cannot "
-                "hold exactly: export to .jsonl",
+                f"column {field.name!r} has whole numbers that {field.type}, the column's type in all pages, cannot "
+                "represent exactly: export to .jsonl",
                 field="path",
                 value=field.name,
             )
@@ -171,10 +183,10 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def unified(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables whose columns may differ: a missing column has nulls, a column of several types gets a common type.
+    """Join tables whose columns may differ. Missing columns get nulls, a column of several types gets a common type.
 
-    The common type is a number type if all its types are numbers and one type holds all values exactly; otherwise it is
-    text.
+    The common type is a number type, if all types are number types and one of Arrow's types holds all values exactly.
+    Otherwise it is a string.
     """
     whole = pa.concat_tables(map(with_types_in_names, tables), promote_options="default")
     columns: dict[str, list[str]] = {}
@@ -187,13 +199,13 @@ def unified(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Join columns, at most one of which has a value in each row. The result has the type that `unified` chooses."""
+    """Merge columns of which at most one has a value in each row. The result has the common type, see `unified`."""
     if len(columns) == 1:
         return columns[0]
     if all(_is_number(column.type) for column in columns):
         kinds = [pa.schema({"x": column.type}) for column in columns]
         common = pa.unify_schemas(kinds, promote_options="permissive").field("x").type
-        # Arrow raises this error if the common type cannot hold a number: then all values become texts.
+        # Arrow raises this error if the common type cannot hold a number. Then all values become strings.
         with suppress(pa.ArrowInvalid):
             return reduce(_filled, [column.cast(common) for column in columns])
     return reduce(_filled, map(_as_text, columns))
@@ -202,7 +214,7 @@ def _merged(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column in which the values of another column replace nulls.
 
-    Arrow 17's `coalesce` of casts may give 0.
+    `pc.coalesce` is not used, because in Arrow 17 it may return 0 for columns that were cast.
     """
     return pc.if_else(column.is_valid(), column, other)
 

@@ -1,4 +1,6 @@
-"""Scan of the log for the rows that match a query: `pyarrow.dataset` prunes row groups, filters, and reads in threads.
+"""Scan of the log for the rows that match a query.
+
+`pyarrow.dataset` skips row groups that cannot match, filters rows, and reads in threads.
 
 If few rows match, the filtered columns are read first, and the other columns only for row groups with matching rows.
 """
@@ -32,13 +34,13 @@ from ray_messaging.eventlog.reading.results import field_of, is_there, stored_co
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)
 _AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
-_FORMAT = ds.ParquetFileFormat(  # Without buffers, a reader does not keep whole files in memory.
+_FORMAT = ds.ParquetFileFormat(  # these settings keep a reader from buffering whole files in memory
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, tables of later rows, and series and calls that are in no file."""
+    """The data that a query reads: segments, tables of rows in no file yet, and collected data in no file yet."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -61,11 +63,11 @@ def scan(
 ) -> Iterator[pa.Table]:
     """Yield the matching rows, part by part in log order, as tables of `columns` and `position`. No table is empty.
 
-    If `columns` include the payload, the columns of typed payloads are included, too.
+    If `columns` include the payload, the tables also have the columns of typed payloads.
 
     Args:
         text: Return typed payloads as JSON text instead.
-        raw: Without a limit, return names as dictionary-encoded columns, and leave `position` out.
+        raw: If there is no limit, leave texts dictionary-encoded, and leave `position` out.
 
     Raises: LogError with the path of a damaged segment.
     """
@@ -82,7 +84,7 @@ def scan(
 
 
 def in_threads(then: Callable[[pa.Table], T], parts: Iterable[pa.Table]) -> Iterator[T]:
-    """Yield `then(part)` for each part, in order. Threads work on a few parts at a time."""
+    """Yield `then(part)` for each part, in order. The calls run in threads, a few at a time."""
     waiting: deque[Future[T]] = deque()
     with ThreadPoolExecutor(_THREADS, "ray_messaging-log-scan") as pool:
         for part in parts:
@@ -106,7 +108,7 @@ def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
 def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
     """Yield datasets: the file of each segment that may match, then the tables of rows that are in no file yet.
 
-    One dataset for all files would read them ahead, before they are needed.
+    There is a dataset for each file, because a dataset of several files would read files before they are needed.
     """
     for segment in view.segments:
         if _may_hold(segment, filters):
@@ -146,7 +148,7 @@ class _Reader:
     def __init__(self, folder: Folder, filters: Filters, columns: Sequence[str], *, text: bool, raw: bool) -> None:
         self._folder, self._filters, self._columns = folder, filters, columns
         self._text, self._raw = text, raw
-        self._sparse = filters.select or filters.limit is not None  # True: many row groups may have no matching row
+        self._sparse = filters.select or filters.limit is not None  # True: some row groups may have no matching rows
 
     def parts(self, dataset: ds.Dataset) -> Iterator[pa.Table]:
         """Yield the matching rows of a dataset."""
@@ -178,7 +180,10 @@ class _Reader:
         return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset | None:
-        """Return only the row groups with matching rows (None: there are none). Only the filtered columns are read."""
+        """Return a dataset of only the row groups that have matching rows, or None if none has.
+
+        To find them, only the columns that the condition uses are read.
+        """
         (file,) = dataset.get_fragments()
         some = file if condition is None else file.subset(condition, schema=dataset.schema)
         if not some.num_row_groups:
@@ -188,7 +193,7 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        # `condition` does not look into typed payloads, so a row that meets it may lack the text that is searched for.
+        # `condition` ignores `contains` for typed payloads, so a row that meets it may not match after all.
         whole = self._filters.contains is None or not typed_names(dataset.schema.names)
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
@@ -206,7 +211,7 @@ class _Reader:
     def _needed(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read.
 
-        Payload columns are added if the result, or a search in typed payloads, needs them.
+        Payload columns are included if the result has payloads, or if `contains` must be looked for in typed payloads.
         """
         typed, searched = typed_names(schema.names), self._filters.contains is not None
         of_payloads = typed if searched or TEXT in self._columns else []
@@ -216,7 +221,7 @@ class _Reader:
         return list(dict.fromkeys([*(name for name in self._columns if name not in ends), *of_payloads, *ends]))
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return the rows of a part that contain the searched text, with the payload columns that the result needs."""
+        """Return the rows of a part whose payloads match `contains`, with the payload columns that the result needs."""
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)
@@ -231,7 +236,10 @@ class _Reader:
 
 
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return the row groups that may have a wanted text, by statistics that Arrow ignores for dictionary columns."""
+    """Return the row groups that may have a wanted str.
+
+    Their statistics say so, which Arrow ignores for dictionary columns.
+    """
     footer, groups = file.metadata, []
     if not wanted:
         return [*range(footer.num_row_groups)]
@@ -245,7 +253,7 @@ def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]
 
 
 def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
-    """Yield the number of each row group that has rows, with its first position.
+    """Yield the number of each row group that has rows, and the position of its first row.
 
     The position is None if the statistics do not have it.
     """

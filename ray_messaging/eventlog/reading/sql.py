@@ -1,13 +1,14 @@
-"""SQL over the log, by DuckDB: it reads only the files and columns that a query needs, and has access to nothing else.
+"""SQL queries of the log, by DuckDB. It reads only the files and columns that a query needs, and can read nothing else.
 
 DuckDB's own settings forbid access to other files, extensions and changes of the settings. Statements other than SELECT
-are refused before DuckDB runs them. Memory is bounded, except for the result: data that do not fit are written to a
-temporary folder.
+are refused before DuckDB runs them. The memory of a query is limited: data that do not fit are written to a temporary
+folder. Only the result must fit into memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.call_rows import COLUMNS as CALL_COLUMNS
 from ray_messaging.eventlog.call_rows import calls_dataset
 from ray_messaging.eventlog.log_schema import POSITION, SCHEMA, channel_head, plain_name, typed_names
-from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_text, invalid
+from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_count, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
 
@@ -25,27 +26,31 @@ _READS = ("SELECT", "EXPLAIN")
 _LONGEST = 300  # the most characters of an error of DuckDB that are shown
 _SETTINGS = {
     "enable_external_access": "false",
-    "python_enable_replacements": "false",  # Otherwise a query could use Python's variables as tables.
+    "python_enable_replacements": "false",  # otherwise a query could use Python variables as tables
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "memory_limit": "2GB",
 }
-_SUM = pa.decimal128(38, 0)  # DuckDB's type of a sum of whole numbers
+_SUM = pa.decimal128(38, 0)  # the type that DuckDB gives to a sum of whole numbers
 _DAY_US = 24 * 3600 * MICROSECONDS
 
 
-def sql(view: View, *, query: str) -> pa.Table:
-    """Return the answer to a SQL query over TABLES, see `EventLog.sql`; raise LogError if a file is damaged."""
+def sql(view: View, *, query: str, limit: int | None = None, timeout_s: float | None = None) -> pa.Table:
+    """Return the result of a SQL query over TABLES, see `EventLog.sql`; raise LogError if a file is damaged."""
     try:
         import duckdb  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
         raise ImportError("log.sql() needs duckdb: pip install 'ray-messaging[sql]'") from error
     if check_text("query", query) is None:
-        raise invalid("query", query, "must be a str of SQL")
-    with _connection(duckdb, view) as (connection, tables):
+        raise invalid("query", query, "must be a str with a SQL query")
+    most = check_count("limit", limit, at_least=0)
+    with _connection(duckdb, view) as (connection, tables), _interrupted(connection, timeout_s):
         try:
             _check(query, connection.extract_statements(query))
-            return _natural(connection.sql(query).to_arrow_table())
+            found = connection.sql(query)
+            return _natural((found if most is None else found.limit(most)).to_arrow_table())
+        except duckdb.InterruptException as error:
+            raise _refused(query, f"it took longer than {timeout_s:g} s: read fewer rows") from error
         except duckdb.Error as error:
             of_reading = isinstance(error, duckdb.InvalidInputException | duckdb.IOException)
             if of_reading and (damaged := damaged_file(view.folder, tables)) is not None:
@@ -56,7 +61,7 @@ def sql(view: View, *, query: str) -> pa.Table:
 
 @contextmanager
 def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]]]:  # noqa: ANN401 - a module, and its connection
-    """Open a connection that sees only the tables of a log. Yield the connection, and the stored rows of each table."""
+    """Open a connection to DuckDB that has only the tables of a log; yield it, and the datasets of these tables."""
     with (
         TemporaryDirectory(prefix="ray_messaging-sql-") as spilled,
         duckdb.connect(":memory:", config=_SETTINGS | {"temp_directory": spilled}) as connection,
@@ -73,13 +78,29 @@ def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]
         yield connection, tables
 
 
+@contextmanager
+def _interrupted(connection: Any, timeout_s: float | None) -> Iterator[None]:  # noqa: ANN401 - DuckDB's
+    """Interrupt the connection's query if it takes longer than `timeout_s`."""
+    if timeout_s is None:
+        yield
+        return
+    timer = Timer(timeout_s, connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 def _check(query: str, statements: Sequence[Any]) -> None:
     """Raise InvalidQuery unless there is exactly one statement, and it only reads."""
     kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
     if len(kinds) != 1:
-        raise _refused(query, f"it has {len(kinds)} statements: write one")
+        raise _refused(query, f"it has {len(kinds)} statements: write exactly one")
     if kinds[0] not in _READS:
-        raise _refused(query, f"{kinds[0]} does not only read: write a SELECT")
+        raise _refused(query, f"{kinds[0]} is not allowed, because it may change data: write a SELECT")
 
 
 def _refused(query: str, why: str) -> InvalidQuery:
@@ -87,7 +108,10 @@ def _refused(query: str, why: str) -> InvalidQuery:
 
 
 def _natural(table: pa.Table) -> pa.Table:
-    """Return a table with sums of whole numbers as int64, if they fit, and intervals without months as durations."""
+    """Return a table in which sums of whole numbers are int64, if they fit, and intervals are durations.
+
+    An interval with months stays an interval.
+    """
     for place, field in enumerate(table.schema):
         column = table.column(place)
         if field.type == _SUM:
@@ -102,10 +126,10 @@ def _natural(table: pa.Table) -> pa.Table:
 
 
 def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return the stored rows of the messages, and the SQL expressions that select the columns of `query` from them."""
+    """Return a dataset of all messages, and the SQL expressions that make the columns of `query` from its columns."""
     parts = [*datasets(view, Filters())]
     kinds = {field.name: field.type for field in _comparable([part.schema for part in parts])}
-    names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # typed column -> its stored columns
+    names: dict[str, dict[str, None]] = {name: {} for name in kinds}  # key: a typed column; value: its stored columns
     for name in (name for part in parts for name in typed_names(part.schema.names) if plain_name(name) in kinds):
         names[plain_name(name)][name] = None
     stored = [SCHEMA.field(name).with_nullable(True) for name in SCHEMA.names]
@@ -115,7 +139,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     if has_names(view, Filters()):
         columns |= {f"{end}_id": f"coalesce({end}_name, {end}_id::varchar)" for end in ("from", "to")}
     heads = [head for part in parts for head in channel_head(part.schema).values()]
-    if heads:  # All files have equal texts here, because they are of one experiment.
+    if heads:  # all files have the same text here, because they belong to one experiment
         head = heads[0].replace("'", "''")
         columns["channel"] = f"coalesce(channel, '{head}' || coalesce(to_name, to_id::varchar) || ':' || subtopic)"
     columns |= {plain: f"coalesce({', '.join(map(_quoted, several))})" for plain, several in names.items()}
@@ -125,13 +149,13 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
 
 
 def _calls(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return the stored rows of the remembered calls, and the SQL expressions that select the columns of `calls`."""
+    """Return a dataset of the calls by `me.remember`, and the SQL expressions that make the columns of `calls`."""
     stored, made = calls_dataset(view.folder, view.collected)
     return stored, [f"{made.get(name, _quoted(name))} as {_quoted(name)}" for name in CALL_COLUMNS]
 
 
 def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the columns of typed payloads, except those that are vectors in some rows and not in others."""
+    """Return the columns of typed payloads, without those that are vectors in some rows and single values in others."""
     found = typed_schema(schemas)
     fields = (schema.field(name) for schema in schemas for name in typed_names(schema.names))
     kinds = {plain_name(field.name): field.type for field in fields if pa.types.is_nested(field.type)}
@@ -139,7 +163,7 @@ def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def _as(part: ds.Dataset, schema: pa.Schema) -> ds.Dataset:
-    """Return rows as a dataset with the columns of a schema. A column that the rows lack has only nulls."""
+    """Return a dataset with the columns of a schema. A column that the given dataset lacks has only nulls."""
     if isinstance(part, ds.FileSystemDataset):
         return ds.FileSystemDataset([*part.get_fragments()], schema, part.format, part.filesystem)
     table = part.to_table()
@@ -153,5 +177,6 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# The tables that queries see. Each function returns the stored rows of a view, and the SQL expressions to select.
+# The tables for queries. Each function returns a dataset, and the SQL expressions that make the table's columns from
+# it.
 TABLES: dict[str, Callable[[View], tuple[ds.Dataset, list[str]]]] = {"messages": _messages, "calls": _calls}

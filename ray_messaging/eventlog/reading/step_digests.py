@@ -1,4 +1,4 @@
-"""Digests of an experiment's steps, and the first difference between the steps of two runs, from the log's rows."""
+"""Digests of an experiment's steps, and the first difference between two runs, computed from the log's rows."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +52,10 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Sum messages and digests by step over all rows: messages from outside may be logged before earlier steps."""
+    """Return, by step, the number and the digest of the messages.
+
+    All rows are read, because messages from outside may be logged before the messages of earlier steps.
+    """
     messages, sums = Counter[int](), Counter[int]()
     for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight
@@ -61,22 +64,26 @@ def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
-    """Yield each message of the steps once, with the number that it counts for: 1, or a broadcast's number of pairs."""
+    """Yield each message of the steps once, with the number of messages that it represents.
+
+    This number is 1, or for a broadcast its number of hearers.
+    """
     before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
-        ordinals = part["ordinal"].to_numpy()  # A row without an ordinal has NaN here, which is in no range.
+        ordinals = part["ordinal"].to_numpy()  # NaN in rows without an ordinal, which is in no range
         for row in dicts_of(with_ids(part.filter(pa.array((ordinals >= 0) & (ordinals < FIRST_OUTSIDE))))):
             if row["audience"] is not None:
                 yield _digest_row(row, expansion), row["pairs"] or 1
             elif row["message_id"] != before:
                 before = row["message_id"]
                 yield _digest_row(row, expansion), 1
-        # The groups' digests leave out messages that a rule rewrote, so they are left out here, too.
+        # Messages from outside that a rule rewrote are left out, because the digests that groups compute leave them
+        # out, too.
         noted = part["noted"].to_numpy()
         outside.append(part.filter(pa.array((ordinals >= FIRST_OUTSIDE) & ~noted)))
     if not outside:
         return
-    # The messages from outside are taken in the order in which they arrived.
+    # Messages from outside are read in the order in which they arrived.
     arrived = pa.concat_tables(outside).sort_by([("step", "ascending"), ("ordinal", "ascending")])
     places = [*np.unique(arrived["step"].to_numpy(), return_index=True)[1].tolist(), len(arrived)]
     for low, high in pairwise(places):
@@ -84,9 +91,9 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 
 def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages from outside that were read in a step. Each comes with the number that it counts for.
+    """Yield the messages from outside that were read in a step, each with the number of messages that it represents.
 
-    Args: part has these messages in the order of their arrival.
+    Args: `part` has these messages in the order of their arrival.
     """
     part = part.combine_chunks()
     rows = [row if row["pairs"] else row | {"audience": None} for row in dicts_of(with_ids(part))]
@@ -98,7 +105,7 @@ def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, 
 
 
 def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
-    """Return the fields of a row that the digest covers, in the form in which groups compute it."""
+    """Return the fields of a row that the digest covers, in the same form as in the groups, which compute it, too."""
     audience = None
     if row["audience"] is not None:
         found = expansion.audience_digest(row["audience"], row["audience_version"])
@@ -120,22 +127,22 @@ def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
     )
 
 
-_PART = 4096  # rows that are compared at once
+_PART = 4096  # the number of rows that are compared at a time
 _COMPARED = (
     "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
     "expects_answer", "payload", "labels", "fate", "rule",
 )  # fmt: skip
-# With more pairs of messages of one agent in one step, it would take too long to find messages whose place in the order
-# has changed. Then the k-th messages to each recipient are compared.
+# An agent's messages in a step are compared each with each, to find messages whose order has changed. If that would be
+# more comparisons than this, the k-th message to each recipient is compared with the k-th in the other run.
 _MUCH = 2**20
 Rows = list[LogRow]
-# A message of one run, and its match in the other run. None means that the other run has no match.
+# A message of one run, and the message of the other run that corresponds to it. None: that run has no such message.
 Unequal = tuple[LogRow | None, LogRow | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first message that two logs do not have in common: its step, the agent that sent it, and its row in each log.
+    """The first message in which two logs differ: its step, the agent that sent it, and its row in each log.
 
     `mine` or `theirs` is None if that log does not have the message.
     """
@@ -150,7 +157,8 @@ class Difference:
 def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Difference | None:
     """Return the first difference between the rows of two logs, given page by page; None if the logs are equal.
 
-    Each agent's messages are compared, with recipients, order, fates, rules and labels. Ids are not compared.
+    The messages of each agent are compared, with recipients, order, fates, rules and labels. Message ids are not
+    compared.
 
     Raises: ConfigError if neither log has messages of steps.
     """
@@ -172,7 +180,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
 
 
 def _first(found: Sequence[Unequal]) -> Difference:
-    """Return the first of some differences, in canonical order."""
+    """Return the difference that comes first in canonical order."""
     mine, theirs = min(found, key=lambda pair: min(_place(row) for row in pair if row is not None))
     first = mine or theirs
     assert first is not None
@@ -183,12 +191,12 @@ def _first(found: Sequence[Unequal]) -> Difference:
 def beside(
     mine: Iterable[pa.Table], theirs: Iterable[pa.Table]
 ) -> tuple[dict[int, Counter[bool]], Iterator[tuple[int, Rows, Rows]]]:
-    """Return where two logs are equal at their beginning, and the later messages of both, step by step.
+    """Compare the beginnings of two logs, and return the later messages of both, step by step.
 
-    Messages from outside are left out. Rows at the beginning that are equal need not be read one by one.
+    Messages from outside are left out. Equal rows at the beginning are compared many at a time.
 
-    Returns: for each step, how many messages at the beginning are equal, counted by whether they are blocked; and an
-    iterator over the later steps with the other messages of each log.
+    Returns: for each step, the number of equal messages at the beginning, those that are blocked and the others; and an
+    iterator over the later steps, with the messages of each log.
     """
     equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
     before: _Message = None
@@ -207,7 +215,7 @@ def beside(
 
 
 def _in_parts(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield the rows of two logs beside each other in parts. Where one log has ended, its parts are empty."""
+    """Yield parts of equally many rows of two logs. After the end of one log, its parts are empty."""
     for one, other in zip_longest(mine, theirs):
         pages = [other.slice(0, 0) if one is None else one, one.slice(0, 0) if other is None else other]
         for low in range(0, max(map(len, pages)), _PART):
@@ -218,7 +226,10 @@ _Message = tuple[str, AgentId | None] | None  # the id and the recipient of a me
 
 
 def _of_groups(part: pa.Table, before: _Message) -> pa.Table:
-    """Return the first row of each message that a group sent (it may have several), without the message `before`."""
+    """Return the first row of each message that a group sent.
+
+    A message may have several rows. Rows of the message `before` are left out.
+    """
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     keys = [before, *_messages(own)]
     return own.filter(pa.array([key != earlier for earlier, key in pairwise(keys)], pa.bool_()))
@@ -229,20 +240,20 @@ def _messages(own: pa.Table) -> Iterator[_Message]:
 
 
 def _last(part: pa.Table, before: _Message) -> _Message:
-    """Return the last message in a part that a group sent, or `before` if the part has none."""
+    """Return the last message in a part that a group sent, or `before` if there is none."""
     own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
     return next(_messages(own.slice(len(own) - 1))) if len(own) else before
 
 
 def _sent(parts: Iterable[pa.Table], before: _Message) -> Iterator[LogRow]:
-    """Yield the messages that groups sent after the message `before`, each once, in canonical order."""
+    """Yield the messages that groups sent after the message `before`, each only once, in canonical order."""
     for part in parts:
         yield from rows_of(_of_groups(part, before))
         before = _last(part, before)
 
 
 def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[int, Rows, Rows]]:
-    """Yield each step in which at least one of the logs has messages, with the messages of both logs."""
+    """Yield each step in which at least one of two logs has messages, with the messages of both logs."""
     runs = [groupby(rows, key=lambda row: row.step) for rows in (ours, those)]
     heads = [next(run, None) for run in runs]
     while steps := [head[0] for head in heads if head is not None and head[0] is not None]:
@@ -255,7 +266,10 @@ def _by_step(ours: Iterator[LogRow], those: Iterator[LogRow]) -> Iterator[tuple[
 
 
 def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
-    """Return the messages in which two runs differ in a step, agent by agent, each beside one to the same recipient."""
+    """Return the messages in which two runs differ in a step, agent by agent.
+
+    Each message comes with a message of the other run to the same recipient, if there is one.
+    """
     found: list[Unequal] = []
     agents: dict[AgentId | None, tuple[Rows, Rows]] = {}
     for side, rows in enumerate((mine, theirs)):
@@ -277,7 +291,7 @@ def unequal(mine: Rows, theirs: Rows) -> list[Unequal]:
 
 
 def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
-    """Yield the unequal messages of an agent in pairs with the same recipient. A message without a match is alone."""
+    """Yield pairs of unequal messages of an agent to the same recipient, or a message and None if there is no other."""
     waiting: defaultdict[AgentId | None, deque[LogRow]] = defaultdict(deque)
     for row in theirs:
         waiting[row.to_id].append(row)
@@ -289,7 +303,7 @@ def _paired(mine: Rows, theirs: Rows) -> Iterator[Unequal]:
 
 
 def _content(row: LogRow) -> tuple[Any, ...]:
-    """Return the values of a message that two runs must share."""
+    """Return the values of a message that must be equal in two runs."""
     rule = row.rule if row.fate == FATES[BLOCKED] else None
     question = None if row.in_reply_to is None else _asked(row.in_reply_to)
     said = row.subtopic, row.audience, row.fate, rule, tuple(sorted(row.labels)), row.text
@@ -297,13 +311,13 @@ def _content(row: LogRow) -> tuple[Any, ...]:
 
 
 def _asked(message_id: str) -> tuple[str, str]:
-    """Return the step of a question and its asker. The question's number among the asker's messages does not count."""
+    """Return the step of a question, and the agent that asked it, from the question's message id."""
     step, _, rest = message_id.partition("-")
     return step, rest.partition("-")[2]
 
 
 def _place(row: LogRow) -> tuple[Any, ...]:
-    """Return a key by which rows are sorted into canonical order."""
+    """Return the key that sorts rows into canonical order."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 
 

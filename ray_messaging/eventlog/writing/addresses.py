@@ -1,4 +1,4 @@
-"""The log's columns of sender, recipient and channel, and texts (ids and channels) that differ only by a number."""
+"""The log's columns of senders, recipients and channels, and a fast way to build texts that differ only by a number."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -14,9 +14,9 @@ from ray_messaging.eventlog.log_schema import DICTIONARY_ENTRIES
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, each_its_own, nulls, places, same
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 
-_DIGITS = 4  # the most digits that are written at a time
+_DIGITS = 4  # the most digits that one table look-up writes
 _TYPES = (np.dtype("u1"), np.dtype("u2"), np.dtype("S3"), np.dtype("u4"))  # the types of texts of 1, 2, 3 and 4 digits
-_FEW = 64  # with fewer numbers, Arrow's formatting is as fast
+_FEW = 64  # for fewer numbers, Arrow's formatting is as fast
 _MOST_BYTES = 2**31 - 1  # the most bytes of all texts in one Arrow array
 
 
@@ -43,8 +43,8 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
 def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
     """Return the texts of numbers that all have `width` digits."""
     rows, line = len(numbers), len(head) + width + len(tail)
-    # Arrow reuses its memory for later texts. Memory of numpy would be mapped anew each time, which takes half of the
-    # total time.
+    # The memory is Arrow's, which is reused for later texts. numpy's would be mapped anew each time, which would take
+    # half of the total time.
     data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
     np.ndarray((rows,), f"V{line}", data)[:] = np.void(head + bytes(width) + tail)
     at = len(head) + width
@@ -61,19 +61,19 @@ def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) 
 
 @cache
 def _digits(count: int) -> NDArray[Any]:
-    """Return the texts, zero-padded to `count` digits, of all numbers with at most `count` digits."""
+    """Return the texts of all numbers with at most `count` digits, padded with zeros to `count` digits."""
     return np.frombuffer(b"".join(b"%0*d" % (count, number) for number in range(10**count)), _TYPES[count - 1])
 
 
-# If the values lie close together, that is in a range of at most this many times their number, a table counts them:
-# hashing takes ten times as long.
+# If the range of the values is at most this many times their number, the distinct values are found with a table,
+# because hashing takes ten times as long.
 _NEAR = 4
 
 
 class Ends(NamedTuple):
-    """The senders, or the recipients, of all rows. `values` and `kinds` are as in `IdColumn`.
+    """The senders of all rows, or the recipients. `values` and `kinds` have the meaning that they have in `IdColumn`.
 
-    All rows share one table of names.
+    All rows share one table of str ids.
     """
 
     values: NDArray[np.int64]
@@ -81,11 +81,11 @@ class Ends(NamedTuple):
     names: list[str]
 
     def numbers(self) -> pa.Array:
-        """Return a column of the ids that are ints. It has null where the id is a str or missing."""
+        """Return a column with the ids that are ints. In other rows it has null."""
         return pa.array(self.values, mask=None if self.kinds is None else self.kinds != INT)
 
     def texts(self) -> pa.Array:
-        """Return a column of the ids that are strs. It has null where the id is an int or missing."""
+        """Return a column with the ids that are strs. In other rows it has null."""
         if self.kinds is None or not self.names:
             return nulls(len(self.values), NAME)
         named = self.kinds == STR
@@ -93,7 +93,10 @@ class Ends(NamedTuple):
 
 
 def ends(columns: Sequence[IdColumn]) -> Ends:
-    """Join the ids of several frames, each with its own table of names. The result does not reference the frames."""
+    """Join the ids of several frames, each of which has its own table of str ids.
+
+    The result does not refer to the frames.
+    """
     values = np.concatenate([ids.values for ids in columns])
     if all(ids.kinds is None for ids in columns):
         return Ends(values, None, [])
@@ -110,7 +113,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether readers can compose each row's channel from the topic and the recipient's id, without escapes."""
+    """Return whether readers can compose each row's channel from its topic and its recipient's id without escapes."""
     if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
         return False
     return to.kinds is None or not (to.kinds == NONE).any()
@@ -147,7 +150,7 @@ def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> 
     of = np.zeros(len(codes), np.int32) if of is None else of
     plain = np.array([*map(_is_plain, topics)])
     keys = codes.astype(np.int64) * len(topics) + of
-    if plain.any():  # A plain channel has no agent's id in its name.
+    if plain.any():  # a plain channel has no agent's id in its name
         keys = np.where(plain[of], len(texts) * len(topics) + of, keys)
     found, codes = distinct(keys)
     texts = pa.concat_arrays([texts, pa.array([""])])
@@ -163,14 +166,14 @@ def _channels(exp_id: str, ids: NDArray[np.int64], topic: str) -> pa.StringArray
     return numbered_texts(f"exps:{exp_id}:agents:", ids, f":{topic}")
 
 
-# In a bulk send, successive chunks of rows often go to the same agents.
+# The result is cached, because in a bulk send, successive chunks of rows often go to the same agents.
 @lru_cache(maxsize=8)
 def _channels_again(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
     return _channels(exp_id, np.frombuffer(ids, np.int64), topic)
 
 
 def as_texts(to: Ends) -> tuple[pa.Array, Codes]:
-    """Return the distinct ids as texts, and each row's index among them; None becomes "None"."""
+    """Return the distinct ids as strs, and each row's index among them. The id None becomes "None"."""
     if to.kinds is None:
         found, codes = distinct(to.values)
         return pc.cast(pa.array(found), pa.string()), codes
@@ -194,7 +197,7 @@ def _are_many(values: NDArray[np.int64]) -> bool:
 
 
 def _marks(values: NDArray[np.int64], low: int, high: int) -> NDArray[np.bool_]:
-    """Return an array that says, for each number from `low` to `high`, whether it is among the values."""
+    """Return an array that says, for each number from `low` to `high`, whether the number is among the values."""
     there = np.zeros(high - low + 1, np.bool_)
     there[values - low] = True
     return there

@@ -1,6 +1,7 @@
-"""Decoding of a stream's entries into parts for the event log, in pieces and chunks of limited size.
+"""Decoding of the entries of a stream into rows for the event log, in pieces and chunks of limited size.
 
-The pieces are needed because a payload to many recipients is short as a frame, but long as rows.
+An entry is split into pieces if its rows have too many bytes: a payload to many recipients is small in a frame, but is
+repeated in each row. Several pieces or entries are collected in a chunk, which becomes one batch of rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,20 +22,20 @@ from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.notes import Before, LogNote, RuleNote, decode_log_note
 
-# A batch of rows takes 0.4 ms in addition to the time for its rows. With 8,192 rows, 0.4 ms are a fifth of the time.
-# Larger columns would not fit the processor's cache.
+# A batch has about this many rows. Each batch takes 0.4 ms besides the time for its rows, which for 8,192 rows would be
+# a fifth of the time. Columns of more rows would not fit the processor's cache.
 CHUNK_ROWS = 32_768
 # A batch has at most this many bytes of payloads, because a segment can only be closed between batches.
 PIECE_BYTES = 16 * 2**20
-# A batch has at most this many cells: rows times typed columns. Each row takes room in each column, even without a
-# value.
+# A batch has at most this many cells, the product of its rows and its typed columns. Each row takes space in each
+# column, even if it has no value there.
 CELLS = 2**23
 
 T = TypeVar("T")
 
 
 class DecodedEntry(NamedTuple):
-    """One decoded entry: its rows for the log (None: it has no rows), and its number of messages."""
+    """A decoded entry of a stream: its rows for the log (None: it has none), and its number of messages."""
 
     part: LoggedPart | None
     messages: int
@@ -44,18 +45,18 @@ NOTHING = DecodedEntry(None, 0)
 
 
 def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> DecodedEntry:
-    """Decode an entry that has a frame.
+    """Decode an entry that contains a frame.
 
-    No rows are returned for messages of a step, which are read from the step's boxes. Rows of a mailbox that a note in
-    the log stream describes are left out, too.
+    Messages of a step are left out, because they are read from the step's boxes. Messages of a mailbox are left out if
+    the log stream has a note about them, which is logged instead.
 
-    Args: `hearers_of` returns the hearers of a batch's rows, or None if these are no broadcasts.
+    Args: `hearers_of` is a function that returns the hearers of a batch's rows, or None if the rows are not broadcasts.
 
     Raises: FrameError if the frame or its note is not valid.
     """
     batch = decode(item.frame)
     if batch.lines is None:
-        raise FrameError("this is no valid frame: it has no payloads")
+        raise FrameError("this is not a valid frame: it has no payloads")
     if item.note is None and batch.ordinal is not None:
         return DecodedEntry(None, batch.messages)
     if item.note is None:
@@ -76,9 +77,9 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
-    """Return the rows of a mailbox's frame that were delivered unchanged, or None if there are none.
+    """Return the rows of a mailbox's frame that were delivered unchanged by rules, or None if there are none.
 
-    All other rows have a note in the log, which says what rules did with them.
+    The other rows have a note in the log stream, which says what rules did with them.
     """
     part = LoggedPart(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     if part is None or batch.noted is None:
@@ -91,7 +92,7 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
 def noted(batch: Batch, entry: str, note: LogNote, takers: list[int] | None) -> LoggedPart | None:
     """Return the rows that a note describes, or None if there are none.
 
-    Args: takers has the number of clients that took each published message.
+    Args: `takers` has, for published messages, the number of clients that received each of them.
     Raises: FrameError if `takers` is needed and does not fit the rows.
     """
     fates = _fates(note, takers, len(batch))
@@ -103,14 +104,15 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
         return note.fate
     if takers is None or len(takers) != rows:
         raise FrameError(
-            f"a note for the event log has the numbers of takers of {len(takers or ())} messages, but its frame has "
+            f"a note for the event log has the numbers of receivers for {len(takers or ())} messages, but its frame "
+            "has "
             f"{rows} messages"
         )
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 
 
 def payload_bytes(part: LoggedPart) -> int:
-    """Return roughly how many bytes the payloads of a part's rows take in memory."""
+    """Return roughly the size of the payloads of a part's rows in memory, in bytes."""
     lines = part.batch.lines
     assert lines is not None
     said = lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
@@ -118,7 +120,10 @@ def payload_bytes(part: LoggedPart) -> int:
 
 
 def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPart, int]]:
-    """Yield a part's rows from `begin` on in pieces of at most `limit` payload bytes, each with its end."""
+    """Yield a part's rows from `begin` on in pieces with at most `limit` bytes of payloads.
+
+    Each piece comes with the number of the row after its last one.
+    """
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
     rewritten = _before(part)
@@ -138,7 +143,7 @@ def pieces(part: LoggedPart, begin: int, limit: int) -> Iterator[tuple[LoggedPar
 
 
 def without(part: LoggedPart, gone: NDArray[np.bool_]) -> LoggedPart | None:
-    """Return a part without the rows for which `gone` is True; None if no row is left."""
+    """Return a part without the rows for which `gone` is True, or None if no row is left."""
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
         return part
@@ -159,9 +164,9 @@ def _of_rows(part: LoggedPart, rows: NDArray[np.intp]) -> LoggedPart:
 
 
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
-    """Return the part of a note that is about some rows, with their new row numbers.
+    """Return what a note says about some rows of a batch, with their new row numbers.
 
-    `count` is the number of rows of its batch.
+    Args: `count` is the number of rows of the batch.
     """
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
@@ -181,9 +186,9 @@ def _before(part: LoggedPart) -> tuple[Before, ...]:
 
 
 def chunks_of(parts: Iterable[tuple[LoggedPart | None, T]]) -> Iterator[tuple[list[LoggedPart], list[T]]]:
-    """Group parts into chunks that fit the processor's cache; yield each chunk with the marks of its parts.
+    """Collect parts in chunks that fit the processor's cache; yield each chunk with the marks of its parts.
 
-    A mark may have no part.
+    A mark is any value that belongs to a part. A mark may come with None in place of a part.
     """
     chunk: list[LoggedPart] = []
     marks: list[T] = []

@@ -1,6 +1,7 @@
 """The hearers of broadcasts, for the log. A row of a broadcast stands for all agents of one mailbox that hear it.
 
-The row has no list of these agents. It names the audience and the mailbox's set of agents, from which they follow.
+The row does not list these agents. It names the audience and the mailbox's set of agents, from which readers determine
+the agents.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from ray_messaging.steps.box_frames import unamended_broadcasts
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.wire.frames import decode, is_folded
 
-_KEPT = 256  # The most Edges that are kept. Each has the hearers that one version of an audience has in one mailbox.
+_KEPT = 256  # the most cached Edges; each has the hearers that one version of an audience has in one mailbox
 _Key = tuple[AudiencePairs, bytes]
 Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -38,9 +39,9 @@ Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 class Hearers(NamedTuple):
     """The hearers of each row of some broadcasts.
 
-    `agents` is the digest of the mailbox's agents, and `pairs` the number of hearers of each row. `kept` maps a row to
-    the places of its hearers among all hearers of its sender in that mailbox. A row that is not in `kept` has all
-    these hearers.
+    `agents` is the digest of the mailbox's set of agents, and `pairs` the number of hearers of each row. If a row is in
+    `kept`, only some of the sender's hearers in the mailbox hear the row; `kept` has their places among all of these
+    hearers. If a row is not in `kept`, all of them hear it.
     """
 
     agents: str
@@ -59,9 +60,9 @@ HearersOf = Callable[[Batch], Hearers | None]
 def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
     """Return the hearers of a folded frame's rows.
 
-    Args: edges are the pairs of the audience's version whose hearers are agents of the mailbox.
+    Args: `edges` has those pairs of the audience's version whose hearers are agents of the mailbox.
 
-    Raises: FrameError if the edges do not give the number of pairs that the frame has.
+    Raises: FrameError if the edges give another number of pairs than the frame.
     """
     folded = broadcasts.fold
     assert folded is not None
@@ -76,8 +77,7 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
         raise FrameError(
-            f"the frame counts {folded.pairs:,} pairs, but its audience has {int(pairs.sum()):,} pairs for the same "
-            "rows"
+            f"the frame has {folded.pairs:,} pairs, but its audience gives {int(pairs.sum()):,} pairs for the same rows"
         )
     return Hearers(folded.agents.hex(), pairs, kept)
 
@@ -88,7 +88,7 @@ def _key_of(broadcasts: Batch) -> _Key:
 
 
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Return the columns that describe the hearers of all rows, by name."""
+    """Return, by name, the columns that describe the hearers of all rows."""
     if not any(found):
         return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_BROADCASTS}
     pairs = [
@@ -108,12 +108,13 @@ def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> di
 
 
 class BroadcastHearers:
-    """The hearers of broadcasts, for the log's writer. The sets of agents are stored in the log's folder.
+    """Search for the hearers of broadcasts, for the log's writer. It stores sets of agents in the log's folder.
 
-    While a file cannot be read or written, it is tried again. Broadcasts whose audience or agents are missing or
-    damaged are logged without hearers, and `lacking` says so.
+    If a file cannot be read or written, the call is repeated. If an audience or a set of agents is missing or damaged,
+    its broadcasts are logged without hearers, and `lacking` reports them.
 
-    Args: `persist` repeats a call while the server is away or a file cannot be read or written.
+    Args: `persist` is a function that repeats a call while the server is away, or while a file cannot be read or
+    written.
     """
 
     def __init__(self, transport: RedisTransport, folder: Folder, persist: Retry) -> None:
@@ -122,7 +123,7 @@ class BroadcastHearers:
         self._folder = folder
         self._audiences = AudienceCache(audiences_of(folder))
         self._edges: OrderedDict[_Key, Edges] = OrderedDict()
-        self._lacking: dict[str, None] = {}  # texts that say which broadcasts lack hearers, in order
+        self._lacking: dict[str, None] = {}  # sentences that say which broadcasts lack hearers, in order
 
     def lacking(self) -> list[str]:
         """Return which broadcasts were logged without hearers since the last call, and why."""
@@ -135,7 +136,7 @@ class BroadcastHearers:
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
-            except FrameError:  # The fault is reported when the frame is logged.
+            except FrameError:  # this is reported when the frame is logged
                 continue
             key = _key_of(batch)
             if found.get(key) is None:
@@ -157,24 +158,27 @@ class BroadcastHearers:
 
     async def _edges_of(self, batch: Batch, audience: AudiencePairs, digest: bytes) -> Edges:
         edges = await self._audiences.toward(audience, await self._agents_of(digest), digest)
-        # The first count takes a pass over all pairs, so a thread does it.
+        # The first call reads all pairs, so it runs in a thread.
         await asyncio.to_thread(edges.counts, batch.from_ids)
         return edges
 
     async def tidy(self) -> None:
-        """Store all sets of agents that senders have kept on the server in the folder, and delete them on the server.
+        """Move all sets of agents that senders have stored on the server to the log's folder.
 
-        Raises: OSError or ConnectionFailed if that fails; then it may be called again.
+        Raises: OSError or ConnectionFailed if that fails. The call may then be repeated.
         """
         digests = await self._transport.log.agent_digests()
         for digest in digests:
-            # What cannot be read here was written by another program, or is no longer there.
+            # A set that cannot be read was written by another program, or is already gone.
             with suppress(FrameError, UnknownName):
                 await self._agents_of(digest)
         await self._transport.log.forget_agents(digests)
 
     async def _agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents with a digest, and store them in the folder; raise UnknownName if nobody knows them."""
+        """Return the set of agents with a digest, and store it in the folder.
+
+        Raises: UnknownName if neither the folder nor the server has the set.
+        """
         found = await asyncio.to_thread(self._stored, digest)
         if found is None:
             found = await self._transport.log.agents(digest) or await self._of_a_mailbox(digest)
@@ -182,14 +186,17 @@ class BroadcastHearers:
         return found
 
     def _stored(self, digest: bytes) -> AgentSet | None:
-        """Return the agents with a digest, or None if the folder lacks their file, or the file is damaged."""
+        """Return the set of agents with a digest from the folder, or None if its file is missing or damaged."""
         try:
             return read_agents(self._folder, digest.hex())
         except LogError:
             return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
-        """Return the agents with a digest from the directory, for a frame that was written before there was a log."""
+        """Return the set of agents with a digest from the directory.
+
+        The frames that were written before the log began need this, because their senders stored no set.
+        """
         for record in (await self._transport.load_directory(0)).changed:
             for agents in (*record.by_subtopic().values(), *record.former()):
                 if agents_digest(agents) == digest:
@@ -207,8 +214,8 @@ class BroadcastHearers:
 class FrameHearers:
     """The hearers of the broadcasts in some frames.
 
-    It is called with the batch of one of these frames, and returns the hearers of its rows; None if the rows are not
-    broadcasts, or the hearers are not known.
+    An object is called with the batch of one of these frames, and returns the hearers of the batch's rows. It returns
+    None if the rows are not broadcasts, or if their hearers are not known.
     """
 
     def __init__(self, found: Mapping[_Key, Edges | None], lack: Callable[[Batch, MessagingError], None]) -> None:
@@ -226,9 +233,9 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch that amendments do not change for all hearers; None if there are none.
+        """Return the broadcasts of a batch that amendments leave unchanged for some hearers; None if there are none.
 
-        Args: `amendments` are the amendments that `amendments_of` returns for the batch.
+        Args: `amendments` is what `amendments_of` returns for the batch.
         """
         edges = self._found.get(_key_of(batch))
         return batch if edges is None else unamended_broadcasts(batch, edges, amendments)

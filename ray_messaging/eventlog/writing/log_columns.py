@@ -1,4 +1,4 @@
-"""Columns of the event log, built from the columns of frames. Python loops run per frame, not per row."""
+"""Columns of the event log, built from the columns of frames. Python code loops over frames, never over rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
@@ -29,21 +29,21 @@ from ray_messaging.model.fates import FATES, IS_SENT, facts_of
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.wire.notes import LogNote
 
-# The range of Python's datetime, in microseconds. The time in a message can be outside of this range, if a sender's
-# clock is wrong or a foreign client wrote the frame.
+# The range of Python's datetime, in microseconds. The time in a message can be outside of this range if a sender's
+# clock is wrong, or if a foreign client wrote the frame.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
 _LABELS = pa.list_(pa.string())
 _REASONS = [said for fate in FATES if (said := facts_of(fate).reason)]
 _REASON_OF = np.array([_REASONS.index(said) if (said := facts_of(fate).reason) else -1 for fate in FATES])
 _PLAIN = Extension()
-# Senders are handled one by one if they have at least this many successive rows on average. With fewer rows, one call
-# for all senders is as fast.
+# If senders have on average at least this many successive rows, they are handled one by one. Otherwise one call for all
+# senders is as fast.
 _FEW_ROWS = 64
 
 
 class LoggedPart(NamedTuple):
-    """Those rows of one stream entry that are logged, at least one row."""
+    """The rows of one stream entry that are to be logged. There is at least one."""
 
     batch: Batch
     rows: Codes | None  # the numbers of these rows in the frame; None: all rows are logged
@@ -55,7 +55,7 @@ class LoggedPart(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Several parts, joined to one sequence of rows, with each part's first row and row count.
+    """Several parts that were joined to one sequence of rows, and each part's first row and number of rows.
 
     `fates` is an int if all rows have the same fate.
     """
@@ -71,7 +71,7 @@ class _Run(NamedTuple):
 
 
 def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
-    """Build the rows of some parts, in their order. The names of typed columns have their types."""
+    """Build the rows of some parts, in their order. The names of typed columns contain their types."""
     counts = [len(part.batch) for part in parts]
     run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
     from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
@@ -118,14 +118,14 @@ def record_batch(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch:
 
 
 def _is_folded(part: LoggedPart) -> bool:
-    """Return whether each row of a part stands for the hearers of a broadcast."""
+    """Return whether each row of a part represents several hearers of a broadcast."""
     return part.hearers is not None or part.batch.fold is not None
 
 
 def _channels_of_broadcasts(exp_id: str, run: _Run, channel: pa.Array) -> pa.Array:
     """Return the channels of all rows.
 
-    The channel of a broadcast has the audience's name, because there is no recipient.
+    The channel of a broadcast contains the audience's name, because a broadcast has no recipient.
     """
     pieces = []
     for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
@@ -146,8 +146,8 @@ def _places(part: LoggedPart) -> Codes:
 def _spread(values: Iterable[Any], counts: Sequence[int], dtype: type[Any]) -> NDArray[Any]:
     """Join the parts of a column.
 
-    A part is an array with an element for each row, or a single value for all rows of the part. The result is a copy,
-    because a view would keep the whole frame in memory from which the array was read.
+    Each part is an array with an element for each row, or a single value for all of its rows. The result is a copy,
+    because a view would keep the whole frame in memory.
 
     Args:
         values: The parts.
@@ -172,7 +172,7 @@ def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return times in microseconds, clipped to the range of datetime."""
     with np.errstate(invalid="ignore", over="ignore"):
         micros = np.nan_to_num(np.rint(seconds * 1e6), nan=0.0, posinf=_LAST_US, neginf=_FIRST_US)
-    # A float cannot represent the last microsecond exactly, so the clip to that value is done with ints.
+    # The limits are applied to ints, because a float cannot represent the last microsecond exactly.
     whole: NDArray[np.int64] = np.clip(micros, -9e18, 9e18).astype(np.int64)
     return np.clip(whole, _FIRST_US, _LAST_US)
 
@@ -228,7 +228,7 @@ def _labels(run: _Run) -> pa.Array:
 
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return three columns: rule, reason, payload before a rewrite. The last of several rules counts."""
+    """Return three columns: rule, reason, and payload before a rewrite. Of several rules, the last one is taken."""
     rule, reason = np.full(run.rows, -1, np.int32), np.full(run.rows, _REASON_OF[run.fates], np.int32)
     if (reason < 0).all() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)
@@ -274,9 +274,9 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
 
 
 def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[int], dtype: type[Any]) -> pa.Array:
-    """Return one column of all batches. A batch has null in it if `found` has None for the batch.
+    """Return one column for the rows of all batches.
 
-    Args: found has an array for each batch, one value for its rows, or None.
+    Args: `found` has for each batch an array, one value for all its rows, or None, which becomes null.
     """
     if all(value is None for value in found):
         return nulls(sum(counts), pa.from_numpy_dtype(dtype))
@@ -305,7 +305,10 @@ def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
 
 
 def _ids_in_step(batches: Sequence[Batch]) -> pa.StringArray:
-    """Return the ids of messages in steps: step, ordinal and from_id. Each distinct id is composed once."""
+    """Return the ids of messages of steps, which consist of step, ordinal and from_id.
+
+    Each distinct id is composed only once.
+    """
     steps, step_of = distinct(
         np.concatenate([np.broadcast_to(np.asarray(each.step, np.int64), len(each)) for each in batches])
     )

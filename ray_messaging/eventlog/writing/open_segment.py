@@ -1,4 +1,4 @@
-"""The open segment: rows in memory until the segment is full, or old enough."""
+"""The open segment: the newest rows of the log, in memory until the segment is full or old enough."""
 
 import time
 from typing import Any, NamedTuple
@@ -11,31 +11,31 @@ from ray_messaging.eventlog.writing.entries import CELLS
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
 
-# At most two segments are in memory: the open one, and the one that is written to a file. So these limits bound the
-# log's memory: about 200 MB with reading, row building and Parquet. A busy writer keeps the memory for the next
-# segment, an idle one returns it to the system.
+# At most two segments are in memory: the open one, and the one that is being written to a file. So these limits also
+# limit the log's memory, to about 200 MB including reading, building of rows and Parquet. A busy writer uses the memory
+# again for the next segment. An idle writer returns it to the system.
 SEGMENT_ROWS = 262_144
 SEGMENT_BYTES = 40 * 2**20
 
-# After this time, rows are written to a file even if the segment is not full.
+# After this many seconds, rows are written to a file even if the segment is not full.
 SEGMENT_AGE_S = 30.0
 
 
-# A batch costs about 10 KB of memory besides its rows. So _MERGED batches of fewer than 64 rows are merged into one
-# batch, and later _MERGED batches of fewer than 4,096 rows are merged into one batch.
+# A batch takes about 10 KB of memory besides its rows, so small batches are merged, 64 at a time: first those of fewer
+# than 64 rows, and then those of fewer than 4,096 rows.
 _MERGED = 64
 _LEVELS = (64, 4_096)
 
 
 class SegmentContent(NamedTuple):
-    """The content of a segment at one moment, with the stream cursors of that moment."""
+    """The rows of a segment at some moment, and the stream cursors at the same moment."""
 
     number: int
     table: pa.Table | None  # None: there are no rows
     meta: dict[str, Any]  # the argument `meta` of `Folder.stage`
     steps: StepPosition | None
     marks: dict[str, LogMark]
-    finished: tuple[str, ...]  # streams that ended and were read to their end
+    finished: tuple[str, ...]  # streams that have ended, and whose last entry is in the log
     stored: Segment | None  # the file that already has all these rows; None: there is none yet
 
 
@@ -47,7 +47,7 @@ class OpenSegment:
         self.first_row = first_row
         self.rows = 0
         self.nbytes = 0
-        self.stored: Segment | None = None  # the file with this segment's first rows, if it was written already
+        self.stored: Segment | None = None  # the file with the first rows of this segment, if there is one already
         self._batches: list[pa.RecordBatch] = []
         self._typed = set[str]()  # the names of the typed columns
         self._since: float | None = None
@@ -57,14 +57,14 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether the segment must be closed before these rows are added: it would get too many columns."""
+        """Return whether some rows would give the segment too many columns, so that it must be closed before."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
         return rows * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
 
     def add(self, batch: pa.RecordBatch | None) -> None:
-        """Append rows (None: there are none). Even without rows, the new cursors then wait to be stored."""
+        """Append rows. With None, only the cursors have moved. Both wait to be stored in a file."""
         self._since = self._since or time.monotonic()
         if batch is None:
             return
@@ -85,12 +85,12 @@ class OpenSegment:
             self._batches[-small:] = joined_rows(self._batches[-small:]).combine_chunks().to_batches()
 
     def age(self) -> float:
-        """Return for how many seconds rows or cursors have waited to be stored; 0.0 if none wait."""
+        """Return how long, in seconds, rows or cursors have waited to be stored in a file; 0.0 if none wait."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
     def waiting(self) -> bool:
-        """Return whether there are rows or cursors that are not stored yet."""
+        """Return whether rows or cursors wait to be stored in a file."""
         return self._since is not None
 
     def table(self) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Payload columns. JSON text is built in a few passes over the bytes, typed columns are stored as they are."""
+"""The log's columns of payloads: one column of JSON text, and typed columns, which are stored as they are."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,24 +17,24 @@ from ray_messaging.model.typed.typed_table import Payloads, TypedColumns
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
-_MANY_BYTES = 2**16  # This many bytes are still in the processor's cache after four passes over them.
+_MANY_BYTES = 2**16  # data up to this size stay in the processor's cache while they are joined
 
-Kind = tuple[tuple[str, ColumnType], ...]  # The names and types of typed columns. An empty kind means JSON text.
+Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; (): the payloads are JSON text
 
 
 def kind_of(payloads: Payloads | None) -> Kind:
-    """Return the names and types of typed payload columns, () for JSON text."""
+    """Return the names and types of the columns of typed payloads, or () for JSON text."""
     return tuple(payloads.schema.items()) if isinstance(payloads, TypedColumns) else ()
 
 
 @lru_cache(maxsize=256)
 def _text_of(kind: Kind) -> str:
-    """Return a kind as the text in the column KINDS: a JSON object of names and types."""
+    """Return a kind as the text that the column KINDS has for it: a JSON object of names and types."""
     return msgspec.json.encode({name: str(each) for name, each in kind}).decode()
 
 
 def payload_columns(payloads: Sequence[Payloads | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Build the columns of all payloads in order. `counts` are the numbers of their rows.
+    """Build the columns of the payloads of several batches. `counts` are the batches' numbers of rows.
 
     The names of typed columns contain their types. If there are typed columns, the column KINDS names the typed columns
     of each row.
@@ -64,7 +64,7 @@ def payload_columns(payloads: Sequence[Payloads | None], counts: Sequence[int]) 
 
 
 def _spread(columns: Sequence[pa.Array], rows: Sequence[NDArray[np.intp]], count: int) -> pa.Array:
-    """Return a column of `count` rows that has the values of some columns in their rows, and null in other rows."""
+    """Return a column of `count` rows. The values of each given column go to the given rows; other rows have null."""
     place_of = np.full(count, -1, np.int32)
     found = np.concatenate(rows)
     place_of[found] = places(len(found))
@@ -72,7 +72,7 @@ def _spread(columns: Sequence[pa.Array], rows: Sequence[NDArray[np.intp]], count
 
 
 def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
-    """Build the columns of payloads of one kind, in order."""
+    """Build the columns of payloads that all have the same kind, in order."""
     if not kind:
         return {TEXT: _text_column([each for each in payloads if isinstance(each, PayloadColumn)])}
     joined = TypedColumns.joined([each for each in payloads if isinstance(each, TypedColumns)])
@@ -82,9 +82,11 @@ def _columns_of(kind: Kind, payloads: Sequence[Payloads | None]) -> dict[str, pa
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return a typed column with offsets of 64 bits for texts and vectors: 32 bits would be too few for a step.
+    """Return a typed column as it is stored.
 
-    Vectors become lists, which take no room in rows without vectors.
+    Texts and vectors have offsets of 64 bits, because 32 bits are too few for the rows of a step.
+
+    Vectors become lists, which take no space in rows without a vector.
     """
     if pa.types.is_fixed_size_list(column.type):
         width = column.type.list_size
@@ -105,7 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether there are so few lines that it is cheaper to join them with other lines than to build an array."""
+    """Return whether it is faster to join some lines with the lines of other batches than to build an array of them."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
@@ -115,12 +117,12 @@ def _column(lines: PayloadColumn) -> pa.LargeStringArray:
 
 
 def _texts(blob: bytes, count: int) -> pa.LargeStringArray:
-    """Return the lines of a blob as an array of texts. In the blob, each line ends with a newline."""
+    """Return the lines of a blob, in which each line ends with a newline, as an array of texts."""
     if not _is_utf8(blob):
         return _readable(blob.split(b"\n")[:-1])
     ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == _LINE_END)
     offsets = np.zeros(count + 1, np.int64)
-    # Each length leaves out the newline at the end of the line before.
+    # The text has no newlines: each offset is less than the line's end in the blob by the number of newlines before it.
     np.subtract(ends, places(count), out=offsets[1:])
     return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(blob.replace(b"\n", b"")))
 
@@ -140,7 +142,7 @@ def sparse_column(rows: int, payloads: Mapping[int, bytes]) -> pa.LargeStringArr
 
 
 def readable(payload: bytes) -> bytes:
-    """Return a payload as valid UTF-8: a foreign client may have published any bytes."""
+    """Return a payload as valid UTF-8, because a foreign client may have published any bytes."""
     try:
         payload.decode()
     except UnicodeDecodeError:
@@ -149,7 +151,7 @@ def readable(payload: bytes) -> bytes:
 
 
 def _is_utf8(blob: bytes) -> bool:
-    # numpy finds the largest byte in half the time that `isascii` takes.
+    # numpy finds the largest byte in half of the time that `isascii` takes.
     if not blob or int(np.frombuffer(blob, np.uint8).max()) < _FIRST_NOT_ASCII:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Columns with one value for all rows of a frame: each value is looked up once, and the columns share memory."""
+"""Columns in which all rows of a frame have the same value. They are dictionary columns that share memory."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
-# Columns of up to this many rows share memory. A chunk of a bulk send has fewer rows. Longer columns are built each
-# time.
+# Columns of up to this many rows share memory, and longer ones are built each time. A chunk of a bulk send has fewer
+# rows than this.
 _SHARED_ROWS = 65_536
 
 Codes = NDArray[np.int32]
@@ -27,7 +27,7 @@ def places(rows: int) -> Codes:
 
 
 def coded(codes: pa.Array, names: Sequence[str]) -> pa.DictionaryArray:
-    """Return a dictionary column. Each code must be a valid index into `names`, or null; this is not checked."""
+    """Return a dictionary column from codes, each of which is null or an index into `names`. Codes are not checked."""
     return pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()), safe=False)
 
 
@@ -37,7 +37,7 @@ def each_its_own(names: pa.StringArray) -> pa.DictionaryArray:
 
 
 def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
-    """Return a dictionary column that repeats each name, or null for None, as often as `counts` says."""
+    """Return a dictionary column that repeats each name as often as `counts` says. The name None becomes null."""
     table: dict[str, int] = {}
     found = [-1 if name is None else table.setdefault(name, len(table)) for name in names]
     first = found[0]

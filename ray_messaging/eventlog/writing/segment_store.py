@@ -1,7 +1,9 @@
-"""Durable storage of segments. Once a segment is stored, the streams may be trimmed. Failures are reported and retried.
+"""Durable storage of segments.
 
-A server may lose the streams: it is flushed, or restored from an older state. Then the rows that were already read are
-the only copy. They are still written, unless a newer writer owns the folder.
+Once a segment is stored, the server may trim the streams. Failures are reported, and the call is repeated.
+
+A server may lose the streams, if it is flushed or restored from an older state. Then the rows that this process has
+already read are the only copy. They are still written, unless a newer writer owns the folder.
 """
 
 import asyncio
@@ -26,17 +28,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A process that is suspended while it publishes a file holds the folder's lock for that time.
+# Seconds to wait for the folder's lock. A process that is suspended while it publishes a file has the lock for a while.
 _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Storage of one writer's segments, which are written one at a time; `closed` are the finished segments.
+    """Storage of one writer's segments, which are written one at a time. `closed` are the segments that are complete.
 
-    The finished segments have no cursors in memory, because each of them would have the cursors of all streams.
+    The cursors of these segments are not in memory, because each segment has the cursors of all streams.
 
-    Args: `writer` is the writer's name in the folder's account. `known` returns whether the server still knows the log
-    of this run. `crash` is called at the risky points, `on_trouble` when a write has failed.
+    Args: `writer` is the writer's name in the folder's account (see `FolderAccount`). `known` returns whether the
+    server still knows the log of this run. `crash` is called at the points where tests crash the writer. `on_trouble`
+    is called when a write has failed.
     """
 
     def __init__(
@@ -52,10 +55,10 @@ class SegmentStore:
     ) -> None:
         self.closed: list[Segment] = []
         self.epoch = -1
-        self.lost = False  # the server has lost the streams
+        self.lost = False  # whether the server has lost the streams
         self.trouble: str | None = None
-        self.last_s: float | None = None  # how long the last write took, in seconds; None: there was none
-        self.missing: dict[str, None] = {}  # descriptions that this writer has added to the account, in order
+        self.last_s: float | None = None  # how long the last write took, in seconds; None: nothing was written yet
+        self.missing: dict[str, None] = {}  # this writer's descriptions of missing rows, in order
         self._log = log
         self._folder = folder
         self._exp_id = exp_id
@@ -64,11 +67,11 @@ class SegmentStore:
         self._crash = crash
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
-        self.started = False  # True: calls that the server refuses are repeated, as if the server were away
-        self._publishing = asyncio.Lock()  # This lock makes the process publish one file at a time.
+        self.started = False  # True: a call that the server refuses is repeated, as if the server were away
+        self._publishing = asyncio.Lock()  # for publishing one file at a time
 
     async def take_over(self, epoch: int) -> Segment | None:
-        """Make this writer, which has an epoch, the folder's owner; return the newest segment (None: there is none).
+        """Make this writer the folder's owner; return the newest segment, or None if there is none.
 
         Raises: LogError if the folder cannot be used.
         """
@@ -83,16 +86,16 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Tell the server what is in the segments, because an earlier writer may have died before it told the server.
+        """Report to the server how far the segments go. An earlier writer may have died before it reported that.
 
-        Raises Fenced.
+        Raises: Fenced if there is a newer writer.
         """
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, content: SegmentContent) -> Segment:
         """Make a segment durable.
 
-        Raises: Fenced if there is a newer writer; LogError if it fails after `stop_retrying`.
+        Raises: Fenced if there is a newer writer; LogError if the write fails after `stop_retrying`.
         """
         begun = time.perf_counter()
         segment = await self.retry(lambda: self._write(content))
@@ -114,12 +117,18 @@ class SegmentStore:
         self.closed.append(msgspec.structs.replace(segment, cursors={}, begun={}, taken={}))
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
-        """Report each stream's last durable entry, and the streams that are durable to their end. Raises Fenced."""
+        """Report to the server how much of each stream is in files, and which streams are in files to their end.
+
+        Raises: Fenced if there is a newer writer.
+        """
         await self.retry(lambda: self._mark_written(marks, finished))
         self._crash("written")
 
     async def check_owner(self) -> None:
-        """Check that this writer owns the log; set `lost` if the server lost it. Raises Fenced, ConnectionFailed."""
+        """Check that this writer owns the log; set `lost` if the server has lost the log.
+
+        Raises: Fenced if there is a newer writer; ConnectionFailed if the server cannot be reached.
+        """
         self.lost = self.lost or not await self._known()
         await self._mark_written({}, ())
 
@@ -134,12 +143,15 @@ class SegmentStore:
             self.lost = True
 
     async def note_missing(self, text: str) -> None:
-        """Describe missing rows in the folder's account. Raises LogError if that fails after `stop_retrying`."""
+        """Add a description of missing rows to the folder's account.
+
+        Raises: LogError if that fails after `stop_retrying`.
+        """
         await self.retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
         self.missing[text] = None
 
     def stop_retrying(self) -> None:
-        """Make each call try only once more from now on: closing does not wait until there is room on a disk."""
+        """Let each call that fails try only once more, so that closing does not wait for space on a disk."""
         self._stopping.set()
 
     async def _write(self, content: SegmentContent) -> Segment:
@@ -150,13 +162,13 @@ class SegmentStore:
         return await self._under_lock(lambda: self._publish(staged), self.check_owner)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
-        # A successor first fences this writer, then lists the folder under the lock. So either the successor sees this
-        # file, or this writer sees the fence. An object store has no lock: there the successor's segments have names
-        # that this writer cannot have.
+        # A successor first fences this writer, and then lists the folder under the lock. So either the successor sees
+        # this file, or this writer sees that it is fenced. An object store has no lock. There the successor's segments
+        # have other names, because the names contain the writer's epoch.
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:
-                    raise BlockingIOError(f"another process holds {self._folder.where} right now")
+                    raise BlockingIOError(f"another process has locked {self._folder.where} right now")
                 if first is not None:
                     await first()
                 return await asyncio.to_thread(work)
@@ -169,7 +181,7 @@ class SegmentStore:
         return self._folder.publish(staged)
 
     def _check_account(self, loss: str) -> None:
-        """Raise LogError, with `loss` in its text, if another run of the experiment owns the folder."""
+        """Raise LogError if another run of the experiment owns the folder. The error's text begins with `loss`."""
         if not read_account(self._folder).belongs_to(self._writer):
             raise LogError(
                 f"{loss}: a newer run of this experiment writes {self._folder.where}: end this run",
@@ -183,7 +195,10 @@ class SegmentStore:
         return self._folder.stage(content.number, content.table, content.meta | own)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call until it succeeds. Until then no rows are dropped: senders wait once the streams are full."""
+        """Repeat a call until it succeeds.
+
+        No rows are dropped meanwhile: senders wait when the streams are full.
+        """
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:
             last = self._stopping.is_set()
@@ -208,7 +223,7 @@ class SegmentStore:
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):  # `wait_for` could lose a cancellation, so `timeout` is used.
+            async with asyncio.timeout(pause_s):  # not `wait_for`, which could lose a cancellation
                 await self._stopping.wait()
 
     def _report(self, error: Exception) -> None:
@@ -234,7 +249,7 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
                 return await asyncio.to_thread(work)
         if time.monotonic() > deadline:
             raise LogError(
-                f"the event log's folder {folder.where} is held by another process, which has stopped in the middle "
+                f"the event log's folder {folder.where} is locked by another process, which has stopped in the middle "
                 f"of a write for {_TAKE_OVER_S:.0f} s: end that process",
                 path=folder.where,
             )
@@ -242,7 +257,7 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
 
 
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
-    """Build the error for a new writer process that finds segments in the folder, but no streams on the server."""
+    """Build the error for a new writer that finds segments in the folder, but no streams on the server."""
     rows = sum(segment.rows for segment in segments)
     return LogError(
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "

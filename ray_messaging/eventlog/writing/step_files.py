@@ -1,4 +1,4 @@
-"""Writers of the files beside the event log of an experiment with steps: checkpoints, series and remembered calls."""
+"""Writers of checkpoints, and of files with collected data, beside the event log of an experiment with steps."""
 
 import asyncio
 import time
@@ -17,11 +17,11 @@ from ray_messaging.eventlog.writing.step_rows import StepFeed
 from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.transports.step_values import CHECKPOINT, Collected, CollectedKind, Progress
 
-FILE_BYTES = 8 * 2**20  # Collected data are written to files once they have this many bytes.
+FILE_BYTES = 8 * 2**20  # collected data are written to a file when they have this many bytes
 
 
 class CollectedWriter:
-    """Writer of series and remembered calls into the log's folder, for the steps whose rows are in the log."""
+    """Writer of files with the data of `collect=` and `me.remember`, for the steps whose rows are in the log."""
 
     def __init__(self, reader: StreamReader, segments: SegmentStore, feed: StepFeed) -> None:
         self._feed = feed
@@ -32,11 +32,11 @@ class CollectedWriter:
         self._born = ""
 
     async def begin(self) -> None:
-        """Ask the server since when it counts the steps: this time is part of the files' names."""
+        """Ask the server when it began to count the steps, because that time is part of the files' names."""
         self._born = await self._retry(partial(self._store.collected_born, f"{time.time_ns() // 10**6:013d}"))
 
     async def write(self, *, least: int = 1) -> None:
-        """Write the collected data to files, if it has `least` bytes or more.
+        """Write the collected data to files, if they have `least` bytes or more.
 
         Raises: the same errors as `SegmentStore.store`.
         """
@@ -48,12 +48,12 @@ class CollectedWriter:
             await self._retry(partial(self._store.drop_collected, found.entries))
 
     async def unwritten(self) -> Unwritten:
-        """Return the collected data of steps whose rows are in the log, as far as the server still has the data."""
+        """Return the collected data that the server still has, of the steps whose rows are in the log."""
         return Unwritten(self._born, await self._retry(partial(self._store.collected, self._feed.position.handled)))
 
     def _write(self, found: Unwritten) -> None:
         for kind, encode in _FILES.items():
-            # The other entries are still on the server, but also in files.
+            # The other entries are in files, but not yet deleted on the server.
             _, new = found.beside_files(self._folder, kind)
             if new:
                 steps = {entry.step for entry in new}
@@ -68,10 +68,10 @@ _FILES: dict[CollectedKind, Callable[[Sequence[Collected]], pa.Buffer]] = {
 
 
 class CheckpointWriter:
-    """Task that copies all data of an experiment after every n-th step, and writes the copies.
+    """Task that writes checkpoints: after every n-th step, it copies all data of the experiment to a file.
 
-    No step begins while the data are copied, but steps go on while the file is written. `segments` writes the files
-    under the folder's lock.
+    No step begins while the data are copied. Steps go on while the file is written. `segments` writes the files under
+    the folder's lock.
     """
 
     def __init__(self, reader: StreamReader, every: int, segments: SegmentStore) -> None:
@@ -81,14 +81,14 @@ class CheckpointWriter:
         self._retry = reader.retry
         self._every = every
         self._segments = segments
-        self._next = -1  # the step after which the next checkpoint is taken
+        self._next = -1  # the step after which data are copied next
         self._written = -1  # the last step whose checkpoint has a file
 
     async def begin(self) -> None:
-        """Choose the step after which the next checkpoint is taken; until then the server lets no later step begin."""
+        """Choose the step after which data are copied next. The server lets no later step begin before that."""
         progress = await self._retry(self._store.progress)
         self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
-        # A writer that died may have left the groups waiting before a checkpoint, or left a checkpoint without a file.
+        # A writer that died may have stopped the groups for a checkpoint that it did not write.
         done = progress.latest == progress.sealed <= self._written
         await self._hold(self._after(progress.latest if done else progress.latest - 1))
 
@@ -105,7 +105,7 @@ class CheckpointWriter:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:
                 await self._take(progress)
-            # The server has lost, in a failover, the request to stop before that checkpoint: repeat it.
+            # In a failover the server has lost the request to stop after that step, so the request is repeated.
             elif progress.holds.get(CHECKPOINT) != self._next:
                 await self._hold(self._next)
             else:

@@ -1,8 +1,8 @@
-"""Reading of the rows of an experiment's sealed steps, from the boxes on its server, for the event log.
+"""Reading of the messages of an experiment's steps from the boxes on its server, for the event log.
 
-A box has the messages that one mailbox reads in one step. A step is sealed once all groups have ended it. If a step was
-run again, because its group failed, a box also has frames of the failed attempt; the covers list the attempts that
-count.
+A box has the messages that one mailbox reads in one step. A step is sealed when all groups have ended it. If a group
+failed and ran a step again, the boxes also have frames of the failed attempt. The covers of a box list the attempts
+whose frames are valid.
 """
 
 import asyncio
@@ -55,25 +55,24 @@ logger = logging.getLogger(__name__)
 HOLD = "event log"
 _START = "0-0"
 _FRAMES = 16  # the most frames that one read of a box returns
-_STEPS = 8  # the most steps whose boxes one call lists
-# The number of later steps that may have messages from outside: a group that joins may accept messages for the step
-# after the next step.
+_STEPS = 8  # the most steps whose boxes are listed by one call
+# Messages from outside may belong to up to this many later steps. A group that joins may accept messages for the step
+# after the next one.
 _AHEAD = 3
 _TEXT_BYTES = 2**30
 
 
 class StepFeed:
-    """Feed of the messages of an experiment's steps into its event log, read from the boxes on its server.
+    """Reader of the messages of an experiment's steps, which passes their rows to the event log.
 
-    A step's messages are read once the step is sealed: all frames that were sent in it and that count, whenever they
-    are delivered. The log places a hold on the server. It makes the server keep the boxes until their rows are in a
-    file.
+    The messages that were sent in a step are read when the step is sealed, even if they are delivered in a later step.
+    The log sets a hold on the server, so that the server keeps the boxes until their rows are in a file.
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says how many
-    messages of a step the groups have counted and how many the log has, if these numbers differ. `passed` is called
-    when the rows that `ask` has asked for were passed on.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. If the log has another number of
+    messages of a step than the groups have counted, its argument `missing` says so. `passed` is called when the rows
+    that `ask` has asked for are in the log.
     """
 
     def __init__(
@@ -91,8 +90,8 @@ class StepFeed:
         self._take = take
         self._passed = passed
         self._held = -1
-        self._sizes: dict[int, int] = {}  # step -> bytes of its frames, for the steps that are in no file yet
-        # Box -> the entry up to which all frames of the box belong to steps that are in the log.
+        self._sizes: dict[int, int] = {}  # for each step that is in no file yet, the size of its frames in bytes
+        # For each box, the entry up to which all frames belong to steps that are in the log.
         self._after: dict[str, str] = {}
         self._asked = self._answered = 0
         self._question = asyncio.Event()
@@ -103,21 +102,22 @@ class StepFeed:
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or self.position
-        # Where the log continues depends on the server. Without a hold, the server has not kept the boxes of sealed
-        # steps. With a hold, the steps up to it are in files. A server that begins anew numbers its steps anew.
+        # The server decides where the log continues. If the server has no hold, it has not kept the boxes of sealed
+        # steps. If it has one, the steps up to the hold are in files. A server that begins anew also begins the numbers
+        # of its steps anew.
         handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
         await self._store.hold(HOLD, handled)
         self._held = handled
         self.position = StepPosition(handled, outside)
 
     def _move(self, position: StepPosition) -> bool:
-        """Move to a position; return whether the hold is so far behind that groups may soon have to wait for it."""
+        """Set the log's position; return whether the hold is so far behind that groups may soon have to wait for it."""
         self.position = position
         steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
-        """Move the hold up to a position, so that boxes whose rows are in files can be removed."""
+        """Move the hold to a position whose rows are in files, so that the server can remove the boxes."""
         if position.handled > self._held:
             await self._reader.retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
@@ -128,7 +128,7 @@ class StepFeed:
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
-        """Ask for all messages that are sealed or came from outside by now.
+        """Ask for all messages of sealed steps, and all messages from outside, that the server has now.
 
         Returns: a function that returns whether the log has these messages.
         """
@@ -138,7 +138,7 @@ class StepFeed:
         return lambda: self._answered >= asked
 
     async def run(self) -> None:
-        """Pass on the messages of steps to the log until cancelled. Raises LogError if the server has lost some."""
+        """Pass messages of steps to the log until cancelled. Raises LogError if the server has lost some."""
         try:
             while True:
                 asked = self._asked
@@ -157,7 +157,7 @@ class StepFeed:
     async def _wait(self, news: str) -> None:
         """Wait until a step ends or `ask` is called.
 
-        After an `ask`, the next call continues to wait for the end of a step.
+        If `ask` ends the wait, the next call continues the same request for news.
         """
         if self._news is None:
             waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
@@ -172,7 +172,7 @@ class StepFeed:
             done.result()
 
     async def _pass_on_sealed(self, sealed: int) -> None:
-        """Pass on the rows of each step up to the last sealed one."""
+        """Pass the rows of each step up to the last sealed one to the log."""
         listed = self.position.handled
         for step in range(listed + 1, sealed + 1):
             if step > listed:
@@ -190,7 +190,7 @@ class StepFeed:
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
 
     async def _pass_on_outside(self, progress: Progress) -> None:
-        """Pass on the messages from outside that no group has read yet, if there are new messages."""
+        """Pass new messages from outside to the log, although no group has read them yet."""
         parts: list[LoggedPart] = []
         handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
@@ -204,9 +204,9 @@ class StepFeed:
             await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the parts of a box that are logged with a step.
+        """Return the parts of a box that are logged when a step is.
 
-        Each comes with a bool, which says whether the part has the supervisor's notes, that is its changes by rules.
+        Each part comes with a bool, which says whether the part consists of changes that the supervisor's rules made.
         """
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
@@ -223,9 +223,9 @@ class StepFeed:
     async def _frames(
         self, box: str, covers: list[Cover], after: str, step: int | None = None
     ) -> tuple[list[BoxFrame], FrameHearers]:
-        """Return the frames that count in a box, as its covers say, and their hearers.
+        """Return the frames of a box that are valid according to its covers, and their hearers.
 
-        Args: reading begins after the entry `after`; `step` is the step of the wanted frames (None: frames from
+        Args: Reading begins after the entry `after`. `step` is the step of the wanted frames (None: frames from
         outside).
         """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
@@ -245,8 +245,8 @@ class StepFeed:
             if len(page) < _FRAMES:
                 break
             after = page[-1].entry
-        # New entries may have lower ids than older ones, if the server came back with a clock that is behind: read from
-        # the start.
+        # If the server restarted with a clock that is behind, new entries may have lower ids than older ones. So the
+        # box is read again from its start.
         if found is None and start != _START:
             return await self._frames(box, covers, _START, step)
         if found is None:
@@ -286,15 +286,15 @@ class StepFeed:
         try:
             batch = batch_of(frame, int(at))
             if mailbox != NOTES and amends(frame, batch):
-                return None  # A note has the rows of these broadcasts.
+                return None  # notes have the rows of these broadcasts
             if batch.lines is None or batch.ordinal is None:
-                raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
+                raise FrameError("this is not a valid frame of a step")  # noqa: TRY301 - one way out
             if batch.fold is not None and amendments:
                 found = hearers_of.unamended(batch, amendments)
                 if found is None:
                     return None
                 batch = found
-            # Each box numbers its entries on its own, so the same entry id may be in several boxes.
+            # Each box has its own numbers of entries, so several boxes may have the same entry id.
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
                 return noted(batch, entry, decode_log_note(frame.note or b"", len(batch)), [0] * batch.rows)
@@ -310,7 +310,7 @@ class StepFeed:
     async def _counts(self, step: int) -> Counter[str] | None:
         """Return how many messages the groups counted in a step, by fate.
 
-        The result is None if a group did not count, or if the server no longer keeps the counts.
+        The result is None if a group did not count its messages, or if the server no longer has the counts.
         """
         closed = await self._reader.retry(partial(self._store.closed_step, step))
         if not closed or not all(each.counts for each in closed.values()):
@@ -322,7 +322,7 @@ class StepFeed:
 
 
 def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]:
-    """Return the supervisor's changes of broadcasts in a box, by the place of the broadcasts' frame."""
+    """Return the changes that the supervisor made to broadcasts in a box, by the position of the broadcasts' frame."""
     made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
     changes = [batch for frame, batch in made if amends(frame, batch)]
     folded: dict[int, Batch] = {}
@@ -336,9 +336,9 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
 
 
 def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
-    """Return the parts of a step, followed by the parts with messages that rules on the whole step have changed.
+    """Return the parts of a step, followed by the parts with messages that StepRules have changed.
 
-    A message that is in a changed part is left out of the other parts.
+    A message that was changed is left out of the other parts.
     """
     keys = message_keys([part.batch for part in (*changed, *parts)])
     found = np.split(keys, np.cumsum([len(part.batch) for part in (*changed, *parts)])[:-1])
@@ -353,7 +353,7 @@ def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> l
 
 
 class Earlier:
-    """The rewrites by rules on single messages: for each message's key, the original payload and the rule.
+    """The rewrites that rules for single messages made: for each message, its original payload and the rule.
 
     Args: `parts` are all parts of a step, each with the keys of its rows.
     """
@@ -369,7 +369,10 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return a changed part with the messages' original payloads, and with their rules if its note has none."""
+        """Return a changed part with the original payloads of its messages.
+
+        If the part's note names no rule, the rules that rewrote the messages before are added.
+        """
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:
             return part
@@ -385,7 +388,10 @@ class Earlier:
 def _rows_and_fates(
     exp_id: str, parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]
 ) -> tuple[pa.RecordBatch | None, Counter[str]]:
-    """Return the rows of a step, in which `changed` replace the rows of the same messages, and counts of the fates."""
+    """Return the rows of a step, and the number of messages by fate.
+
+    The rows of `changed` replace those of the same messages.
+    """
     left = _superseded(parts, changed) if changed else parts
     return _in_order(exp_id, left), _sent(left)
 
@@ -402,14 +408,14 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
     table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
     columns, schema = table.columns, table.schema
     del table
-    # This is done column by column, so that the memory of each column is free before the next column is sorted.
+    # Columns are sorted one by one, so that the memory of each is free before the next is sorted.
     for at in range(len(columns)):
         columns[at] = _sorted(columns[at], order)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
-    # `take` wants one dictionary for all rows, and Arrow joins at most 2 GiB of texts.
+    # `take` needs one dictionary for all rows, and Arrow cannot join more than 2 GiB of texts.
     whole = (stored_column(column) if column.nbytes < _TEXT_BYTES else column.unify_dictionaries()).combine_chunks()
     one = pa.types.is_dictionary(whole.type) and len(whole.dictionary) == 1
     if whole.null_count == len(whole) or (one and not whole.null_count):
@@ -424,7 +430,10 @@ def _ordinals_of(parts: Sequence[LoggedPart]) -> NDArray[np.int64]:
 
 
 def _sent(parts: Sequence[LoggedPart]) -> Counter[str]:
-    """Count the groups' messages by fate: each message once for all mailboxes, a broadcast once for each pair."""
+    """Count the messages that groups sent, by fate.
+
+    A message in several mailboxes counts once. A broadcast counts once for each hearer.
+    """
     said = [part for part in parts if _is_said(part)]
     inside = (part for part in said if part.batch.ordinal is None or (part.batch.ordinal < FIRST_OUTSIDE).any())
     return sum(map(_pairs_sent, inside), Counter[str]()) + _messages_sent(
@@ -439,7 +448,7 @@ def _is_said(part: LoggedPart) -> bool:
 
 def _pairs_sent(part: LoggedPart) -> Counter[str]:
     if isinstance(part.fates, int):
-        # Rows whose hearers are not known count as 0 messages.
+        # if the hearers are not known, the rows count as 0 messages
         to_ids, hearers = part.batch.to_ids, part.hearers
         named = len(to_ids) if to_ids.kinds is None else int((to_ids.kinds != NONE).sum())
         return Counter({FATES[part.fates]: named if hearers is None else int(hearers.pairs.sum())})
@@ -471,7 +480,7 @@ def _text(counts: Counter[str]) -> str:
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
     """Group covers by the step in which their messages were sent.
 
-    Messages from outside go by the step in which they are read.
+    For messages from outside, the step in which they are read is taken.
     """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():

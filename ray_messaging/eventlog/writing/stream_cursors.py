@@ -1,4 +1,4 @@
-"""Cursors of the streams that the log reads, the choice of the next read, and tasks that wait for entries."""
+"""Cursors of the streams that the log reads, the choice of the next read, and tasks that wait for rows."""
 
 import asyncio
 from collections import deque
@@ -10,18 +10,18 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
-# Approximate bytes of one read. They are enough for a batch of rows, since large batches cost least. They are few
-# enough that memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
+# The approximate size of one read. It is large enough for a batch of rows, because large batches cost least per row. It
+# is small enough that any number of streams needs no more memory, and that queries do not wait long while a read is
+# parsed.
 READ_BYTES = 6 * 2**20
 _WIDENING = 4.0
-# The number of dropped streams that are remembered, because a task may still wait for the end of a stream that was just
-# dropped.
+# This many dropped streams are remembered, because a task may still wait for the end of a stream that was just dropped.
 _DROPPED = 1_024
 _GUESS = 2**16  # the assumed size of an entry before the first entry was read
 
 
 class Read(NamedTuple):
-    """Arguments of a read: the entry to read after in each stream, and whether to `wait` until an entry comes."""
+    """Arguments of a read: for each stream the entry after which to read, and whether to `wait` for an entry."""
 
     cursors: dict[str, str]
     limit: int  # the most entries to read of each stream
@@ -29,7 +29,7 @@ class Read(NamedTuple):
 
 
 class WrittenEntry(NamedTuple):
-    """An entry and its rows that are in the log: all its rows (`rows` is None), or only the first `rows` rows."""
+    """An entry that is in the log: with all its rows (`rows` is None), or only with its first `rows` rows."""
 
     item: LogItem
     messages: int
@@ -41,18 +41,18 @@ class StreamCursors:
 
     def __init__(self) -> None:
         self.cursors: dict[str, str] = {}
-        # Stream -> the entry after its cursor, and how many rows of that entry are logged.
+        # For each stream, the entry after its cursor, and the number of rows of that entry that are in the log.
         self.begun: dict[str, tuple[str, int]] = {}
-        # Stream -> the number of messages and bytes that earlier writers have read.
+        # For each stream, the numbers of messages and bytes that earlier writers have read.
         self.taken_before: dict[str, tuple[int, int]] = {}
-        self._seen: dict[str, str] = {}  # stream -> the last entry read
-        self._ended: dict[str, str] = {}  # stream that has ended -> its last entry
+        self._seen: dict[str, str] = {}  # for each stream, the last entry that was read
+        self._ended: dict[str, str] = {}  # for each stream that has ended, its last entry
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
         self._marks: dict[str, LogMark] = {}
         self._changed: set[str] = set()
         self._entry_bytes = float(_GUESS)
         self._turn = 0
-        self._widening = 1.0  # how many times more streams are read at once; it grows with each empty read
+        self._widening = 1.0  # a factor of the number of streams in a read, which grows with each empty read
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
         """Set the list of streams, and the last entry of each stream that ended."""
@@ -64,7 +64,10 @@ class StreamCursors:
         self._changed.intersection_update(self.cursors)
 
     def next_read(self) -> Read:
-        """Return the next read: of all streams, or of some streams in turn if all could return too much at once."""
+        """Return the next read.
+
+        It reads all streams, or if they could return too much at once, some of the streams in turn.
+        """
         entries = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
         if len(names) <= entries * self._widening:
@@ -78,7 +81,7 @@ class StreamCursors:
         return {name: self._seen.get(name, self.cursors[name]) for name in names}
 
     def received(self, items: list[LogItem]) -> None:
-        """Record the entries of a read. They are added to the log before the entries of the next read."""
+        """Record which entries a read has returned. They are added to the log before the entries of the next read."""
         self._seen.update((item.stream, item.entry) for item in items)
         if items:
             self._widening = 1.0
@@ -88,7 +91,10 @@ class StreamCursors:
             self._widening *= _WIDENING
 
     def move(self, done: Iterable[WrittenEntry]) -> bool:
-        """Move the cursors past entries whose rows are in the log now. Return False, because no file is urgent."""
+        """Move the cursors past entries whose rows are in the log now.
+
+        Returns: False, because the server does not wait for a file with these rows.
+        """
         for item, messages, rows in done:
             if rows is None:
                 self._advance(item, messages)
@@ -97,7 +103,7 @@ class StreamCursors:
         return False
 
     def _advance(self, item: LogItem, messages: int) -> None:
-        """Move the cursor of a stream past an entry, all of whose rows are in the log now."""
+        """Move the cursor of a stream past an entry whose rows are all in the log now."""
         if item.stream not in self.cursors:
             return  # the stream was dropped during the read
         self.cursors[item.stream] = item.entry
@@ -107,7 +113,10 @@ class StreamCursors:
         self._changed.add(item.stream)
 
     def take_marks(self) -> dict[str, LogMark]:
-        """Return, for each stream, its mark (how far the log has read it) if that has changed since the last call."""
+        """Return the marks of the streams whose marks have changed since the last call.
+
+        A mark says how far the log has read a stream.
+        """
         changed, self._changed = self._changed, set()
         return {name: self._marks[name] for name in changed}
 
@@ -121,7 +130,7 @@ class StreamCursors:
         return (messages, nbytes) if mark is None else (messages + mark.messages, nbytes + mark.nbytes)
 
     def finished(self) -> tuple[str, ...]:
-        """Return the streams that ended and were read to their end."""
+        """Return the streams that have ended and were read to their end."""
         return tuple(name for name in self._ended if self._done(name))
 
     def drop(self, names: tuple[str, ...]) -> None:
@@ -155,11 +164,11 @@ def key(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-Goal = Callable[[], bool]  # returns whether the log has all that a task waits for in one stream, or in the steps
+Goal = Callable[[], bool]  # returns whether the log has the rows that a task waits for
 
 
 class Waiters:
-    """Tasks that wait until the log has all rows up to some goals, or for any new rows."""
+    """Tasks that wait until the log has certain rows, or any new rows."""
 
     def __init__(self) -> None:
         self._open: dict[asyncio.Future[None], list[Goal]] = {}
@@ -180,12 +189,12 @@ class Waiters:
             del self._open[future]
 
     async def pause(self, timeout_s: float) -> None:
-        """Wait for timeout_s; return earlier if a task waits for goals."""
+        """Wait for timeout_s seconds, or until some task waits for goals."""
         if self._open:
             return
         self._asked.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # `wait_for` could lose a cancellation, so `timeout` is used.
+            async with asyncio.timeout(timeout_s):  # not `wait_for`, which could lose a cancellation
                 await self._asked.wait()
 
     async def wait_change(self) -> None:

@@ -1,4 +1,4 @@
-"""Reader of the streams for the event log: it reads entries ahead of their use, and turns them into rows in chunks."""
+"""Reader of the streams for the event log. It reads the next entries in advance, and turns entries into rows."""
 
 import asyncio
 import logging
@@ -26,32 +26,32 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SMALL_BYTES = 2**16  # With fewer bytes, a thread would cost more time than it saves.
-# A read of _MUCH bytes means that more entries wait, so the next read begins at once. After a read below _LITTLE, the
-# reader waits a moment for more, because a batch of rows costs 0.4 ms. After other sizes it does not wait: a log that
-# is behind may get few bytes from each stream.
+_SMALL_BYTES = 2**16  # entries with fewer bytes are decoded without a thread, which would cost more than it saves
+# If a read returns _MUCH bytes, more entries are waiting, so the next read begins at once. If it returns fewer than
+# _LITTLE, the reader waits a moment for more entries, because each batch of rows costs 0.4 ms. In between it does not
+# wait, because a log that is behind may get few bytes from each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
-Chunk = tuple[Sequence[WrittenEntry], pa.RecordBatch | None]  # some entries, and their rows in the log, if any
+Chunk = tuple[Sequence[WrittenEntry], pa.RecordBatch | None]  # some entries, and their rows for the log, if any
 _NONE: Chunk = (), None
 
 
 class StreamReader:
     """Reader of one experiment's streams. It retries while the server is away.
 
-    Args: `persist` is as for `BroadcastHearers`.
+    Args: `persist` is the argument of `BroadcastHearers`.
     """
 
     def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder, persist: Retry) -> None:
         self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
         self.hearers = BroadcastHearers(transport, folder, persist)
-        self._age_s = 0.0  # how old the oldest entry was when the last read returned it
+        self._age_s = 0.0  # the age of the oldest entry of the last read, when the read returned
         self._read_at = 0.0
         self.away: str | None = None
         self.started = False  # True: calls that the server refuses are repeated, as if the server were away
-        # Stream -> an entry of which some rows are already in the log, and how many.
+        # For each stream, an entry that is only partly in the log, and the number of its rows that are in the log.
         self.begun: dict[str, tuple[str, int]] = {}
         self._refused: list[tuple[LogItem, str]] = []
         self._log = transport.log
@@ -72,7 +72,7 @@ class StreamReader:
     def behind_s(self, *, blocked: bool) -> float:
         """Return how many seconds the log is behind: the age of the oldest entry when the last read returned it.
 
-        Args: if `blocked`, the time since that read is added.
+        Args: With `blocked`, the time since that read is added.
         """
         return self._age_s + (time.monotonic() - self._read_at if blocked else 0.0)
 
@@ -103,7 +103,7 @@ class StreamReader:
             yield done, record_batch(self.exp_id, parts) if parts else None
 
     def _take(self, item: LogItem, hearers_of: HearersOf) -> Iterator[tuple[LoggedPart | None, WrittenEntry]]:
-        """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
+        """Yield the rows of an entry in pieces. The `WrittenEntry` of the last piece says that all rows are there."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
             part, messages = decode_entry(item, hearers_of) if item.frame else NOTHING
@@ -126,7 +126,8 @@ class StreamReader:
                 result = await call()
             except (ConnectionFailed, MailboxFull) as error:
                 refused = isinstance(error, ServerRefused)
-                # The log was started with a wrong password or too few rights, so repeating the call would not help.
+                # If the server refuses the first calls, the password is wrong or rights are missing, so repeating would
+                # not help.
                 if refused and not self.started:
                     raise
                 if self.away is None:
@@ -139,7 +140,10 @@ class StreamReader:
 
 
 class ReadAhead:
-    """Reads of the streams, one read ahead of its use. `little` says whether the last read returned few bytes."""
+    """Reads of the streams, each of which begins before its entries are asked for.
+
+    `little` says whether the last read returned few bytes.
+    """
 
     def __init__(self, reader: StreamReader, streams: StreamCursors) -> None:
         self.little = False
@@ -153,7 +157,7 @@ class ReadAhead:
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries. If all streams are read at once, wait up to `patience_s()` seconds for some."""
+        """Return the next entries. If the read is of all streams, wait up to `patience_s()` seconds for entries."""
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)

@@ -1,4 +1,4 @@
-"""Writer of the event log. It moves messages from the streams into segments, each exactly once, despite crashes."""
+"""Writer of the event log. It writes each message from the streams to a segment exactly once, despite crashes."""
 
 import asyncio
 import logging
@@ -33,28 +33,28 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The log stream (blocked messages, and notes) has the limits of a mailbox.
+# The limits of the log stream, which has blocked messages and notes. They are those of a mailbox.
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
-_GATHER_S = 0.02  # Single messages are collected for this long, because a batch costs 0.3 ms, even a batch of one.
-_SAVE_S = 30.0  # At the end, the writer tries for this long to write rows of streams that the server lost.
-# A segment that was saved early, only so that steps can go on, stays open for more rows if it has fewer rows than this.
+_GATHER_S = 0.02  # seconds for which single messages are collected, because even a batch of one costs 0.3 ms
+_SAVE_S = 30.0  # seconds for which `close` tries to write rows of streams that the server has lost
+# Sometimes a segment is saved early, so that steps can go on. With fewer rows than this it stays open for more rows.
 _SAVED_ROWS = 2**16
 _BUSY_S = 0.2  # how long a read blocks while a file is being written and the next file is due
 
 
 async def _always_known() -> bool:
-    """Return True: the server's log counts as the log of this run."""
+    """Return True, which means that the log on the server is the log of this run."""
     return True
 
 
 class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
-    Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
-    checkpoint is the number of steps from one checkpoint to the next (None: there are none).
-    Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
+    Args: `run` is the id of this run of the experiment. `known` returns whether the server still knows the log of that
+    run. `checkpoint` is the number of steps from one checkpoint to the next (None: there are no checkpoints). `crash`
+    lets tests crash the writer: it is called at the points checked, staged, locked, renamed and written.
     """
 
     def __init__(
@@ -97,11 +97,14 @@ class LogWriter:
         self._step_tasks: list[asyncio.Task[None]] = []
         self._write_task: asyncio.Task[None] | None = None
         self._closed = False
-        self._blocked = 0  # how many readers wait for a file to be written or read
+        self._blocked = 0  # the number of readers that wait until a file is written or read
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
-        """Register the log on the server, and continue after the last segment. Raises LogError, ConnectionFailed."""
+        """Register the log on the server, and continue after the last segment.
+
+        Raises: LogError if the folder cannot be used; ConnectionFailed if the server cannot be reached.
+        """
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
         newest = await self._segments.take_over(await self._log.register(self._limits))
         if newest is not None:
@@ -116,7 +119,7 @@ class LogWriter:
         self._read_task = self._spawn(self._read, "reader")
 
     async def _begin_steps(self, position: StepPosition | None) -> None:
-        """Start to follow the experiment's steps, if it has any, after the steps that are in the folder."""
+        """Begin to read the experiment's steps, if it has any, after the steps that are already in the folder."""
         settings = await self._transport.steps.settings()
         if settings is None:
             return
@@ -146,17 +149,20 @@ class LogWriter:
             if stopped is None:
                 await self.caught_up()
         except LogError as error:
-            if not error.lost:  # A loss of data is reported below, from the state at the end.
+            if not error.lost:  # a loss of data is reported below
                 raise
         finally:
             await self._finish(self._read_task)
-        # close() reports a loss of data again, even if it was reported before.
+        # A loss of data is reported again here, even if it was reported before.
         reported = self.error is stopped and not self._segments.lost
         if self.error is not None and not reported and not isinstance(self.error, Fenced):
             raise self.error
 
     async def retire(self) -> None:
-        """Close the writer, and unregister the log: from then on streams are trimmed without regard to the log."""
+        """Close the writer, and unregister the log.
+
+        From then on the server trims streams without waiting for the log.
+        """
         await self.close()
         if self.error is None:
             if self._collected is not None:
@@ -175,13 +181,13 @@ class LogWriter:
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
-        """Return the closed segments, the later rows in order, and the number of rows in the closed segments."""
+        """Return the closed segments, tables of the later rows, and the number of rows in the closed segments."""
         tables = [each.table() for each in self._unstored if each.rows]
         return [*self._segments.closed], tables, self._unstored[0].first_row
 
     @property
     def _unstored(self) -> list[OpenSegment]:
-        """Return the segments, in order, that are not among the closed segments yet."""
+        """Return, in order, the segments that are not closed: the one that is being written, and the open one."""
         return [each for each in (self._full, self._open) if each is not None]
 
     async def caught_up(self) -> None:
@@ -199,7 +205,10 @@ class LogWriter:
         await self._waiters.reach(goals if self._feed is None else [*goals, self._feed.ask()])
 
     async def wait_beyond(self, row: int, timeout_s: float) -> bool:
-        """Wait for more than `row` rows; return whether there are. Raises the error that stopped the writer."""
+        """Wait until the log has more than `row` rows; return whether it has.
+
+        Raises the error that stopped the writer.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while self.rows <= row:
@@ -210,7 +219,7 @@ class LogWriter:
         return True
 
     def stats(self) -> dict[str, Any]:
-        """Return counts of rows and segments, the size of the open segment, the lag, and `error` (None: no trouble)."""
+        """Return numbers of rows and segments, the open segment's size, the lag, and `error` (None: there is none)."""
         return {
             "rows": self.rows,
             "segments": len(self._segments.closed),
@@ -240,7 +249,7 @@ class LogWriter:
         await self._save_lost()
 
     async def _save_lost(self) -> None:
-        """Write all rows that were read before the server lost the streams, add the loss to the account, and stop."""
+        """Write all rows that were read before the server lost the streams, record the loss, and stop."""
         await self._written()
         await self._store_rest()
         error = self._lost()
@@ -250,11 +259,11 @@ class LogWriter:
     async def _append(self, items: list[LogItem]) -> None:
         streams_changed = False
         async for done, rows in self._reader.chunks(items):
-            streams_changed |= any(not one.item.frame for one in done)  # mailboxes were added or removed
+            streams_changed |= any(not one.item.frame for one in done)  # without a frame: mailboxes came or went
             await self._take(rows, partial(self._streams.move, done))
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
-            # If the server has lost the streams, those that it has now belong to a newer run.
+            # After a loss of the streams, the server's present streams belong to a newer run.
             if not self._segments.lost:
                 self._streams.update(*await self._reader.list_streams())
         if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
@@ -267,11 +276,11 @@ class LogWriter:
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
     async def _take(self, rows: pa.RecordBatch | None, move: Callable[[], bool], missing: str = "") -> None:
-        """Add rows to the log: some rows of streams, or all rows of a step (None: there are none).
+        """Add rows of streams, or all rows of a step, to the log (None: there are no rows).
 
         Args: `move` moves the position in the streams or steps past the rows, and returns whether the server waits for
-        a file with the rows. It is called as soon as the rows are added, without an await in between. `missing` says
-        what the rows lack (else it is "").
+        a file with the rows. It is called right after the rows are added, without an await in between. `missing` says
+        which messages are missing among the rows ("": none).
         """
         for text in (*self._reader.hearers.lacking(), *([missing] if missing else ())):
             logger.error("the event log of %s is not complete: %s", self.exp_id, text)
@@ -294,7 +303,7 @@ class LogWriter:
             await self._feed.run()
         except MessagingError:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # If the server has lost the streams, `_read` saves the rows that were read.
+            if not self._segments.lost:  # otherwise `_read` saves the rows
                 raise
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -304,7 +313,10 @@ class LogWriter:
         return self._write_task is not None and not self._write_task.done()
 
     async def _save(self, *, closed: bool) -> None:
-        """Start writing the open segment once no file is being written; if `closed`, open the next segment."""
+        """Begin to write the open segment as soon as no file is being written.
+
+        With `closed`, the next segment is opened.
+        """
         async with self._rotating:
             if self._busy:
                 self._blocked += 1
@@ -334,14 +346,14 @@ class LogWriter:
             self._waiters.fail(self._stuck())
 
     def _take_content(self, *, closed: bool) -> SegmentContent:
-        """Return the content of the open segment, to be written; if `closed`, open the next segment."""
+        """Return the content of the open segment, to be written. With `closed`, the next segment is opened."""
         content = self._open.content(self._streams, None if self._feed is None else self._feed.position)
         if closed:
             self._full, self._open = self._open, OpenSegment(content.number + 1, self.rows)
         return content
 
     async def _store(self, content: SegmentContent, *, closed: bool) -> None:
-        # Entries without logged rows need no new file, because reading them again gives no rows again.
+        # If only cursors have moved past entries without rows, no new file is needed: reading them again gives no rows.
         segment = content.stored
         if segment is None and content.table is not None:
             segment = await self._segments.store(content)
@@ -357,11 +369,11 @@ class LogWriter:
             await self._collected.write(least=FILE_BYTES)
         if not self._segments.lost:
             await self._segments.retry(self._reader.hearers.tidy)
-        if not closed:  # The writer is idle. A busy writer would need this memory again at once.
+        if not closed:  # the writer is idle; a busy writer would need the memory again at once
             await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def unwritten(self) -> Unwritten:
-        """Return the series and remembered calls of sealed steps, as far as the server has them."""
+        """Return the data of `collect=` and `me.remember` that the server still has, for steps that are in the log."""
         return NOTHING if self._collected is None else await self._collected.unwritten()
 
     async def _written(self) -> None:
@@ -374,7 +386,7 @@ class LogWriter:
     async def _finish(self, reading: asyncio.Task[None]) -> None:
         self._closed = True
         self._segments.stop_retrying()
-        if self._segments.lost:  # Let the reader write the rows, because there is no other copy of them.
+        if self._segments.lost:  # the reader has the only copy of the rows, and writes them
             await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
         self._cancel_tasks()
         await asyncio.gather(reading, *self._step_tasks, return_exceptions=True)

@@ -22,8 +22,8 @@ from ray_messaging.inspector.pages.layout import (
     refilled,
     row_table,
 )
-from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _EVERY_S = 3.0
 

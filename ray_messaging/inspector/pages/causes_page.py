@@ -19,7 +19,7 @@ from ray_messaging.inspector.pages.layout import (
     refilled,
     row_table,
 )
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
 _STEPS = 10  # the most steps of which effects are shown

@@ -23,14 +23,14 @@ from ray_messaging.model.fates import STORED, facts_of
 
 Options = dict[str, Any]
 
-_PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
+PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
 _LIGHT, _DARK = (169, 200, 245), (30, 58, 138)
 _LONGEST = 40
 _MOST_LABEL = 14  # the most characters of a text beside a map
 _POINT = 7  # the size of an agent at its position, in pixels
-_FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
-_TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
-_LINE = "rgba(139,147,161,0.22)"
+FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
+TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
+LINE = "rgba(139,147,161,0.22)"
 
 
 def rates(traffic: TrafficBins) -> Options:
@@ -41,7 +41,7 @@ def rates(traffic: TrafficBins) -> Options:
 
 def blocked(traffic: TrafficBins) -> Options:
     """Draw the number of blocked messages per step or second by rule."""
-    return _over_time(traffic, traffic.blocked, _PALETTE)
+    return _over_time(traffic, traffic.blocked, PALETTE)
 
 
 def collected(found: Series) -> Options:
@@ -74,20 +74,20 @@ def _over(places: list[str], series: list[Options], least_interval: int = 0) -> 
     return {
         "animation": False,
         "grid": {"left": 4, "right": 10, "top": 26, "bottom": 6, "containLabel": True},
-        "tooltip": _TOOLTIP | {"trigger": "axis"},
-        "legend": {"top": 0, "right": 0, "icon": "roundRect", "itemWidth": 10, "itemHeight": 4, "textStyle": _FONT},
+        "tooltip": TOOLTIP | {"trigger": "axis"},
+        "legend": {"top": 0, "right": 0, "icon": "roundRect", "itemWidth": 10, "itemHeight": 4, "textStyle": FONT},
         "xAxis": {
             "type": "category",
             "data": places,
-            "axisLabel": _FONT,
-            "axisLine": {"lineStyle": {"color": _LINE}},
+            "axisLabel": FONT,
+            "axisLine": {"lineStyle": {"color": LINE}},
             "axisTick": {"show": False},
         },
         "yAxis": {
             "type": "value",
             "minInterval": least_interval,
-            "axisLabel": _FONT,
-            "splitLine": {"lineStyle": {"color": _LINE}},
+            "axisLabel": FONT,
+            "splitLine": {"lineStyle": {"color": LINE}},
         },
         "series": series,
     }
@@ -109,7 +109,7 @@ def network(society: BusiestAgents) -> Options:
     colours = _colours(society.values or dict(society.agents))
     return {
         "animation": False,
-        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "tooltip": TOOLTIP | {"formatter": "{b}"},
         "series": [
             {
                 "type": "graph",
@@ -156,11 +156,11 @@ def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Optio
     """
     steps = sorted({each for run in runs for each in run.steps})
     options = _over([f"step {each:,}" for each in steps], [])
-    colours = dict(zip(kinds, _PALETTE, strict=False))
+    colours = dict(zip(kinds, PALETTE, strict=False))
     for run, dash in zip(runs, ("solid", "dashed"), strict=False):
         for place, (line, values) in enumerate(run.lines.items()):
             known = dict(zip(run.steps, values, strict=True))
-            colour = colours.get(line) or (_shade(0.7) if len(run.lines) == 1 else _PALETTE[place % len(_PALETTE)])
+            colour = colours.get(line) or (shade(0.7) if len(run.lines) == 1 else PALETTE[place % len(PALETTE)])
             options["series"].append(
                 {
                     "type": "line",
@@ -186,7 +186,7 @@ def society_map(found: SocietyInStep, size: int) -> Options:
     axis = {"type": "value", "show": False}
     return {
         "animation": False,
-        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "tooltip": TOOLTIP | {"formatter": "{b}"},
         "visualMap": _value_colours(found, size),
         "grid": {"left": 0, "top": 0, "width": size, "height": size},
         "xAxis": axis | {"min": left - aside, "max": right + aside},
@@ -212,7 +212,7 @@ def society_network(found: SocietyInStep, size: int) -> Options:
     heaviest = max((count for *_, count in found.edges), default=1)
     return {
         "animation": False,
-        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "tooltip": TOOLTIP | {"formatter": "{b}"},
         "visualMap": _value_colours(found, size),
         "series": [
             {
@@ -245,16 +245,16 @@ def society_network(found: SocietyInStep, size: int) -> Options:
 
 
 def _value_colours(found: SocietyInStep, size: int) -> Options:
-    shown = {"left": size + 10, "top": "middle", "textStyle": _FONT}
+    shown = {"left": size + 10, "top": "middle", "textStyle": FONT}
     if isinstance(found.scale, list):
-        kinds = found.scale[: len(_PALETTE)]
+        kinds = found.scale[: len(PALETTE)]
         pieces = [
             {"value": place, "label": cut(kind, _MOST_LABEL), "color": colour}
-            for place, (kind, colour) in enumerate(zip(kinds, _PALETTE, strict=False))
+            for place, (kind, colour) in enumerate(zip(kinds, PALETTE, strict=False))
         ]
         return shown | {"type": "piecewise", "pieces": pieces, "outOfRange": {"color": GREY}}
     low, high = found.scale
-    colours = [_shade(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    colours = [shade(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     reach = {"min": low, "max": high if high > low else low + 1, "precision": 3}
     return shown | reach | {"type": "continuous", "calculable": True, "inRange": {"color": colours}}
 
@@ -274,7 +274,7 @@ def tree(found: Cause) -> Options:
     """Draw a message, and to the right of each message its causes."""
     return {
         "animation": False,
-        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "tooltip": TOOLTIP | {"formatter": "{b}"},
         "series": [
             {
                 "type": "tree",
@@ -287,7 +287,7 @@ def tree(found: Cause) -> Options:
                 "bottom": 10,
                 "edgeShape": "polyline",
                 "edgeForkPosition": "85%",
-                "label": _FONT | {"position": [0, -28], "align": "left", "lineHeight": 13},
+                "label": FONT | {"position": [0, -28], "align": "left", "lineHeight": 13},
                 "leaves": {"label": {"position": "right", "verticalAlign": "middle"}},
                 "lineStyle": {"color": GREY, "width": 1},
                 "emphasis": {"focus": "ancestor"},
@@ -327,12 +327,13 @@ def _colours(values: Mapping[str, float | str]) -> dict[str, str]:
     if len(numbers) == len(values):
         low, high = min(numbers, default=0), max(numbers, default=0)
         shades = {agent: (value - low) / ((high - low) or 1) for agent, value in zip(values, numbers, strict=True)}
-        return {agent: _shade(share) for agent, share in shades.items()}
-    kinds = {kind: _PALETTE[place % len(_PALETTE)] for place, kind in enumerate(sorted({*map(str, values.values())}))}
+        return {agent: shade(share) for agent, share in shades.items()}
+    kinds = {kind: PALETTE[place % len(PALETTE)] for place, kind in enumerate(sorted({*map(str, values.values())}))}
     return {agent: kinds[str(value)] for agent, value in values.items()}
 
 
-def _shade(share: float) -> str:
+def shade(share: float) -> str:
+    """Return a colour between light blue (0) and dark blue (1)."""
     mixed = (round(light + share * (dark - light)) for light, dark in zip(_LIGHT, _DARK, strict=True))
     return f"rgb({', '.join(map(str, mixed))})"
 

@@ -7,7 +7,7 @@ from nicegui import ui
 
 from ray_messaging.inspector.page_values import Row, RowQuery, clock, cut, size, spoken
 from ray_messaging.inspector.pages.layout import Problem, button, card, field, refilled
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 from ray_messaging.model.fates import STORED, facts_of
 
 _EVERY_S, _SOCIETY_S = 2.0, 5.0

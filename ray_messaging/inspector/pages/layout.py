@@ -9,7 +9,7 @@ from nicegui import ui
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.inspector.page_values import Row, clock, cut, size, spoken
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 from ray_messaging.model.fates import FATES, STORED, facts_of
 
 T = TypeVar("T")

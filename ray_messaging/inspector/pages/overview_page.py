@@ -17,8 +17,8 @@ from ray_messaging.inspector.pages.layout import (
     refilled,
     say,
 )
-from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 from ray_messaging.model.fates import BLOCKED, FATES
 from ray_messaging.observability.health.findings import Health
 

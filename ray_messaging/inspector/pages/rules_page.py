@@ -8,8 +8,8 @@ from nicegui import ui
 
 from ray_messaging.inspector.page_values import Preview, RuleFacts, StepFacts
 from ray_messaging.inspector.pages.layout import Changes, Problem, await_data, button, card, refilled
-from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _EVERY_S = 2.0
 

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from ray_messaging.inspector.page_values import RowQuery
 from ray_messaging.inspector.pages.layout import Problem, await_data, button, card, field, fill, row_table
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 from ray_messaging.model.fates import FATES
 
 _FIELDS = (

@@ -12,7 +12,7 @@ from nicegui import ui
 from ray_messaging.inspector.page_values import Series, SocietyInStep
 from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import Problem, await_data, card, chart, draw, say
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _PLAY_S = 0.4
 _SIZES = 500, 440  # the width and height of a map in pixels: of one run, and of two runs beside each other
@@ -57,7 +57,7 @@ class SocietyPage:
         with ui.row().classes("w-full gap-3"):
             self._cards, self._maps = [], []
             for place, run in enumerate(self._runs):
-                with card(f"Agents of {run.title}", grow=f"0 0 {self._size + _LEGEND}px") as drawn:
+                with card(f"Agents of {run.title}", grow=f"0 1 {self._size + _LEGEND}px") as drawn:
                     drawn.style("overflow-x: auto")  # A map keeps its size on a narrow screen.
                     self._maps.append(chart(f"map-{place}", self._size + 10).style(f"min-width: {self._size + 100}px"))
                 self._cards.append(drawn)
@@ -102,6 +102,11 @@ class SocietyPage:
             self._slider.set_value(place)
         else:
             self._start_or_stop()
+
+    async def show_last(self) -> None:
+        """Show the last step of each run."""
+        self._step = None
+        await self.show()
 
     async def show(self) -> None:
         """Show the chosen step of each run."""

@@ -138,6 +138,11 @@ class FolderFacts(RunFacts):
         series = pa.table({}) if self._is_long() else self._once(self._series)
         return series if measures_of(series) and len(series) else None
 
+    def measures(self) -> list[str]:
+        """Return the names of the values that `collect` recorded of each agent; [] if there are none, or too many."""
+        series = self._by_agent()
+        return [] if series is None else measures_of(series)
+
     def _last(self, _rows: int) -> dict[str, dict[str, Any]]:
         """Return the values that `collect` recorded of each agent in the last step, by the agent's name."""
         table = pa.table({}) if self._is_long() else self._once(self._series)

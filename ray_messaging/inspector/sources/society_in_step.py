@@ -29,13 +29,13 @@ def measures_of(series: pa.Table) -> list[str]:
 
 
 def society_in_step(
-    series: pa.Table, log: EventLog, measure: str, step: int | None, columns: int | None
+    series: pa.Table, log: EventLog | None, measure: str, step: int | None, columns: int | None
 ) -> SocietyInStep:
     """Return the agents of a step (None: the last one), with the value `measure` of each ("": the first one).
 
     Args:
         series: The series of the run, in order of steps, with a row per step and agent.
-        log: The log of the messages.
+        log: The log of the messages; None: there is none, so no messages are returned.
         measure: The name of a value.
         step: A step in which values were collected; for another one, the last step before it is taken.
         columns: The number of agents in a row of the lattice; None: as many as make a square.
@@ -54,6 +54,7 @@ def society_in_step(
     placed, bounds = _places(series, rows, columns)
     rows = rows.take(pa.array(chosen))
     ids = _ids(rows)
+    linked = log is not None and total <= _MOST_LINKED
     return SocietyInStep(
         steps.tolist(),
         [name(each) for each in measures],
@@ -64,8 +65,8 @@ def society_in_step(
         [placed[place] for place in chosen],
         bounds,
         not _has_positions(series),
-        total <= _MOST_LINKED,
-        _edges(log, int(at), ids) if total <= _MOST_LINKED else [],
+        linked,
+        _edges(log, int(at), ids) if log is not None and linked else [],
         _scale(series[measure]),
         total,
     )

@@ -1,6 +1,6 @@
 """Rules for messages. To write your own, derive from `Rule`.
 
-The module of a rule is imported when the rule's name is first used: most processes use few rules.
+The module of a rule is imported when the rule's name is first used, because most processes use few rules.
 """
 
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ray_messaging.common.lazy_names import resolve
 
 if TYPE_CHECKING:
+    from ray_messaging.interception.interceptor.rule_tables import Table
     from ray_messaging.interception.rules.agentsociety_rules import Block, Supervisor
     from ray_messaging.interception.rules.allow_graph import AllowGraph
     from ray_messaging.interception.rules.bans import EdgeBan, SenderBan
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ray_messaging.interception.rules.moderator import Moderator
     from ray_messaging.interception.rules.openai_moderator import OpenAIModerator
     from ray_messaging.interception.rules.pattern import Pattern
+    from ray_messaging.interception.rules.random_sample import Sample
     from ray_messaging.interception.rules.rule import (
         ALLOW,
         Added,
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
         label,
         rewrite,
     )
-    from ray_messaging.interception.rules.sample import Sample
-    from ray_messaging.interception.server.rule_tables import Table
 
 _HOMES = {
     name: f"ray_messaging.interception.{home}"
@@ -47,8 +47,8 @@ _HOMES = {
             "ALLOW", "Added", "PairCheck", "Rule", "SlowRule", "StepRule", "StepVerdicts", "Verdict", "block", "label",
             "rewrite",
         ),
-        "rules.sample": ("Sample",),
-        "server.rule_tables": ("Table",),
+        "rules.random_sample": ("Sample",),
+        "interceptor.rule_tables": ("Table",),
     }.items()
     for name in names
 }  # fmt: skip
@@ -81,7 +81,7 @@ __all__ = [
     "rewrite",
 ]
 
-if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any name
+if not TYPE_CHECKING:  # if type checkers saw __getattr__, they would accept any name
 
     def __getattr__(name: str) -> object:
         return resolve(__name__, _HOMES, name)

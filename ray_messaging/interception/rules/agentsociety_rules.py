@@ -20,10 +20,10 @@ from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
-_TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
-_FAILED = {"content": "Message sent failed"}  # AgentSociety sends these words.
+_TIMEOUT_S = 300.0  # the time limit that AgentSociety's own blocks have for one request to a model
+_FAILED = {"content": "Message sent failed"}  # the payload that AgentSociety sends in this case
 _KINDS = {kind.value: kind for kind in MessageKind}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -57,7 +57,7 @@ class Block(SlowRule):
     Raises: RuleError if an argument is not valid.
     """
 
-    time_limit_s = NO_LIMIT_S  # each call has its own limit
+    time_limit_s = NO_LIMIT_S  # this limit is never reached, because each call of the block has its own limit
     _described = ("timeout_s", "on_error")
 
     def __init__(
@@ -87,7 +87,7 @@ class Block(SlowRule):
         self._calls = ModeratorCalls(1, self.timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Return ALLOW for a message from the user or to the user, else None."""
+        """Return ALLOW for a message from the user or to the user, and None for other messages."""
         return ALLOW if message.from_id is None or message.to_id is None else None
 
     async def judge(self, message: Message) -> Verdict:
@@ -103,19 +103,19 @@ class Block(SlowRule):
 
     @property
     def counts_blocked(self) -> bool:
-        """Return True: the block gets the counts of blocked messages."""
+        """Return True, because the block gets the counts of blocked messages."""
         return True
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return 1 for each sender, because the block may look at the count after each message."""
+        """Return 1 for each sender, because the block may look at the sender's count after each message."""
         return [1] * len(senders)
 
     async def close(self) -> None:
-        """Wait a moment for a cancelled call to end."""
+        """Wait for a cancelled call to end, but only for a moment."""
         await self._calls.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and the block's class, in JSON's types."""
+        """Return the name, kind, settings and the block's class, as values that JSON has."""
         return {**super().describe(), "block": type(self.block).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,23 +156,24 @@ class Block(SlowRule):
 
 
 class ViolationCounts(UserDict[AgentId, int]):
-    """The interceptor's violation counts; a missing sender has 0, as in a defaultdict."""
+    """The interceptor's counts of blocked messages by sender. A missing sender has 0, as in a defaultdict."""
 
     def __init__(self, context: "Interceptor") -> None:
-        self.data: Any = context.violations  # This is the interceptor's own table, not a copy.
+        self.data: Any = context.violations  # the interceptor's own table, and not a copy
 
     def __missing__(self, from_id: AgentId) -> int:
         return 0
 
     def get(self, from_id: AgentId, default: Any = 0) -> Any:  # noqa: ANN401 - as dict's
-        """Return a sender's count, 0 by default."""
+        """Return a sender's count, or `default` if the sender has none."""
         return self.data.get(from_id, default)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)  # changes of a copy or of an unpickled object do not change the original
+        # A copy or an unpickled object is a plain dict. Changes of this dict do not change the interceptor's counts.
+        return dict, (dict(self),)
 
     def __repr__(self) -> str:
-        return f"ViolationCounts({len(self)} senders)"  # it is short, because AgentSociety writes it at every call
+        return f"ViolationCounts({len(self)} senders)"  # a short text, because AgentSociety writes it at every call
 
 
 class BlackSet(MutableSet[Pair]):
@@ -197,31 +198,31 @@ class BlackSet(MutableSet[Pair]):
         return len(self._context.black_list.state)
 
     def add(self, value: Pair) -> None:
-        """Add a pair."""
+        """Add a pair to the interceptor's black list."""
         self._context.black_list.add([value])
 
     def discard(self, value: Pair) -> None:
-        """Remove a pair."""
+        """Remove a pair from the interceptor's black list."""
         if value in self:
             self._context.black_list.remove([value])
 
     def clear(self) -> None:
-        """Remove all pairs."""
-        # Removing pair by pair would take a time that grows with the square of their number.
+        """Remove all pairs from the interceptor's black list."""
+        # Removing one pair after the other would take a time that grows with the square of their number.
         self.difference_update(self)
 
     def update(self, *others: Iterable[Pair]) -> None:
-        """Add pairs."""
+        """Add pairs to the interceptor's black list."""
         for pairs in others:
             self._context.black_list.add(list(pairs))
 
     def difference_update(self, *others: Iterable[Pair]) -> None:
-        """Remove pairs."""
+        """Remove pairs from the interceptor's black list."""
         for pairs in others:
             self._context.black_list.remove(list(pairs))
 
     def __ior__(self, other: Any) -> "BlackSet":  # type: ignore[misc]  # noqa: ANN401 - a set
-        self.update(other)  # all pairs or none, in one change
+        self.update(other)  # all pairs are added, or none, in one change
         return self
 
     def __isub__(self, other: Any) -> "BlackSet":  # type: ignore[misc]  # noqa: ANN401 - a set
@@ -245,10 +246,11 @@ class BlackSet(MutableSet[Pair]):
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return set, (list(self),)  # changes of a copy or of an unpickled object do not change the original
+        # A copy or an unpickled object is a plain set, whose changes do not change the black list.
+        return set, (list(self),)
 
     def __repr__(self) -> str:
-        return f"BlackSet({len(self)} pairs)"  # it is short, because AgentSociety writes it at every call
+        return f"BlackSet({len(self)} pairs)"  # a short text, because AgentSociety writes it at every call
 
 
 def _name_of(block: object) -> str:
@@ -328,7 +330,7 @@ class Supervisor(StepRule):
         return StepVerdicts({row: block(f"refused by {self.name}") for row in refused}, [*failures, *added])
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and the supervisor's class, in JSON's types."""
+        """Return the name, kind, settings and the supervisor's class, as values that JSON has."""
         return {**super().describe(), "supervisor": type(self.supervisor).__qualname__}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A rule that passes messages along the edges of a graph."""
+"""A rule that passes messages along the edges of graphs."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
@@ -18,7 +18,10 @@ Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
 class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
-    """The data of an AllowGraph: edges, (member, network number) pairs, and receivers to whom all senders may write."""
+    """The data of an AllowGraph: its edges, its networks, and the receivers to whom everybody may write.
+
+    `memberships` has a pair for each member of a network: the agent, and the network's number.
+    """
 
     name: str
     edges: Collection[tuple[Int64 | str, Int64 | str]]
@@ -66,7 +69,7 @@ class AllowGraph(Rule):
         self._names = tuple(named)
         networks_read = [*read, *named.values()]
         open_ = {member for key in self._public for member in named[key].members}
-        # A complete network is kept as its n memberships, in place of n * n edges.
+        # A complete network is stored as its n members, in place of n * n edges.
         memberships = {
             (member, number) for number, each in enumerate(networks_read) if each.complete for member in each.members
         }
@@ -75,7 +78,7 @@ class AllowGraph(Rule):
 
     @classmethod
     def of(cls, snapshot: AllowGraphSnapshot) -> "AllowGraph":
-        """Build a rule from the data of another rule, which makes the same decisions."""
+        """Build a rule from a snapshot of another rule. Both make the same decisions."""
         made = cls.__new__(cls)
         made._names, made._public = (), ()
         made._join(snapshot)
@@ -83,7 +86,7 @@ class AllowGraph(Rule):
 
     @property
     def snapshot(self) -> AllowGraphSnapshot:
-        """Return the data from which the rule decides."""
+        """Return the data by which the rule decides."""
         memberships = [(member, number) for member, found in self._networks_of.items() for number in found]
         return AllowGraphSnapshot(self.name, [*self._edges], memberships, self._open, self.user, self.channels)
 
@@ -105,13 +108,13 @@ class AllowGraph(Rule):
         self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows whose sender and receiver are not joined by an edge."""
+        """Return blocks for the rows from whose sender no edge leads to the receiver."""
         from_ids, to_ids = batch.from_ids, batch.to_ids
         rows = np.flatnonzero(self._bars(from_ids, to_ids)).tolist()
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs, or None if a subclass overrides `check_batch`."""
+        """Return the check of pairs by ids, or None if a subclass overrides `check_batch`."""
         if type(self).check_batch is not AllowGraph.check_batch:
             return None
         return PairCheck(self._bars, "no edge joins this sender and this hearer")
@@ -124,7 +127,7 @@ class AllowGraph(Rule):
         return ~allowed
 
     def _allowed(self, from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return, for each pair of int ids, whether it is allowed."""
+        """Return, for each pair of int ids, whether the first may write to the second."""
         allowed = self._edges.holds(from_values, to_values)
         for members, networks in self._layers:
             places = np.minimum(np.searchsorted(members, from_values), len(members) - 1)

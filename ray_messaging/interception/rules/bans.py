@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.checks import check_count
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, name_of
 from ray_messaging.interception.rules.rule import ALLOW, UNLIMITED, PairCheck, Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
 _FAILED = "the rule failed: "  # the beginning of each text that `rule.failure` returns
-_CHECK = "check"  # the first part of the keys of the check's entries in `state`; only these keys have three parts
+_CHECK = "check"  # the first item of the keys in `state` that belong to the check; only these keys have three items
 
 
 class Ban(Rule):
@@ -26,7 +26,7 @@ class Ban(Rule):
 
     The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
     blocks. A message on which the check fails is blocked too, unless `on_error` of the check or of this rule is
-    "allow", but it is no violation. The user's violations are blocked, but not counted. `state` holds the number of
+    "allow", but it is no violation. The user's violations are blocked, but not counted. `state` has the number of
     violations of each key, up to `after`, and the check's own state. The check sees no messages with banned keys.
     """
 
@@ -47,8 +47,8 @@ class Ban(Rule):
         self.restored()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is left out, because it is fast to build, and so large that Ray would store it apart from the
-        # pickle, where a restarted actor may not find it.
+        # The index is left out, because it is quickly built again. It is so large that Ray would store it apart from
+        # the pickle, where a restarted actor may not find it.
         return {key: value for key, value in self.__dict__.items() if key != "_index"}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -75,8 +75,9 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Set the check's context during a call, and copy its changed state afterwards."""
-        self.inner.context = self.context  # set for the call only, because a removed rule is pickled without a context
+        """Give the check the interceptor (`context`) for one call, and copy its changed state afterwards."""
+        # The check has a context only during a call, because a removed rule must be pickled without one.
+        self.inner.context = self.context
         try:
             yield
         finally:
@@ -92,7 +93,7 @@ class Ban(Rule):
                 continue
             try:
                 verdict = checked(self.inner.check(Message(exp_id, batch, row)))
-            # The rule is a user's code: if it fails, the message is blocked and the error logged.
+            # The check is a user's code. If it fails, the message is blocked and the error is logged.
             except RAISED as error:
                 verdict = self._check_failed(error)
             else:
@@ -103,10 +104,10 @@ class Ban(Rule):
         return found
 
     def _in_parts(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply the check, which may keep counts, to a batch part by part.
+        """Apply the check to a batch in several parts. The check may keep counts.
 
-        The check must not count messages after the message with which a ban begins. So in each part only the last row
-        of a key can begin a ban. Each sender's rows stay in order.
+        After the message that begins a ban, the check must not count further messages of the ban's key. So in each part
+        only the last row of a key can begin a ban. Each sender's rows stay in order.
         """
         found: dict[int, Verdict] = {}
         for rows in self._before_bans(batch):
@@ -115,18 +116,19 @@ class Ban(Rule):
         return found
 
     def _before_bans(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows in parts. A part has each sender's next rows, up to the row after which a ban may begin.
+        """Yield the rows in parts. A part has the next rows of each sender, up to a row after which a ban may begin.
 
-        To make a part, only its own rows and one more row of each sender are looked at, because a sender with many rows
-        may need many parts.
+        Only the rows of a part, and one more row of each sender, are looked at, because a sender with many rows may
+        need many parts.
         """
         waiting: dict[AgentId | None, list[int]] = {}
         for row, sender in enumerate(batch.from_ids.tolist()):
             waiting.setdefault(sender, []).append(row)
-        left = [rows[::-1] for rows in waiting.values()]  # reversed: the next row of a sender is at the end
+        # In reversed order, so that the next row of a sender is at the end.
+        left = [rows[::-1] for rows in waiting.values()]
         while left:
             part: list[int] = []
-            room: dict[Any, int] = {}  # how many violations each key has left
+            room: dict[Any, int] = {}  # for each key, how many violations it has left before its ban
             for rows in left:
                 while rows:
                     key = self._key_of(batch, rows[-1])
@@ -141,7 +143,7 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply the check to a whole batch; then look only at the rows that the check blocks, or that may be banned."""
+        """Apply the check to a whole batch. Then look at the rows that the check blocks, or whose key may be banned."""
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -153,7 +155,8 @@ class Ban(Rule):
             verdicts = {
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
-        except RAISED as error:  # The rule is a user's code: if it fails, the message is blocked and the error logged.
+        # The check is a user's code; if it fails, the message is blocked and the error is logged.
+        except RAISED as error:
             verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
         begins: dict[Any, int] = {}
@@ -164,7 +167,10 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for banned rows; with `begins` only for rows after the row that began the ban of their key."""
+        """Return blocks for rows with banned keys.
+
+        `begins` has the row that began a ban; then only rows after it are blocked.
+        """
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -180,7 +186,7 @@ class Ban(Rule):
         return key is not None and bool(self.state.get(key, 0) >= self.after)
 
     def _count(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
-        """Count a violation; return whether a ban begins with it."""
+        """Count a violation of a key; return whether it begins a ban."""
         if key is None:
             return False
         count = self.state[key] = self.state.get(key, 0) + 1
@@ -213,12 +219,12 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return the result of the check's `room`."""
+        """Return what `room` of the rule that this ban watches returns."""
         with self._in_context():
             return self.inner.room(senders)
 
     def new_round(self) -> None:
-        """Begin a new round for the check; bans and counts of violations remain."""
+        """Begin a new round for the check. Bans and counts of violations stay."""
         with self._in_context():
             self.inner.new_round()
 
@@ -227,7 +233,7 @@ class Ban(Rule):
         await self.inner.close()
 
     def restored(self) -> None:
-        """Rebuild the index of bans, and the check's state, from `state`."""
+        """Rebuild the index of bans, and the state of the check, from `state`."""
         self._build_index()
         if self.inner.state is not None:
             kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.pairs import FEW_ROWS, Pair, PairIndex, PairTable, blocks, check_pairs, name_of
 from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
-from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 
 __all__ = ["BlackList", "Pair"]
@@ -16,13 +16,12 @@ class BlackList(Rule):
     """Block listed (from_id, to_id) pairs.
 
     None on either side stands for any agent; the user is not an agent. Large lists are fast, because an index of the
-    pairs excludes most rows of a batch. The pairs are kept in `state`.
+    pairs excludes most rows of a batch. The pairs are stored in `state`.
 
     Args:
-        pairs: (from_id, to_id) pairs, or a single pair. A single pair of ids that are tuples must be in a list, as
+        pairs: (from_id, to_id) pairs, or a single pair. A single pair of ids that are tuples must be in a list, as in
             `[((0, 0), (0, 1))]`.
         name: the rule's name.
-
     Raises: RuleError if `pairs` is not a list of pairs, InvalidAddress if an id is not valid.
     """
 
@@ -39,7 +38,7 @@ class BlackList(Rule):
         return frozenset(self.state)
 
     def set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Replace all pairs. As in `add` and `remove`, a single pair may be given instead of a list."""
+        """Replace all pairs. A single pair may be given instead of a list, as in `add` and `remove`."""
         wanted = check_pairs(pairs, self.name)
         self.state.clear()
         self.state.update(dict.fromkeys(wanted, 1))
@@ -59,12 +58,12 @@ class BlackList(Rule):
             self.state.pop(pair, None)
 
     def restored(self) -> None:
-        """Build the index of the pairs."""
+        """Build the index of the pairs, after `state` was loaded."""
         self._index = PairIndex(self.state)
-        self._listed = self.state.keys()  # a live view, in which a lookup is faster than in the table
+        self._listed = self.state.keys()  # a view of the table, in which a lookup is faster than in the table itself
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is left out, because it is larger than the pairs, and fast to build.
+        # The index is left out, because it is larger than the pairs, and is quickly built again.
         return {key: value for key, value in self.__dict__.items() if key not in ("_index", "_listed")}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -84,7 +83,7 @@ class BlackList(Rule):
         return blocks(found, found.values()) if found else {}
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs, or None if a subclass overrides `check_batch`."""
+        """Return the check of pairs by ids, or None if a subclass overrides `check_batch`."""
         if type(self).check_batch is not BlackList.check_batch:
             return None
         return PairCheck(PairTable(self.state).has, "this sender may not write to this hearer")

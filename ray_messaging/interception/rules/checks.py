@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def check_count(setting: str, value: object, least: int, rule: str, why: str = "") -> int:
-    """Return the value of a setting; raise RuleError unless it is a whole number of at least `least`."""
+    """Return the value of a setting; raise RuleError unless it is a whole number, at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**62:
         raise RuleError(f"{setting}={value!r} is invalid: give an int of at least {least}{why}", rule=rule)
     return value
@@ -19,7 +19,8 @@ def check_count(setting: str, value: object, least: int, rule: str, why: str = "
 def check_positive(setting: str, value: float, rule: str, below: float = inf) -> float:
     """Return the value of a setting; raise RuleError unless it is a number between 0 and `below`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
-        raise RuleError(f"{setting}={value!r} is invalid: give a number above 0, such as 0.5", rule=rule)
+        limit = "" if below == inf else f" and below {below:,.0f}"
+        raise RuleError(f"{setting}={value!r} is invalid: give a number above 0{limit}, such as 0.5", rule=rule)
     return value
 
 

@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.checks import check_count, check_positive
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import UNLIMITED, Rule, Verdict
-from ray_messaging.interception.server.rule_tables import Table
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
-_ROUNDING = 1e-6  # the part of a token that may be missing, because a rounding error must not block a message
+_ROUNDING = 1e-6  # the fraction of a token that may be missing, because a rounding error must not block a message
 _LEAST_SWEEP = 1024
-_BEGUN = None  # the key in `state` which says that the beginning of the round was recorded
+_BEGUN = None  # the key in `state` which says that counts were recorded at the beginning of the round
 
 
 class RowsById(NamedTuple):
     """The rows of a column, grouped by id.
 
-    `keys` are the k distinct ids, `codes` (n,) has the index in `keys` of each row's id, `counts` (k,) the number of
-    rows of each id.
+    `keys` has the k distinct ids. `codes` (n,) has, for each row, the index of its id in `keys`. `counts` (k,) has the
+    number of rows of each id.
     """
 
     keys: list[AgentId | None]
@@ -36,7 +36,10 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows, ascending, that exceed the number of rows `allowed` (k,) for their id."""
+        """Return the rows, ascending, that are too many for their id.
+
+        `allowed` (k,) has the number that each id may have.
+        """
         over = allowed < self.counts
         if not over.any():
             return np.zeros(0, np.intp)
@@ -103,7 +106,7 @@ class RateLimit(Rule):
         self.per_round = None if per_round is None else check_count("per_round", per_round, 1, name)
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        # The time at which each bucket was last empty. If it never was, the time is computed back from its tokens.
+        # The time at which each bucket was last empty. If a bucket never was, this time is computed from its tokens.
         self._empty_at: dict[AgentId | None, float] = {}
         self._sweep_at = _LEAST_SWEEP
 
@@ -116,7 +119,7 @@ class RateLimit(Rule):
         return self.per_round is not None
 
     def new_round(self) -> None:
-        """Reset the counts of the round."""
+        """Begin a new round: forget how many messages each sender has sent."""
         if self.state:
             self.state.clear()
 
@@ -144,7 +147,7 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: RowsById) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return, for each sender, the time at which its bucket was empty, and its whole tokens now."""
+        """Return, for each sender, the time at which its bucket was empty, and how many whole tokens it has now."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
@@ -205,7 +208,7 @@ class RoundQuota(Rule):
         self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
-        """Reset contacts and blocked messages."""
+        """Begin a new round: forget the contacts and the blocked messages."""
         self.state.clear()
         self.restored()
         self._begin()
@@ -216,7 +219,7 @@ class RoundQuota(Rule):
         return self.blocked is not None
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many blocked messages are left in each sender's quota; UNLIMITED if the sender has used it up."""
+        """Return how many blocked messages are left in each sender's quota, or UNLIMITED if the quota is used up."""
         if self.blocked is None:
             return super().room(senders)
         if _BEGUN not in self.state:
@@ -261,12 +264,12 @@ class RoundQuota(Rule):
         if self.context is None:
             return 0
         count, before = self.context.violations.get(sender, 0), self.state.get(sender, 0)
-        if count < before:  # the counts were reset
+        if count < before:  # the counts of blocked messages were reset
             before = self.state[sender] = 0
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record new contacts; return the rows with a contact that exceeds the quota, each with the reason."""
+        """Record new contacts; return the rows whose contact exceeds the quota, with the reason."""
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met
         pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)

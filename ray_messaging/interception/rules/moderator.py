@@ -1,4 +1,4 @@
-"""A rule that asks an async callable about each message."""
+"""A rule that asks an async function about each message."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import Closed, RuleError
+from ray_messaging.interception.interceptor.watchdog import RuleCalls
 from ray_messaging.interception.rules.checks import check_choice, check_count, check_name, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked, text_of
-from ray_messaging.interception.server.watchdog import RuleCalls
 from ray_messaging.message import Message
 
 T = TypeVar("T")
@@ -24,20 +24,20 @@ OnError = Literal["block", "allow"]
 
 logger = logging.getLogger(__name__)
 
-# Time for a cancelled call to clean up. After this time, the call counts as a call that will never end.
+# How long a cancelled call may take to clean up, in seconds. After that it is taken for a call that never ends.
 _GRACE_S = 1.0
-# The limit from a message's arrival to its verdict, in seconds. It is long, because a message must not fail while it
-# waits until other messages are judged. Each call has its own, shorter limit.
+# The time limit from a message's arrival to its verdict, in seconds. It is long, because a message must not fail while
+# it waits for other messages to be judged. Each call has its own, shorter limit.
 NO_LIMIT_S = 30 * 86_400.0
-_DIGEST_BYTES = 20  # to find two payloads with the same digest takes about 2**80 tries
+_DIGEST_BYTES = 20  # finding two payloads with the same digest takes about 2**80 tries
 
 
 class ModeratorCalls:
-    """Calls of a moderator: at most `concurrency` at a time, each of which is awaited for `timeout_s` at most.
+    """Calls of a moderator. At most `concurrency` calls run at a time, and each may take `timeout_s`.
 
-    The limit is for the call itself: waiting until another call has ended is not limited. A call that goes on after it
-    was cancelled (because it caught the cancellation) is abandoned. While `concurrency` abandoned calls run, further
-    calls fail at once, so there are never more than twice as many calls as `concurrency`.
+    The time in which a call waits for another call to end is not limited. If a call is cancelled but catches the
+    cancellation and goes on, it is abandoned. While `concurrency` abandoned calls run, further calls fail at once, so
+    there are never more than twice as many calls as `concurrency`.
     """
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
@@ -51,7 +51,7 @@ class ModeratorCalls:
 
         The next call begins only after the caller's code up to its next `await` has run.
 
-        Raises: the call's own error; TimeoutError if it takes too long, or too many abandoned calls still run.
+        Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """
         async with self._places:
             await self._wait_for_abandoned()
@@ -60,7 +60,7 @@ class ModeratorCalls:
             return found
         if isinstance(found, Exception):
             raise found
-        # It is not raised, because it would look like a cancellation of the caller.
+        # The error itself is not raised, because it would look like a cancellation of the caller.
         cancelled = isinstance(found, asyncio.CancelledError)
         why = "was cancelled from within" if cancelled else f"would have ended the process: {found!r}"
         raise RuntimeError(f"the call {why}")
@@ -77,10 +77,10 @@ class ModeratorCalls:
             await asyncio.wait(abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModeratorCalls, (self.concurrency, self.timeout_s)  # the copy begins without running calls
+        return ModeratorCalls, (self.concurrency, self.timeout_s)  # the copy has no running calls
 
     async def close(self) -> None:
-        """Wait a moment for cancelled calls to end."""
+        """Wait for cancelled calls to end, but only for a moment."""
         await self._calls.close(_GRACE_S)
 
 
@@ -146,7 +146,7 @@ class Moderator(SlowRule):
             return None
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the verdict on one message. Errors of the callable become verdicts; only a cancellation is raised."""
+        """Return the verdict on one message. Errors of the callable become verdicts. Only a cancellation is raised."""
         if not self.cache:
             return await self._ask(message)
         try:
@@ -167,7 +167,7 @@ class Moderator(SlowRule):
         return await self._shared(call)
 
     async def close(self) -> None:
-        """Cancel all calls."""
+        """Cancel all calls of the callable."""
         for call in (running := list(self._work.running.values())):
             call.cancel()
         if running:
@@ -180,7 +180,7 @@ class Moderator(SlowRule):
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and counts, in JSON's types."""
+        """Return the name, kind, settings and counts, as values that JSON has."""
         return {**super().describe(), "stats": self.stats()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Moderator(SlowRule):
         return verdict
 
     async def _shared(self, call: asyncio.Task[Verdict]) -> Verdict:
-        """Wait for a call that several messages may share. The call goes on if this waiter is cancelled."""
+        """Wait for a call that several messages may share. If this message's wait is cancelled, the call goes on."""
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -237,8 +237,9 @@ class Moderator(SlowRule):
     def _fail(self, error: Exception) -> Verdict:
         work = self._work
         work.failed += 1
-        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs the failure once
-            work.failing = True  # failures in a row are logged once: a service that is down fails for every message
+        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs the failure
+            # Successive failures are logged once, because a service that is down fails for every message.
+            work.failing = True
             then = "passes" if self.on_error == "allow" else "is blocked"
             logger.warning(
                 "rule %r fails, so each message that it should judge %s: %s", self.name, then, text_of(error)
@@ -247,7 +248,7 @@ class Moderator(SlowRule):
 
 
 class _Work:
-    """A moderator's calls, cache and counts."""
+    """The calls of one moderator, its cache of verdicts, and the counters that `Moderator.stats` returns."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self.calls = ModeratorCalls(concurrency, timeout_s)
@@ -284,5 +285,5 @@ def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]
 
 
 def _payload_digest(message: Message) -> bytes:
-    # The key is not the payload itself, because the cache would keep 10,000 large payloads.
+    # The key is a digest of the payload, because with payloads as keys the cache would keep 10,000 large payloads.
     return blake2b(message.data, digest_size=_DIGEST_BYTES).digest()

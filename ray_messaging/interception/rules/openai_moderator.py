@@ -23,7 +23,7 @@ from ray_messaging.message import Message
 
 MISSING = "OpenAIModerator needs the openai package: pip install 'ray-messaging[llm]'"
 _ENV_KEY = "OPENAI_API_KEY"
-_ERROR_CHARS = 500  # the most characters that are kept of an endpoint's error text
+_ERROR_CHARS = 500  # an endpoint's error text is cut to this many characters
 
 _SCHEMA = {
     "type": "object",
@@ -31,7 +31,7 @@ _SCHEMA = {
     "required": ["allow", "reason"],
     "additionalProperties": False,
 }
-# Response formats, the strictest first. If the endpoint refuses a format, the next format is tried.
+# Response formats, the strictest one first. If the endpoint refuses a format, the next one is tried.
 _FORMATS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": _SCHEMA}}},
     {"response_format": {"type": "json_object"}},
@@ -39,8 +39,8 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )
 
 _REASON_CHARS = 500
-# Limits on the search for a verdict in an answer, because other messages wait meanwhile: the most characters, and the
-# most braces that open no JSON object. An answer above a limit counts as an answer without a verdict.
+# Limits on the search for a verdict in an answer, because other messages wait during the search: the most characters,
+# and the most braces that begin no JSON object. An answer that exceeds a limit counts as one without a verdict.
 _ANSWER_CHARS, _ATTEMPTS = 20_000, 50
 
 _SYSTEM = """You moderate messages between agents. Judge each by this policy:
@@ -60,7 +60,7 @@ class _Form(NamedTuple):
 
 
 class Endpoint:
-    """The connection to one model. Its client is created on first use. An unpickled copy begins without a client."""
+    """The connection to one model. The client is created when it is first used. An unpickled copy has no client."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]
@@ -88,11 +88,14 @@ class Endpoint:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """Return the model's answer; raise an error that says how to fix it, and never contains the API key."""
+        """Return the model's answer. Raises an error that says how to fix it.
+
+        The error's text never contains the API key.
+        """
         try:
             reply = await self._complete(await self._opened(), messages)
         except Exception as error:  # noqa: BLE001 - every error is translated
-            # The cause is left out: like the error's text, it may contain the key.
+            # The cause is left out, because its text may contain the key.
             raise self._translated(error) from None
         self._count(reply)
         return _content(reply)
@@ -106,7 +109,7 @@ class Endpoint:
     async def _opened(self) -> Any:  # noqa: ANN401 - openai is optional
         async with self._opening:
             if self._client is None:
-                # This runs in a thread, because the import takes a second, and must not block other messages.
+                # This runs in a thread, because the import takes a second, and would hold up other messages.
                 self._client = await asyncio.to_thread(self._open)
             return self._client
 
@@ -118,11 +121,11 @@ class Endpoint:
         key = self._key()
         if key is None and self._base_url is None:
             raise ConfigError(f"there is no API key: pass api_key, or set {_ENV_KEY} where the interceptor runs")
-        # The client has no timeout, because the moderator's timeout limits all attempts together.
+        # The client has no timeout, because the moderator's timeout is the limit for all attempts together.
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
         )
-        _ = client.chat.completions  # imports the other half of openai now, in this thread
+        _ = client.chat.completions  # this imports the other half of the openai package in this thread
         return client
 
     def _key(self) -> str | None:
@@ -146,7 +149,7 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a less strict form for a refused request, or None if its form was not the reason."""
+        """Return a less strict form for a refused request, or None if the form was not the reason of the refusal."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()
@@ -202,16 +205,19 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
 
 
 def check_url(url: object, rule: str) -> str | None:
-    """Return an endpoint's address, or None for None; raise RuleError if it is not an http(s) URL."""
+    """Return an endpoint's address, or None for None. Raises RuleError if it is not an http(s) URL."""
     if url is None:
         return None
-    if not is_http_address(url):  # the error does not quote the URL, which may hold a password
+    if not is_http_address(url):  # the error does not quote the URL, which may contain a password
         raise RuleError("base_url is no address of an endpoint: write http(s)://host:port/v1", rule=rule)
     return str(url)
 
 
 def check_key(key: object, rule: str) -> SecretStr | None:
-    """Return an API key that no text shows, or None for None; raise RuleError unless it is a str without blanks."""
+    """Return an API key as a secret, which prints no text, or None for None.
+
+    Raises: RuleError unless the key is a str without blanks.
+    """
     if key is None:
         return None
     secret = key if isinstance(key, SecretStr) else SecretStr(key if isinstance(key, str) else "")
@@ -295,7 +301,7 @@ class OpenAIModerator(Moderator):
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind, settings and counts, in JSON's types, without the key."""
+        """Return the name, kind, settings and counts, as values that JSON has, without the key."""
         settings = {"prompt": self._prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
@@ -309,7 +315,7 @@ class OpenAIModerator(Moderator):
         return read_verdict(await self._endpoint.ask([system, {"role": "user", "content": self._turn(message)}]))
 
     def _digest(self, message: Message) -> bytes:
-        """Return a key that is the same for all messages that look the same to the model."""
+        """Return a cache key that is the same for all messages that look the same to the model."""
         return blake2b(self._turn(message).encode(errors="replace"), digest_size=20).digest()
 
     def _turn(self, message: Message) -> str:
@@ -319,7 +325,10 @@ class OpenAIModerator(Moderator):
 
 
 def read_verdict(text: str) -> Verdict:
-    """Return the one verdict in a model's answer, whatever text is around it; raise ValueError if there is none."""
+    """Return the verdict in a model's answer, which may have other text around it.
+
+    Raises: ValueError unless the answer has exactly one verdict.
+    """
     answer = text.rpartition("</think>")[2].strip()  # some models write their reasoning first
     found = {bool(verdict["allow"]): verdict for verdict in _objects(answer[:_ANSWER_CHARS])}
     if len(found) != 1 or len(answer) > _ANSWER_CHARS:

@@ -1,4 +1,4 @@
-"""Pairs of agents: read from lists or graphs that users give, named in reasons, and looked up by columns of ids."""
+"""Pairs of agents: how they are read from lists or graphs, named in reasons, and found in columns of ids."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
@@ -15,18 +15,22 @@ from ray_messaging.model.edge_pairs import edge_pairs
 Pair = tuple[AgentId | None, AgentId | None]
 Edge = tuple[AgentId, AgentId]
 
-# Odd 64-bit constants that spread ids over the table: the first is made from the golden ratio, the second is a prime.
+# Odd 64-bit constants that spread ids over the table. The first is made from the golden ratio, the second is a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
-# Few slots cause false hits; each costs a lookup, which takes as long as the arithmetic of a hundred rows.
+# With few slots, more rows are found that are not among the pairs. Each of them costs a lookup, which takes as long as
+# the arithmetic of a hundred rows.
 _LEAST_SLOTS = 2**16
 _LEAST_ROOM = 16
-FEW_ROWS = 8  # up to this many rows, looking up each row is faster than arithmetic on the columns
+FEW_ROWS = 8  # for up to this many rows, looking up each row is faster than arithmetic on the columns
 
 
 def check_pair(pair: object, rule: str) -> Pair:
-    """Return a pair with normalized ids; raise RuleError if it is not a pair, InvalidAddress if an id is not valid."""
+    """Return a pair with ids in canonical form.
+
+    Raises: RuleError if it is not a pair, InvalidAddress if an id is not valid.
+    """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), with None for any agent", rule=rule)
     _check_nesting(pair, rule)
@@ -34,7 +38,7 @@ def check_pair(pair: object, rule: str) -> Pair:
 
 
 def _check_nesting(pair: object, rule: str) -> None:
-    """Raise RuleError for a list of two tuples: it is a list of pairs that lies in another list, not a pair of ids."""
+    """Raise RuleError for a list of two tuples, which is a list of pairs in place of a pair."""
     if isinstance(pair, list) and all(isinstance(end, tuple) for end in pair):
         raise RuleError(
             f"{pair!r} is a list of two pairs where one pair is expected: pass it without the list around it; if its "
@@ -44,7 +48,10 @@ def _check_nesting(pair: object, rule: str) -> None:
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs, or the single pair, that a user gave; raise RuleError or InvalidAddress for an invalid pair."""
+    """Return the pairs, or the single pair, that a user gave.
+
+    Raises: RuleError or InvalidAddress for an invalid pair.
+    """
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
@@ -53,7 +60,7 @@ def check_pairs(pairs: object, rule: str) -> set[Pair]:
 
 
 def name_of(agent_id: AgentId | None) -> str:
-    """Return an agent's name in the form in which the reasons of blocks show it."""
+    """Return an agent's name as the reasons of blocks show it."""
     return f"agent {agent_id!r}"
 
 
@@ -75,10 +82,10 @@ def hash_pairs(from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> 
 
 
 class PairIndex:
-    """An index of pairs (None: any agent) that finds the rows of a batch that may be among the pairs.
+    """An index of pairs, which finds the rows of a batch that may be among the pairs. None in a pair means any agent.
 
-    The index finds all rows that are among the pairs, and a few other rows, so the caller must look up each row that is
-    found in the set itself. Pairs can only be added; a removed pair costs extra lookups until the index is rebuilt.
+    The index finds all rows that are among the pairs, and a few other rows. So the caller must look up each found row
+    in the set of pairs. Pairs can only be added. A removed pair costs extra lookups until the index is rebuilt.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:
@@ -115,7 +122,7 @@ class PairIndex:
         for ids in (from_ids, to_ids):
             if ids.kinds is not None and ids.strings:
                 rows = np.flatnonzero(ids.kinds == STR)
-                # A pair with a str is found by the str alone; the other id of the pair is not looked at.
+                # A pair with a str is found by the str alone. The pair's other id is not looked at.
                 named = np.fromiter((name in self._names for name in ids.strings), np.bool_, len(ids.strings))
                 maybe[rows] |= named[ids.values[rows]]
         found: list[int] = np.flatnonzero(maybe).tolist()
@@ -123,7 +130,7 @@ class PairIndex:
 
 
 class _Bitmap:
-    """A one-hash Bloom filter for pairs of ints: 16 slots or more per pair, with room for twice as many pairs."""
+    """A Bloom filter with one hash for pairs of ints. It has 16 slots or more for each pair, and room to add pairs."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         size = max(_LEAST_SLOTS, 1 << (len(pairs) * _SLOTS_PER_PAIR).bit_length())
@@ -145,7 +152,7 @@ class _Bitmap:
         self._places[self._slots(hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()))] = True
 
     def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        # The hash is multiplied a second time, because ids are often consecutive, and their products with one constant
+        # The hash is multiplied a second time. Ids are often consecutive, and their products with one constant would
         # collide.
         return ((hashes ^ (hashes >> _HALF)) * _SPREAD_FROM) >> self._shift
 
@@ -158,7 +165,7 @@ class _Bitmap:
 class Network(NamedTuple):
     """A graph: its edges and members.
 
-    In a `complete` network, each member may write to each other member, and the edges are left out.
+    In a `complete` network, each member may write to each other member. Its `edges` are empty.
     """
 
     edges: set[Edge]
@@ -167,10 +174,9 @@ class Network(NamedTuple):
 
 
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
-    """Read a graph given by a user.
+    """Read a graph that a user gave.
 
-    Args: `ids` allows a list of members, which is a complete network.
-
+    Args: `ids` says that a list of members is allowed, too, which means a complete network.
     Raises: RuleError if `graph` is not a graph, InvalidAddress if an id is not valid.
     """
     pairs = edge_pairs(graph)
@@ -201,7 +207,7 @@ def among(ordered: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 class Edges:
-    """A set of edges. Edges between int ids are looked up in bulk, in a sorted array of hashes."""
+    """A set of edges. Edges between int ids are looked up many at a time, in a sorted array of hashes."""
 
     def __init__(self, edges: Set[Edge]) -> None:
         self._edges = edges
@@ -229,14 +235,17 @@ class Edges:
         hashes = hash_pairs(sources, targets)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
-        # If only the hash matches, the edge may be one of the next entries, which have the same hash.
+        # If only the hash is equal, the edge may be one of the next entries with the same hash.
         for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
             found[row] = (int(sources[row]), int(targets[row])) in self._edges
         return found
 
 
 class PairTable:
-    """The pairs that were listed when the table was built. None in a pair stands for any agent, not for the user."""
+    """The pairs that were listed when the table was built.
+
+    None in a pair stands for any agent, but not for the user.
+    """
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         listed = set(pairs)
@@ -270,7 +279,7 @@ def _ints(ids: Iterable[object]) -> NDArray[np.int64]:
 
 
 def of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
-    """Return, for each id, whether it has the given kind: INT, STR or NONE."""
+    """Return, for each id, whether it is of the kind INT, STR or NONE that `kind` names."""
     if ids.kinds is None:
         return np.full(len(ids), kind == INT)
     found: NDArray[np.bool_] = ids.kinds == kind

@@ -16,18 +16,19 @@ from ray_messaging.interception.rules.checks import check_choice, check_positive
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
 from ray_messaging.model.batch import Batch
 
-# Scripts that write no spaces between words. A word of these scripts may be found inside of longer text: Thai, Lao,
-# Myanmar, Khmer, Han, Hiragana, Katakana.
+# Scripts that write no spaces between words: Thai, Lao, Myanmar, Khmer, Han, Hiragana, Katakana. A word of these
+# scripts may be found inside of longer text.
 _UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u19e0-\u19ff\u2e80-\u2fdf\u3005\u3007"
     r"\u3021-\u3029\u3038-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001b000-\U0001b16f"
     r"\U00020000-\U0003ffff"
 )
-# A letter for the regex package, in which a mark on a letter is a letter, too. `re` would split words at such marks.
+# A letter for the regex package, for which a combining mark, such as an accent, is a letter, too. `re` would split
+# words at it.
 LETTER = rf"[^\W_{_UNSPACED}]"
 TOKEN = re.compile(rf"{LETTER}+")
-# Invisible characters (Unicode's default ignorable code points), and marks that strike through or pile up on letters of
-# any script. Marks of a single script stay, because words of the script differ by these marks.
+# Invisible characters (Unicode's default ignorable code points), and combining marks that strike through or pile up on
+# letters of any script. Marks of a single script stay, because they distinguish words of the script.
 _HIDDEN = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     r"\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
@@ -35,7 +36,7 @@ _HIDDEN = re.compile(
 )
 _UUID4 = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2} [0-9]{2}(:[0-9]{2}){2}")
-# The fields that describe a Msg, besides its content. Each has a test for the form that the field has in a Msg.
+# The fields of a Msg other than its content. Each has a test whether the field has the form that a Msg gives it.
 _OWN: dict[str, Callable[[Any], object]] = {
     "__module__": lambda _: True,
     "__name__": lambda _: True,
@@ -46,23 +47,27 @@ _OWN: dict[str, Callable[[Any], object]] = {
 _decode = msgspec.json.Decoder().decode
 
 MASK = "***"
-# Once this many messages of a batch exceed the time limit, the rest fail at once, because other batches wait.
+# After this many messages of a batch have exceeded the time limit, the others fail at once, because other batches wait.
 _RUNAWAYS = 20
-_SHORT = 0.1  # CPU time is measured only after this share of the time limit
+_SHORT = 0.1  # CPU time is measured only after this fraction of the time limit has passed
 _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}
 _LOWER_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(range(128, 256))
 _ANY_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)) + bytes(range(128, 256))
-# JSON's escapes of two characters. The escaped backslash comes first, because the character after it is no escape.
+# JSON's escapes of two characters. The escaped backslash comes first, because the character after it may look like an
+# escape.
 _ESCAPES = tuple((b"\\" + escape, b" ") for escape in (b"\\", b"n", b'"', b"t", b"r", b"/", b"b", b"f"))
 
 
 def plain(text: str, *, fold: bool) -> str:
-    """Return text in the Unicode normal form NFKC, without invisible characters; with `fold`, case-folded."""
+    """Return text in the Unicode normal form NFKC, without invisible characters.
+
+    With `fold`, it is also case-folded.
+    """
     if text.isascii():
         return text.lower() if fold else text
     text = _visible(text)
-    # Case folding can take letters apart again, such as the Turkish dotted I.
+    # Case folding may separate a letter and its combining mark again, such as the Turkish dotted I.
     return _visible(text.casefold()) if fold else text
 
 
@@ -79,9 +84,9 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return what a reader sees of a payload.
+    """Return the fields of a payload that a reader sees.
 
-    Of a Msg, its class, role, id and time are left out, if they have the form that a Msg gives them.
+    The class, role, id and time of a Msg are left out, if they have the form that a Msg gives them.
     """
     if not names_msg(payload):
         return payload
@@ -104,7 +109,7 @@ def strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON of any shape
 
 
 def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return a JSON value in which `change` was applied to all strings, except keys."""
+    """Return a copy of a JSON value in which `change` was applied to all strings, except keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -113,7 +118,7 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 class Word(NamedTuple):
-    """A word as a user gave it, and in the plain form that is searched for."""
+    """A word as the user gave it, and the same word in the plain form that is searched for (see `plain`)."""
 
     given: str
     plain: str
@@ -122,8 +127,8 @@ class Word(NamedTuple):
 class Words:
     """A set of words and phrases to find in plain text (see `plain`).
 
-    A word is found by its longest run of letters, which is looked up among the text's runs. A word without such
-    letters, because it has only signs or is in a script without spaces, is found by its longest part.
+    A word is found by its longest sequence of letters, which is looked up among the text's sequences of letters. A word
+    without letters, or in a script without spaces between words, is found by its longest part between spaces.
     """
 
     def __init__(self, words: Iterable[str], *, fold: bool, rule: str) -> None:
@@ -148,11 +153,11 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Return whether a JSON text may hold a word. The answer is False only if the text surely holds no word."""
+        """Return whether a JSON text may contain a word. The answer False is certain."""
         if not line.isascii():
             return True
         if b"\\" in line:
-            # The payload is no JSON, or is one JSON string: it is searched as one text.
+            # The payload is not JSON, or is one JSON string. It is searched as one text.
             if isinstance(decoded(line), str):
                 return True
             for escape, space in _ESCAPES:
@@ -175,7 +180,7 @@ class Words:
 
 @lru_cache(10_000)
 def _finder(word: str, *, any_case: bool = False) -> "regex.Pattern[str]":
-    """Return the regex that finds a plain word in plain text; with `any_case`, in text that is not case-folded."""
+    """Return the regex that finds a plain word in plain text. With `any_case`, the text need not be case-folded."""
     body = r"\s+".join(map(regex.escape, word.split()))
     before = f"(?<!{LETTER})" if _LETTER.match(word.strip()[0]) else ""
     after = f"(?!{LETTER})" if _LETTER.match(word.strip()[-1]) else ""
@@ -290,27 +295,28 @@ class Pattern(Rule):
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
             masked = _finder(word.plain, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
-            return MASK  # the word is found only if case is ignored: mask the whole text rather than miss a word
+            # A word is still found when case is ignored, but its place is not known, so the whole text is masked.
+            return MASK
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
         return text if masked == shown else masked
 
 
 class _Clock:
-    """The CPU time that is left for the regexes on one message, in seconds."""
+    """The CPU time that the regexes may still use on one message, in seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._began: tuple[float, float] | None = None
 
     def _left(self) -> float:
-        # The limit is on CPU time, as in the regex package, because messages must not be blocked when the machine is
+        # The limit is on CPU time, as in the regex package. Otherwise messages would be blocked when the machine is
         # busy.
         now = time.perf_counter()
         if self._began is None:
             self._began = now, time.process_time()
         began, began_cpu = self._began
-        # The CPU time is not read yet, because reading it takes as long as a search.
+        # At the beginning the CPU time is not read, because reading it takes as long as a search.
         if now - began < _SHORT * self._limit_s:
             return self._limit_s
         left = self._limit_s - (time.process_time() - began_cpu)
@@ -323,7 +329,7 @@ class _Clock:
         return self._in_time(compiled, compiled.search, text) is not None
 
     def sub(self, compiled: "regex.Pattern[str]", text: str) -> str:
-        """Mask the hits of a regex; raise TimeoutError if the time limit is exceeded."""
+        """Replace the hits of a regex by a mask; raise TimeoutError if the time limit is exceeded."""
         return str(self._in_time(compiled, compiled.sub, lambda match: MASK if match[0] else "", text))
 
     def _in_time(self, compiled: "regex.Pattern[str]", call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401

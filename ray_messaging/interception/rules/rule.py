@@ -11,13 +11,13 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.default_limits_and_leases import SLOW_RULE_TIMEOUT_S
-from ray_messaging.interception.server.rule_tables import Table
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.server.interceptor import Interceptor
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 
 class Verdict(NamedTuple):
@@ -37,17 +37,17 @@ UNLIMITED = 2**62  # more messages than any sender can send
 
 
 def block(reason: str) -> Verdict:
-    """Return the verdict that blocks a message; the sender and the event log get the reason."""
+    """Return the verdict that blocks a message. The sender and the event log get the reason."""
     return Verdict(blocked=True, reason=reason)
 
 
 def rewrite(payload: Payload, *labels: str) -> Verdict:
-    """Return the verdict that passes a message with a new payload; the event log keeps the original."""
+    """Return the verdict that passes a message with a new payload. The event log keeps the original payload."""
     return Verdict(payload=payload, labels=labels)
 
 
 def label(*labels: str) -> Verdict:
-    """Return the verdict that passes a message with labels, visible to its receiver and in the event log."""
+    """Return the verdict that passes a message with labels. Its receiver and the event log see them."""
     return Verdict(labels=labels)
 
 
@@ -89,7 +89,7 @@ class Rule:
     judges_broadcasts: Literal["pair", "message"] = "pair"
     state: Table[Any] | None = None
     context: "Interceptor | None" = None
-    _described: ClassVar[tuple[str, ...]] = ()  # the attributes that `describe` shows
+    _described: ClassVar[tuple[str, ...]] = ()  # the attributes that `describe` returns
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as type's
         super().__init_subclass__(**kwargs)
@@ -106,7 +106,7 @@ class Rule:
         for row in range(len(batch)):
             try:
                 verdict = checked(self.check(Message(exp_id, batch, row)))
-            # The rule is a user's code: if it fails, the message is blocked and the error logged.
+            # The rule is a user's code. If it fails, the message is blocked and the error is logged.
             except RAISED as error:
                 verdict = self.count_failure(error)
             if verdict is not ALLOW:
@@ -114,17 +114,20 @@ class Rule:
         return found
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of pairs that is valid until `state` changes, or None if `check_batch` judges each pair."""
+        """Return a check of pairs by ids, or None if `check_batch` judges each pair.
+
+        The check is valid until `state` changes.
+        """
         return None
 
     def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
-        """Count messages on which this rule failed, and return the verdict on each of them."""
+        """Count messages on which this rule has failed, and return the verdict on each of them."""
         if self.context is not None:
             self.context.rule_failed(self, error, messages)
         return self.failed(error)
 
     def failed(self, error: BaseException) -> Verdict:
-        """Return the verdict on a message on which this rule failed."""
+        """Return the verdict on a message on which this rule has failed."""
         return ALLOW if self.on_error == "allow" else block(failure(error))
 
     @property
@@ -133,41 +136,39 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before that changes a later verdict.
+        """Return, for each sender, how many of its messages must be blocked before a later verdict may change.
 
-        For a rule that counts blocked messages, batches are judged in parts in steps. In a part, a sender has at most
-        as many messages as this returns, but at least one.
+        If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
+        messages as this method returns, but at least one.
         """
         return [UNLIMITED] * len(senders)
 
     def new_round(self) -> None:
-        """Begin a new round: reset the counts that are kept per round."""
+        """Begin a new round: reset the counts that the rule keeps for each round."""
 
     @property
     def has_rounds(self) -> bool:
-        """Return whether `new_round` has an effect. In an experiment with steps, each step is a round."""
+        """Return whether `new_round` does anything. In an experiment with steps, each step is a round."""
         return type(self).new_round is not Rule.new_round
 
     def restored(self) -> None:
-        """Rebuild all that is derived from `state`. This is called after `state` was loaded."""
+        """Rebuild everything that is derived from `state`. This is called after `state` was loaded."""
 
     async def close(self) -> None:
         """Close connections. This is called when the interceptor ends, or after the rule was removed."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the name, kind and settings, in JSON's types, for people to read."""
+        """Return the name, kind and settings, for people to read, as values that JSON has."""
         shown = {name: getattr(self, name) for name in self._described}
         settings = {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
         return {"name": self.name, "kind": type(self).__name__, **settings}
 
 
 class SlowRule(Rule):
-    """A rule that awaits its verdicts, for example from a model or a service.
+    """A rule that awaits its verdicts, such as those of a model or a service.
 
-    It delays only the messages that it judges, and later messages of the same sender and receiver. It judges a
-    broadcast once, with to_id None.
-
-    Attributes:
+    It delays only the messages that it judges, and later messages of the same sender to the same receiver. It judges a
+    broadcast once, with to_id None. Attributes:
         time_limit_s: the rule fails on a message if its verdict takes longer than this.
     """
 
@@ -176,7 +177,10 @@ class SlowRule(Rule):
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the verdict on one message. This is called once per message, for many messages at the same time."""
+        """Return the verdict on one message.
+
+        This is called once for each message, for many messages at the same time.
+        """
         raise NotImplementedError(f"rule {self.name!r} must override judge")
 
     def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for subclasses
@@ -205,7 +209,7 @@ def checked(verdict: object) -> Verdict:
 
 
 def failure(error: BaseException) -> str:
-    """Return the reason of a block that was made because a rule has failed."""
+    """Return the reason of a block that is made because a rule has failed."""
     return f"the rule failed: {text_of(error)}"
 
 
@@ -228,7 +232,7 @@ class Added(NamedTuple):
 
 
 class StepVerdicts(NamedTuple):
-    """The verdicts on a step by row (rows that are left out pass), and the messages that are added to it."""
+    """The verdicts on a step by row, and the messages that are added to the step. Rows that are left out pass."""
 
     rows: Mapping[int, Verdict] = {}
     add: Sequence[Added] = ()
@@ -251,7 +255,7 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    # A unique mark, set by the interceptor: a later rule with this rule's name does not get this rule's state.
+    # A unique text, which the interceptor sets. By it, a later rule of the same name does not get this rule's state.
     admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
@@ -259,10 +263,10 @@ class StepRule(Rule):
         raise NotImplementedError(f"rule {self.name!r} must override check_step")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Pass all messages of a batch, because the rule judges them together with their step."""
+        """Pass all messages of a batch, because the rule judges them later, together with their step."""
         return {}
 
 
 def forces_all(rules: Iterable[Rule]) -> bool:
-    """Return whether all groups must end a step before the next step begins, because a rule acts in between."""
+    """Return whether all groups must close a step before the next step begins, because a rule acts between steps."""
     return any(isinstance(rule, StepRule) or rule.has_rounds for rule in rules)

@@ -17,15 +17,15 @@ NUMBERS = {
         *("float32", "float64", "bool"),
     )
 }
-NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # `dtype.name` is slow, so this table is used.
+NAMES = {dtype: name for name, dtype in NUMBERS.items()}  # a table, because `dtype.name` is slow
 Rows = NDArray[np.intp] | slice
-# A byte in the middle of a UTF-8 character has these high bits: the mask, and the value under the mask.
+# A byte is within a UTF-8 character, and not its first byte, if `byte & _CONTINUES == _CONTINUATION`.
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
 _FIT = "a new payload needs a value of the column's type and range"
 
 
 class ColumnType(NamedTuple):
-    """Type of a column: a name in NUMBERS or STRING, and the length of its vectors (0: a row is a single value)."""
+    """Type of a column: a key of NUMBERS, or STRING, and the length of the column's vectors (0: single values)."""
 
     name: str
     width: int = 0
@@ -35,7 +35,7 @@ class ColumnType(NamedTuple):
 
 
 class NumberColumn(msgspec.Struct, eq=False):
-    """Numbers of one type: an array (n,), or (n, k) for vectors, contiguous and little endian."""
+    """A column of numbers: an array (n,), or (n, k) for vectors of k numbers, contiguous and little endian."""
 
     values: NDArray[Any]
 
@@ -97,7 +97,7 @@ class NumberColumn(msgspec.Struct, eq=False):
         return NumberColumn(values)
 
     def _fitting(self, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
-        """Return a value, which was decoded from JSON, in the column's type. In a column of floats, None becomes NaN.
+        """Convert a value that was decoded from JSON to the column's type. In a column of floats, None becomes NaN.
 
         Raises: InvalidColumns if the value does not fit.
         """
@@ -120,17 +120,20 @@ class NumberColumn(msgspec.Struct, eq=False):
 
 
 def _float_holds(kind: np.dtype[Any], number: float) -> bool:
-    """Return whether a float type can store a number: a whole number exactly, a float without becoming infinite."""
+    """Return whether a float type can store a number.
+
+    A whole number must be stored exactly. A float must not become infinite.
+    """
     try:
         with np.errstate(over="ignore"):
             found = float(kind.type(number))
-    except OverflowError:  # The number is an int that is larger than all floats.
+    except OverflowError:  # the number is an int that is larger than all floats
         return False
     return found == number if type(number) is int else np.isinf(found) == np.isinf(number)
 
 
 class TextColumn(msgspec.Struct, eq=False):
-    """Strings in Arrow's layout: row i is the UTF-8 text `data[offsets[i]:offsets[i + 1]]`.
+    """A column of strings in Arrow's layout: row i is the UTF-8 text `data[offsets[i]:offsets[i + 1]]`.
 
     `data` is uint8, `offsets` int32 or int64.
     """
@@ -182,7 +185,7 @@ class TextColumn(msgspec.Struct, eq=False):
         starts = self.offsets[rows].astype(np.int64)
         lengths = self.offsets[1:][rows] - starts
         offsets = _offsets(lengths)
-        # The position of each byte is the start of its row plus its distance from there.
+        # The position of each byte is the start of its row plus the byte's distance from that start.
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return TextColumn(offsets, self.data[places])
 
@@ -208,7 +211,7 @@ class TextColumn(msgspec.Struct, eq=False):
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the strings as an object array of str."""
-        # The added None makes numpy choose the dtype object, not "<U".
+        # Without the added None, numpy would choose the dtype "<U" and not object.
         return np.array([*self.tolist(), None], object)[:-1]
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array
@@ -230,7 +233,7 @@ class TextColumn(msgspec.Struct, eq=False):
     def trouble(self) -> str | None:
         """Return what is wrong with a decoded column, or None if it is valid.
 
-        Its `offsets` and `data` may have any values.
+        The column comes from a frame, so its `offsets` and `data` may have any values.
         """
         offsets, data = self.offsets, self.data
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(data) or bool((offsets[1:] < offsets[:-1]).any()):
@@ -245,7 +248,7 @@ class TextColumn(msgspec.Struct, eq=False):
         return "it cuts a character" if bool((begins & _CONTINUES == _CONTINUATION).any()) else None
 
 
-# One value for each row. Columns of the same type are of the same class.
+# Each column has one value per row.
 TypedColumn: TypeAlias = NumberColumn | TextColumn
 
 

@@ -20,9 +20,10 @@ _FAMILIES: dict[type, tuple[type, ...]] = {
     str: (str,),
     list: (list, tuple, np.ndarray),
 }
-# Pandas' types of missing values are compared by name, because pandas is not imported here.
+# The names of pandas' types of missing values. The types themselves cannot be named, because pandas is not imported
+# here.
 _MISSING = {"NAType", "NaTType"}
-_LAST_EXACT = 2**53  # A float represents every whole number up to this number exactly.
+_LAST_EXACT = 2**53  # a float represents every whole number up to this one exactly
 _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
     ".astype('int64')"
@@ -37,7 +38,8 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     are passed by keyword are columns as well. A column is a numpy array, a list, a Series or an Arrow array. It is
     copied unless it is an Arrow array.
 
-    Raises: InvalidColumns, which names the column, if it cannot be sent; for an invalid value the error names the row.
+    Raises: InvalidColumns if a column cannot be sent. The error names the column, and for an invalid value also the
+    row.
     """
     found: list[tuple[object, object]] = [*_columns_of(table), *arrays.items()]
     if not found:
@@ -48,7 +50,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
             raise InvalidColumns(f"the name of a column must be a str, not {name!r}")
         if _broken([name]):
             raise InvalidColumns(
-                f"the name of a column is {name!r}, which is not valid text: it holds half of a character"
+                f"the name of a column is {name!r}, which is not valid Unicode: it contains half of a character"
             )
         if name in made:
             raise InvalidColumns(f"two columns have the name {name!r}", column=name)
@@ -83,7 +85,7 @@ def is_array(value: object) -> bool:
 
 
 def _odd_one(made: dict[str, TypedColumn]) -> str:
-    """Return the first column whose length differs from the length of most columns."""
+    """Return the first column whose length differs from that of most columns."""
     lengths = [*map(len, made.values())]
     usual = max(lengths, key=lengths.count)
     return next(name for name, column in made.items() if len(column) != usual)
@@ -106,7 +108,8 @@ def _columns_of(table: object) -> list[tuple[object, object]]:
     )
 
 
-# pyarrow and pandas are large, so they are not imported here: an object of theirs exists only if they are imported.
+# pyarrow and pandas are large, so this module does not import them. If neither is imported yet, the object cannot be
+# theirs.
 def _is_arrow_table(table: object) -> bool:
     pa = sys.modules.get("pyarrow")
     return pa is not None and isinstance(table, pa.Table | pa.RecordBatch)
@@ -131,7 +134,7 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         raise InvalidColumns(f"this is a {type(values).__name__}: give an array or a list with a value for each row")
     given = values
     if not isinstance(values, np.ndarray | list):
-        # The value is a Series, a range or a tuple.
+        # the value is a Series, a range or a tuple
         values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]
     array = values if isinstance(values, np.ndarray) else array_of(values)
     _check_gaps(given, array)
@@ -149,16 +152,19 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
-    """Return a list as an array: of numbers or bools of one kind, of vectors of these, or otherwise of objects."""
+    """Return a list as an array of numbers or bools of one kind, or of vectors of them.
+
+    A list of anything else becomes an array of objects.
+    """
     kinds = {*map(type, values)}
     if kinds and all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
         kinds = {kind for vector in values for kind in _kinds(vector)}
     families = {_family(kind) for kind in kinds}
     if len(families) <= 1 and families.isdisjoint({str, list}):
-        # Vectors of different lengths make numpy raise an error; the list then becomes an array of objects.
+        # For vectors of different lengths numpy raises an error, and the list becomes an array of objects.
         with suppress(ValueError, OverflowError):
             found = np.array(values)
-            # numpy turns whole numbers into floats if neither int64 nor uint64 fits.
+            # numpy turns whole numbers into floats if neither int64 nor uint64 can hold all of them.
             changed = found.dtype.kind == "f" and kinds and not any(issubclass(k, float | np.floating) for k in kinds)
             if not changed and not is_rounded(values, found):
                 return found
@@ -166,7 +172,10 @@ def array_of(values: list[Any]) -> NDArray[Any]:
 
 
 def _family(kind: type) -> type:
-    """Return the family of a type. numpy keeps values of one family unchanged, except in the families str and list."""
+    """Return the family of a type.
+
+    numpy does not change values when all of them are of one family, unless that is str or list.
+    """
     return next((family for family, kinds in _FAMILIES.items() if issubclass(kind, kinds)), kind)
 
 
@@ -177,28 +186,31 @@ def _kinds(vector: Any) -> set[type]:  # noqa: ANN401 - a list, a tuple or an ar
 
 
 def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
-    """Return a value as an array; raise TypeError, which names `place`, if that would change the value."""
+    """Return a value as an array; raise TypeError if the array would differ from the value.
+
+    The error calls the value `place`.
+    """
     found = np.asarray(value, order="C")
     if found.dtype.hasobject or found.dtype.names is not None:
-        raise TypeError(f"{place} holds Python objects, or several fields: keep numbers or bools")
+        raise TypeError(f"{place} is an array of Python objects or of fields: keep numbers or bools")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
     if isinstance(value, np.ndarray):
         return found
     if not isinstance(value, np.generic) and is_rounded(value, found):
-        raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
+        raise TypeError(f"{place} has floats and whole numbers, which would be rounded: keep two arrays")
     given: list[Any] = [value] if isinstance(value, np.generic) else np.asarray(value, object).ravel().tolist()
     kinds = {*map(type, given)}
     if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
         listed = " and ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(f"{place} holds values of the types {listed}: use one")
+        raise TypeError(f"{place} has values of the types {listed}: use one type")
     if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
-        raise TypeError(f"{place} holds a text that ends with a null character, which numpy would cut off")
+        raise TypeError(f"{place} has a str that ends with a null character, which numpy would cut off")
     return found
 
 
 def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a number, or a list
-    """Return whether an array made from a number or a list has floats that are not exactly the given whole numbers."""
+    """Return whether numpy rounded whole numbers when it made an array of floats from a number or a list."""
     if array.dtype.kind != "f" or not (np.abs(array) >= _LAST_EXACT).any():
         return False
     given = np.asarray(values, object).ravel()
@@ -209,10 +221,13 @@ def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a nu
 
 
 def holds_all(kind: np.dtype[Any], array: NDArray[Any]) -> bool:
-    """Return whether a type represents all numbers of an array exactly, which floats do not for large whole numbers."""
+    """Return whether a type represents all numbers of an array exactly.
+
+    Floats represent large whole numbers only roughly.
+    """
     if array.dtype.kind not in "iu" or kind.kind != "f":
         return True
-    # This hides numpy's warning: as a float, 2**63 - 1 becomes 2**63, which does not fit int64.
+    # This hides a warning of numpy: 2**63 - 1 as a float is 2**63, which does not fit int64.
     with np.errstate(invalid="ignore"):
         return np.array_equal(array.astype(kind).astype(array.dtype), array)
 
@@ -224,7 +239,8 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
         )
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
         raise InvalidColumns(f"its shape is {array.shape}: use (n,), or (n, k) for vectors of k numbers")
-    # A copy, because the caller may change the array before it is sent, and rules get the same column that is sent.
+    # The array is copied, because the caller may change its own before it is sent. Rules get the same copy that is
+    # sent.
     values = np.array(array, NUMBERS[array.dtype.name], order="C")
     values.flags.writeable = False
     return NumberColumn(values)
@@ -244,7 +260,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     if all(isinstance(text, str) for text in texts):
-        # The texts are of subclasses of str, such as numpy's and those of Enum: make them plain.
+        # Some texts are objects of subclasses of str, such as numpy's or an Enum's. They become plain strs.
         texts = [*map(str.__str__, texts)]
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     for row, found in enumerate(texts):
@@ -255,8 +271,8 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
         raise InvalidColumns(
-            f"row {row} has {short_repr(texts[row])}, and neither int64 nor uint64 holds all numbers of the column: "
-            "send texts",
+            f"row {row} has {short_repr(texts[row])}, and neither int64 nor uint64 can hold all numbers of the column: "
+            "send strs",
             row=row,
         )
     if all(isinstance(found, list | tuple) for found in texts):
@@ -323,7 +339,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
 
 
 def _width(values: Any) -> int:  # noqa: ANN401 - pyarrow.Array
-    """Return the length of an array's vectors; 0 if it has none, or vectors of several lengths."""
+    """Return the length of an array's vectors; 0 if its rows are no vectors, or vectors of several lengths."""
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
     import pyarrow.compute as pc  # noqa: PLC0415 - as well
 
@@ -336,4 +352,4 @@ def _width(values: Any) -> int:  # noqa: ANN401 - pyarrow.Array
 
 
 _NONE, _NO_TEXT = np.zeros(1, np.int64), np.zeros(0, np.uint8)
-_ARROW = {*NUMBERS, "float", "double"}  # Arrow's names of the types that can be sent
+_ARROW = {*NUMBERS, "float", "double"}  # the names, in Arrow, of the types that can be sent

@@ -16,15 +16,15 @@ _decode = msgspec.json.Decoder().decode
 
 
 class TypedColumns:
-    """N payloads as columns, each with its name: row i is the payload `{name: value i, ...}`.
+    """A table of n payloads as named columns: row i is the payload `{name: value i, ...}`.
 
-    The columns can be used in place of JSON lines (see `Payloads`). The lines are made when they are needed; NaN
+    A batch has such a table or a `PayloadColumn` (see `Payloads`). The JSON lines are made when they are needed. NaN
     becomes null in them.
     """
 
     __slots__ = ("_list", "_schema", "columns", "count")
 
-    index = None  # None means that each row has its own values.
+    index = None  # as in a PayloadColumn: None means that each row has values of its own
     raw = False
     small = True
 
@@ -50,12 +50,12 @@ class TypedColumns:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that the columns take in a frame."""
+        """Return the number of bytes that the columns take in a frame."""
         return sum([column.nbytes for column in self.columns.values()])
 
     @property
     def weights(self) -> NDArray[np.int64]:
-        """Return the bytes that each row takes in a frame, int64 (count,)."""
+        """Return the number of bytes that each row takes in a frame, int64 (count,)."""
         weights = np.zeros(self.count, np.int64)
         for column in self.columns.values():
             weights += column.weights
@@ -63,7 +63,7 @@ class TypedColumns:
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return, for each row, the bytes that it and all rows before it take in a frame, int64 (count,)."""
+        """Return for each row the size in a frame of this row and all earlier rows, int64 (count,)."""
         return np.cumsum(self.weights)
 
     def payload(self, row: int) -> dict[str, Any]:
@@ -109,11 +109,14 @@ class TypedColumns:
         return TypedColumns({name: column.take(rows) for name, column in self.columns.items()}, high - low)
 
     def check(self, row: int, line: bytes) -> None:
-        """Raise InvalidColumns if `line`, a payload that is to replace a row's payload, does not fit the columns."""
+        """Raise InvalidColumns if a JSON payload that is to replace the payload of a row does not fit the columns."""
         self._refilled({row: _decode(line)})
 
     def replaced(self, changed: dict[int, bytes], rows: int) -> "Payloads":
-        """Return the payloads with some rows replaced, as JSON lines if a replacement does not fit the columns."""
+        """Return the payloads with some rows replaced.
+
+        If a new payload does not fit the columns, the result has JSON lines.
+        """
         try:
             return self._refilled({row: _decode(line) for row, line in changed.items()})
         except InvalidColumns:
@@ -124,7 +127,7 @@ class TypedColumns:
         for row, payload in changed.items():
             if not isinstance(payload, dict) or payload.keys() != names:
                 raise InvalidColumns(
-                    f"row {row} must have the columns {', '.join(names)}, and has {payload!r}", row=row
+                    f"row {row} must have the columns {', '.join(names)}, but its payload is {payload!r}", row=row
                 )
         made = {
             name: column.replaced({row: payload[name] for row, payload in changed.items()})
@@ -168,4 +171,4 @@ class TypedColumns:
         )
 
 
-Payloads: TypeAlias = PayloadColumn | TypedColumns  # of a batch
+Payloads: TypeAlias = PayloadColumn | TypedColumns  # the payloads of a batch

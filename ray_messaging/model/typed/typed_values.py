@@ -1,4 +1,4 @@
-"""One value of each received payload as an array, and all values as columns of an Arrow table or a DataFrame."""
+"""Received payloads as arrays: one named value of each payload, or all values as columns of a table."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -37,7 +37,7 @@ def _typed(part: Part, name: str) -> TypedColumn | None:
 def column_of(parts: Sequence[Part], name: str) -> NDArray[Any]:
     """Return the named value of each payload as an array.
 
-    Numbers and bools in JSON make an array of their type, other values an array of objects.
+    If the payloads are JSON, numbers or bools become an array of that type. Other values become an array of objects.
 
     Raises: InvalidColumns if a payload has no such value.
     """
@@ -70,7 +70,10 @@ def _value(line: bytes, name: str, row: int) -> Any:  # noqa: ANN401 - JSON of a
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join arrays. The result has objects if there are bools and numbers, or whole numbers that no common type fits."""
+    """Join arrays.
+
+    The result is an array of objects if there are both bools and numbers, or if no type can hold all whole numbers.
+    """
     if len(arrays) == 1:
         return arrays[0]
     kinds = {array.dtype.kind for array in arrays}
@@ -94,7 +97,7 @@ def names_of(parts: Sequence[Part]) -> list[str]:
 
 
 def filled_column(parts: Sequence[Part], name: str) -> Any:  # noqa: ANN401 - an array, or a list of vectors
-    """Return a typed column for a DataFrame; rows without this column have None, or NaN in a column of floats."""
+    """Return a typed column for a DataFrame. Rows that lack the column have None, or NaN if the column has floats."""
     columns = [_typed(part, name) for part in parts]
     arrays: list[NDArray[Any]] = [
         np.full(len(part), None) if column is None else column.to_numpy()
@@ -110,7 +113,9 @@ def filled_column(parts: Sequence[Part], name: str) -> Any:  # noqa: ANN401 - an
 def arrow_columns(parts: Sequence[Part]) -> dict[str, Any]:
     """Return the columns of an Arrow table: typed columns as `payload.name`, the JSON of other payloads as `payload`.
 
-    Rows without a column have null in it. Raises InvalidColumns if a column has two types.
+    In rows that lack a column, the value is null.
+
+    Raises: InvalidColumns if a column has two types.
     """
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 

@@ -1,1 +1,1 @@
-"""Health checks: findings about a server and its actors, made from facts that were collected elsewhere."""
+"""Health checks: findings about servers, actors and nodes, made from facts that other code has collected."""

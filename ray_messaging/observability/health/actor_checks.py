@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.interception.server.interceptor import ANSWERS, VIOLATIONS
-from ray_messaging.interception.server.lane_server import CONNECTIONS
+from ray_messaging.interception.interceptor.interceptor import ANSWERS, VIOLATIONS
+from ray_messaging.interception.interceptor.lane_server import CONNECTIONS
 from ray_messaging.observability.health.findings import (
     SERVER_ACTOR,
     SHOWN,
@@ -21,19 +21,19 @@ from ray_messaging.observability.health.findings import (
     warning,
 )
 from ray_messaging.observability.health.node_checks import CUT_OFF
-from ray_messaging.observability.health.server_checks import check_clock
+from ray_messaging.observability.health.redis_checks import check_clock
 
 MANY_RESTARTS = 5
-LOG_BEHIND_S = 60.0  # A log that is this far behind is in trouble, because it writes a file every half minute.
-MANY_ENTRIES = 1_000_000  # This many entries take 300 MB.
-LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # in bytes
+LOG_BEHIND_S = 60.0  # seconds; a healthy log is less far behind, because it writes a file every half minute
+MANY_ENTRIES = 1_000_000  # this many entries of a rule's tables take 300 MB
+LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # free bytes below which a disk is critical, or gets a warning
 _WITHOUT = {
     "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
     SERVER_ACTOR: "if the server dies, it is not restarted",
     "log": "what was sent waits in the streams; once these are full senders wait, too",
 }
 
-# Counters that are 0 while all is well: the finding, and the remedy.
+# Counters that are 0 in a healthy actor. For each, the text of the finding, and the remedy.
 _COUNTERS = {
     "unreadable": ("{:,} entries were no valid frames", "see the dead letters: who writes to this experiment's keys?"),
     "ingress_dropped": (
@@ -53,7 +53,7 @@ _COUNTERS = {
 
 
 def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
-    """Return the findings about actors. The first finding sums up the actors that answer."""
+    """Return the findings about actors. The first finding says how many actors answer."""
     found = [finding for actor in actors for finding in check_actor(actor)]
     problems = first_of((finding for finding in found if finding.level != "ok"), "actors")
     answered = sum(actor.report is not None for actor in actors)

@@ -1,4 +1,4 @@
-"""Findings of a health check, with levels and remedies, and the reports of actors from which they are made."""
+"""Findings of a health check with levels and remedies, and the reports of actors from which findings are made."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -30,13 +30,13 @@ class Finding:
 
 
 ok = partial(Finding, "ok")  # nothing must be done
-warning = partial(Finding, "warning")  # there will be harm if the state continues, or if something else fails
+warning = partial(Finding, "warning")  # there will be harm if the state continues, or if something else fails, too
 critical = partial(Finding, "critical")  # harm is being done now
 
 
 @dataclass(frozen=True)
 class Health:
-    """All findings about a subject. It is ok if every finding is ok."""
+    """All findings about an experiment or a server."""
 
     subject: str
     findings: list[Finding] = field(default_factory=list)
@@ -89,7 +89,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def first_of(problems: Iterable[Finding], what: str) -> list[Finding]:
-    """Return the SHOWN worst problems; if there are more, the last finding counts the rest."""
+    """Return the SHOWN worst problems. If there are more, a last finding says how many more there are."""
     found = worst_first(problems)
     if len(found) > SHOWN:
         others = f"{len(found) - SHOWN} more such findings"
@@ -101,7 +101,10 @@ WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95
 
 
 def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
-    """Build a finding about the used share of a limit: a warning from 80% on, critical from 95% on."""
+    """Build a finding about how much of a limit is used.
+
+    From 80% on it is a warning, and from 95% on it is critical.
+    """
     share = used / max(1, limit)
     text = f"{shown(used)} of {shown(limit)} ({share:.0%})"
     if share >= CRITICAL_SHARE:
@@ -124,7 +127,7 @@ SERVER_ACTOR = "server's actor"  # the name of the embedded server's actor in fi
 
 @dataclass(slots=True)
 class Disk:
-    """The free and the total space of the disk that holds a folder, in bytes."""
+    """The free and the total space of a folder's disk, in bytes."""
 
     path: str
     free: int
@@ -132,7 +135,10 @@ class Disk:
 
     @classmethod
     def of(cls, path: str) -> "Disk | None":
-        """Return the free and the total space of the disk that holds a path, or will hold it; None if it is a URI."""
+        """Return the free and the total space of a path's disk; None if the path is a URI.
+
+        The path need not exist yet.
+        """
         if "://" in path:
             return None
         folder = Path(path)
@@ -144,11 +150,11 @@ class Disk:
 
 @dataclass(slots=True)
 class Report:
-    """An actor's report of its clock (unix s), loops and counters.
+    """An actor's report: the time by its clock (unix seconds), its background loops, and its counters.
 
-    `error` is the reason why the actor does not work ("": it works). `remedy` says what to do; if it is "", the actor
-    retries by itself. `late` lists the groups that hold up a step, `held` the handles that commit too late, each
-    with a remedy. `metrics` are counts since the actor's process began.
+    `error` is the reason why the actor does not work ("": it works). `remedy` says what to do about the error; if it is
+    "", the actor retries by itself. `late` lists the groups for which a step waits, and `held` the handles that commit
+    too late, each with a remedy. `metrics` are counts since the actor's process began.
     """
 
     now: float
@@ -166,10 +172,10 @@ class Report:
 class ActorFacts:
     """Facts about one actor.
 
-    `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why`
-    says why there is no report. `skew_s` is the actor's clock minus this process's clock, plus or minus `margin_s`.
-    For an actor without a report, `where` is the host of its node, and `cut_off_from` says from where the network does
-    not reach that host ("": the network reaches it).
+    `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is what Ray reports, such as ALIVE, RESTARTING
+    or DEAD. `why` says why there is no report. `skew_s` is the actor's clock minus this process's clock, exact to
+    within `margin_s`. For an actor without a report, `where` is the host of its node, and `cut_off_from` names the
+    hosts that cannot connect to that host ("": all can).
     """
 
     name: str

@@ -15,12 +15,15 @@ from ray_messaging.observability.health.findings import (
 )
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
-OLD_S = 300.0  # A message that has waited this long is reported, because steps of a simulation are shorter.
+OLD_S = 300.0  # seconds after which a waiting message is reported; a step of a simulation is shorter
 MANY_NAMES = 500
 
 
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
-    """Return findings about an experiment's data on the server; `dead_owners` names dead owners of mailboxes."""
+    """Return findings about an experiment's data on the server.
+
+    Args: `dead_owners` names the owners of mailboxes that are dead.
+    """
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
@@ -37,7 +40,10 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
 
 
 def _names(kept: Kept) -> Finding:
-    """Check the number of names of closed messagers. Each has a mailbox and sender state, and every sender knows it."""
+    """Check the number of names of closed messagers.
+
+    Each such name has a mailbox and sender state on the server, and every sender has it in its directory.
+    """
     closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
     text = f"{closed:,} for closed messagers, until they are removed"
     if kept.mailboxes_in_all > len(kept.mailboxes):
@@ -106,7 +112,10 @@ def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
 
 
 def _problems(name: str, remedy: str, *used: tuple[int, int, Callable[[int], str]]) -> list[Finding]:
-    """Return findings about amounts that are near their limits; each has a limit (0: none) and a format."""
+    """Return findings about amounts that are near their limits.
+
+    Args: Each of `used` is an amount, its limit (0: there is none), and a function that formats both.
+    """
     found = [usage_of_limit(name, number, limit, shown, remedy) for number, limit, shown in used if limit]
     return [finding for finding in found if finding.level != "ok"]
 

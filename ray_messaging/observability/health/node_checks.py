@@ -1,4 +1,4 @@
-"""Health checks of a cluster's nodes: from where each node can be reached, and what waits for nodes that cannot."""
+"""Health checks of a cluster's nodes: whether nodes can connect to each other, and what waits for those that cannot."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ CUT_OFF = (
 class NodeFacts:
     """Facts about one node of the Ray cluster.
 
-    `reached` has the milliseconds that a connection to the node took, by the host that made it (None: there was none in
-    time). `groups` are the groups of agents on the node.
+    `reached` has, for each host that tried to connect to the node, how many milliseconds that took (None: it did not
+    succeed in time). `groups` are the groups of agents on the node.
     """
 
     node: str
@@ -28,20 +28,19 @@ class NodeFacts:
 
     @property
     def where(self) -> str:
-        """Return the node's host and address for people."""
+        """Return the node's host and address, as a text for people."""
         return self.address if self.host == self.address else f"{self.host} ({self.address})"
 
     @property
     def unreached_by(self) -> list[str]:
-        """Return who could not connect to the node."""
+        """Return the hosts that could not connect to the node."""
         return [who for who, took in self.reached.items() if took is None]
 
 
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
-    """Return the findings about the nodes; nothing for a single node, whose processes need no network.
+    """Return the findings about the nodes. A single node has none, because its processes need no network.
 
-    Args: `silent` maps groups to the seconds for which the server has heard nothing from their drivers, if these are
-    many.
+    Args: `silent` has the groups of whose drivers the server has heard nothing for long, and for how many seconds.
     """
     cut = [node for node in nodes if node.unreached_by]
     found = [] if len(nodes) < 2 or cut else [ok("nodes", _all_reached(nodes))]

@@ -10,7 +10,10 @@ from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 
 class ExperimentReport(NamedTuple):
-    """The reports of an experiment's actors and server, and the findings. `server` is None if it was not asked."""
+    """The reports of an experiment's actors and server, and the findings.
+
+    `server` is None if the server was not asked.
+    """
 
     actors: list[ActorFacts]
     server: ServerFacts | None

@@ -1,4 +1,4 @@
-"""Families of samples, as in Prometheus: plain data that actors can send, and their format as text."""
+"""Families of samples, as in Prometheus. They are plain data that actors can send, and can be formatted as text."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,7 +6,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-Labels = tuple[tuple[str, str], ...]  # name and value of each label
+Labels = tuple[tuple[str, str], ...]  # the name and the value of each label
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -14,7 +14,7 @@ MESSAGES = (1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0, 16_384.0)
 
 
 class Distribution(NamedTuple):
-    """How many observed values fell into each bucket.
+    """The number of observed values in each bucket of a histogram.
 
     `counts[i]` counts the values above `bounds[i - 1]`, up to and with `bounds[i]`. The last count has the values above
     all bounds. `total` is the sum of all values.
@@ -33,7 +33,7 @@ class MetricSample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Samples of one metric. Counters count from the start of their process."""
+    """The samples of one metric. The values of counters are counts since the process began."""
 
     name: str
     kind: Kind
@@ -122,7 +122,7 @@ PREFIX = "ray_messaging_"
 
 
 def prometheus_text(families: Iterable[Family]) -> str:
-    """Return families in Prometheus' text format; raise ImportError if a package is missing."""
+    """Return families in Prometheus' text format; raise ImportError if prometheus-client is not installed."""
     try:
         from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
         from prometheus_client.metrics_core import Metric  # noqa: PLC0415

@@ -44,16 +44,16 @@ class MessagerMetrics(Observer):
         self._seconds = {name: Histogram(SECONDS) for name in _SECONDS}
 
     def batch_taken(self, messages: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """Observe the time for which a batch collected messages."""
+        """Record for how many seconds a batch collected messages, before it was closed."""
         self._seconds["accept"].observe(seconds)
 
     def batch_judged(self, messages: int, seconds: float) -> None:
-        """Observe the number of a batch's messages, and the time until its verdicts."""
+        """Record the number of messages of a batch, and the seconds until their verdicts."""
         self._batches.observe(messages)
         self._seconds["judge"].observe(seconds)
 
     def batch_sent(self, fates: NDArray[np.uint8], seconds: float) -> None:
-        """Count a batch's messages by fate, and observe the time until its receipts."""
+        """Count the messages of a batch by fate, and record the seconds until their receipts."""
         self._fates += np.bincount(fates, minlength=len(self._fates))
         self._seconds["send"].observe(seconds)
 
@@ -62,12 +62,12 @@ class MessagerMetrics(Observer):
         self._blocked[rule] += messages
 
     def frame_written(self, mailbox: str, messages: int, nbytes: int) -> None:  # noqa: ARG002 - an Observer's
-        """Count a written frame, and its bytes."""
+        """Count a frame that was written, and its bytes."""
         self._counts["frames"] += 1
         self._counts["frame_bytes"] += nbytes
 
     def call_made(self, frames: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """Observe the time of a call that writes frames."""
+        """Record how many seconds a call took that writes frames."""
         self._seconds["write"].observe(seconds)
 
     def messages_fetched(self, messages: int) -> None:
@@ -75,11 +75,11 @@ class MessagerMetrics(Observer):
         self._counts["fetched"] += messages
 
     def fetch_delayed(self, seconds: float) -> None:
-        """Observe the age of the oldest message of a fetch."""
+        """Record the age of the oldest message of a fetch."""
         self._seconds["delivery"].observe(seconds)
 
     def step_committed(self, step: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """Observe the time for which a step was open."""
+        """Record for how many seconds a step was open."""
         self._seconds["step"].observe(seconds)
 
     def connected(self, server: str) -> None:  # noqa: ARG002 - an Observer's
@@ -87,7 +87,7 @@ class MessagerMetrics(Observer):
         self._counts["connections"] += 1
 
     def retried(self, server: str, error: BaseException) -> None:  # noqa: ARG002 - an Observer's
-        """Count a call to the server that is made again."""
+        """Count a call to the server that failed and is repeated."""
         self._counts["retries"] += 1
 
     def families(self, stats: dict[str, Any]) -> list[Family]:

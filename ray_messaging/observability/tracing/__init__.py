@@ -1,1 +1,1 @@
-"""Tracing: spans of sampled batches, for OpenTelemetry."""
+"""Tracing by OpenTelemetry: spans of a sample of the batches and steps."""

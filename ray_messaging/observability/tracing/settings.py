@@ -15,11 +15,13 @@ _FLUSH_S = 5.0
 
 @dataclass(frozen=True)
 class Tracing:
-    """Tracing by OpenTelemetry: `sample` is the share of batches, and of a group's steps, that begin a trace.
+    """Settings of tracing by OpenTelemetry.
 
-    If the sender of a batch is inside a span, the batch belongs to that span's trace instead, if the trace is sampled.
-    `file` names a file that gets the spans of all processes of a node as lines of JSON; without it, spans go to the
-    exporter that OpenTelemetry's variables name.
+    `sample` is the share of batches, and of a group's steps, that begin a trace.
+
+    If a batch is sent within a span, it belongs to the trace of that span instead, if that trace is recorded. `file` is
+    the path of a file to which all processes of a node write their spans as lines of JSON. Without a file, spans go to
+    the exporter that the environment variables of OpenTelemetry name.
     """
 
     sample: float = 0.001
@@ -34,9 +36,9 @@ class Tracing:
 
 
 def check_tracing(tracing: object) -> None:
-    """Raise ConfigError if `tracing` is not a Tracing or its file cannot be written; accept None.
+    """Raise ConfigError unless `tracing` is None, or a Tracing whose file can be written.
 
-    Raises: ImportError, too, if OpenTelemetry is not installed.
+    Raises: ImportError if OpenTelemetry is not installed.
     """
     if tracing is None:
         return
@@ -63,7 +65,7 @@ def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
 
 
 async def flush_spans(tracing: Tracing | None) -> None:
-    """Export the spans that have ended, if there is tracing. It waits up to 5 s, and logs a warning after that."""
+    """Export the spans that have ended, if there is tracing. If that takes more than 5 s, log a warning, and return."""
     if tracing is None:
         return
     from ray_messaging.observability.tracing.tracer import flush  # noqa: PLC0415 - an extra

@@ -1,6 +1,6 @@
-"""The tracer of one messager, handle or interceptor, the spans of a batch that is sent, and the provider of the tracer.
+"""The tracer of one messager, handle or interceptor, the spans of a batch, and OpenTelemetry's provider of tracers.
 
-The provider of a process writes a file, is the program's own, or is made from environment variables.
+The provider of a process writes spans to a file, or belongs to the program, or is made from environment variables.
 """
 
 import os
@@ -44,7 +44,7 @@ from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
 from ray_messaging.receipt import Outcome
 
-_GROUP = "opentelemetry_traces_exporter"  # the group of entry points of all exporters of spans
+_GROUP = "opentelemetry_traces_exporter"  # the entry points under which packages register exporters of spans
 _PACKED = Struct(">QQQB")
 _SYSTEM = "ray_messaging"
 _random = Random().random  # noqa: S311 - no secret. Not the generator of the process, which a model may use
@@ -65,10 +65,10 @@ class SpanFile(SpanExporter):
             raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append spans in a single write, so that spans of other processes do not cut them in two."""
+        """Append spans in a single write, so that spans of other processes do not get between their bytes."""
         lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
         if self._file.write(lines) != len(lines):
-            raise OSError(f"the spans do not fit on the disk of {str(self._file.name)!r}")
+            raise OSError(f"the disk of {str(self._file.name)!r} is full: not all spans were written")
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -77,7 +77,7 @@ class SpanFile(SpanExporter):
 
 
 def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
-    """Return the provider that writes to a file.
+    """Return a provider of tracers that writes spans to a file.
 
     Without a file, return the provider of the program or of Ray's tracing hook. If there is no such provider, make one
     from the OTEL_* variables.
@@ -91,7 +91,10 @@ def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
 
 
 def flush(file: str | Path | None = None) -> None:
-    """Export all spans that have ended: OpenTelemetry does it when a process exits, but Ray kills its actors."""
+    """Export all spans that have ended.
+
+    OpenTelemetry does this only when a process exits, but Ray kills the processes of actors.
+    """
     found = trace.get_tracer_provider()
     if file is not None:
         found = _of_file(file)
@@ -108,7 +111,10 @@ def _of_file(file: str | Path) -> TracerProvider:
 
 @cache
 def _by_environment() -> TracerProvider:
-    """Build the provider as `opentelemetry-instrument` does. It is not global: the program may set its own."""
+    """Build the provider as `opentelemetry-instrument` does.
+
+    It does not become the global provider, because the program may set its own.
+    """
     return _exported_by(_exporters())
 
 
@@ -144,14 +150,14 @@ def _exporters() -> Iterator[SpanExporter]:
 
 
 def packed(span: Span) -> bytes:
-    """Return the context of a span as bytes: the trace's id, the span's id, and its flags."""
+    """Return the context of a span as bytes: the trace's id, the span's id, and the flags."""
     context = span.get_span_context()
     trace_id = context.trace_id
     return _PACKED.pack(trace_id >> 64, trace_id & (2**64 - 1), context.span_id, context.trace_flags)
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context with the parent span that `packed` has encoded. Invalid bytes give no parent."""
+    """Return a context whose parent span is the one that `packed` has encoded. For invalid bytes there is no parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -161,9 +167,9 @@ def unpacked(data: bytes) -> Context:
 
 
 class SentBatch:
-    """The spans of one batch: accept (until it is taken), judge (until its verdicts), write (until its receipts).
+    """The spans of one batch: accept (it collects messages), judge (it waits for verdicts), write (it is sent).
 
-    Judge and write are children of accept. A batch that is judged again has one more judge span.
+    The judge and write spans are children of the accept span. A batch that is judged again has another judge span.
     """
 
     __slots__ = ("_accept", "_context", "_judge", "_tracer", "_write")
@@ -181,7 +187,7 @@ class SentBatch:
         self._accept.end()
 
     def asking(self, batch: Batch) -> None:
-        """Start a judge span: the verdicts are asked for. The request carries the span's context."""
+        """Start a judge span when verdicts are asked for. The request carries the span's context."""
         self._judge = self._tracer.start("judge", self._context, SpanKind.CLIENT, messages=batch.rows)
         batch.trace = TracePoint(packed(self._judge), time())
 
@@ -213,9 +219,9 @@ class SentBatch:
 
 
 class Tracer:
-    """The maker of the spans of one messager, handle or interceptor, which is called `name`.
+    """Maker of spans for one messager, handle or interceptor, which is called `name`.
 
-    Only a batch that belongs to a trace gets spans. That is decided where the batch begins.
+    Only a batch that belongs to a trace gets spans. Whether it does is decided when its first message is accepted.
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
@@ -233,7 +239,7 @@ class Tracer:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def open(self) -> AnySpans:
-        """Return the spans of a batch that begins."""
+        """Return the spans of a batch that is beginning."""
         parent = self._parent()
         return UNTRACED if parent is None else self._accept(parent, None)
 
@@ -251,8 +257,8 @@ class Tracer:
 
         It is the context of the caller's span, or an empty context if the batch is sampled.
 
-        A background task still sees the span in which it was started, such as the span of an actor's constructor. A
-        span that has ended is not used as a parent.
+        A background task still has the span in which it was started as its current span, such as the span of an actor's
+        constructor. So a span that has ended is not used as a parent.
         """
         current = get_current_span()
         context = current.get_span_context()
@@ -278,7 +284,10 @@ class Tracer:
 
     @contextmanager
     def judging(self, batch: Batch) -> Iterator[None]:
-        """Trace the rules' work on a batch, if the batch is traced. The rules' own spans become children."""
+        """Trace the work of rules on a batch, if the batch is traced.
+
+        Spans that rules make become children of this span.
+        """
         if batch.trace is None:
             yield
             return
@@ -302,9 +311,9 @@ class Tracer:
 
     @contextmanager
     def calling(self, function: str, agent: AgentId, meter: CallMeter) -> Iterator[None]:
-        """Trace one try of a remembered call, if its step is traced.
+        """Trace one try of a call by `me.remember`, if the step is traced.
 
-        A call that reports its usage has the attributes of OpenTelemetry's conventions for generative AI.
+        If the call reports its usage, the span gets the attributes of OpenTelemetry's conventions for generative AI.
         """
         if not get_current_span().is_recording():
             yield
@@ -323,7 +332,7 @@ class Tracer:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fetched(self, slices: Iterable[Slice]) -> None:
-        """Trace how long traced messages took from the mailbox to a fetch, which ends now."""
+        """Add spans for the time that traced messages waited in the mailbox, until the fetch that ends now."""
         for part in slices:
             point = part.batch.trace
             if point is not None:
@@ -333,13 +342,13 @@ class Tracer:
                 part.batch.trace = TracePoint(point.sent, time(), packed(span))
 
     def hold(self, slices: Iterable[Slice]) -> None:
-        """Record messages that were handed out, and that the next fetch will commit."""
+        """Remember traced messages that were returned to the user, and that the next fetch commits."""
         self._held = [part for part in slices if part.batch.trace is not None]
 
     def committed(self, slices: Callable[[], Iterable[Slice]] | None = None) -> None:
-        """Trace the handling of messages, which ends with their commit, now.
+        """Add spans for the handling of messages, which ends now with the messages' commit.
 
-        Args: slices returns the messages; None: the messages recorded by `hold`.
+        Args: `slices` returns the messages; None: the messages that `hold` has remembered.
         """
         if slices is None:
             found, self._held = self._held, []
@@ -352,7 +361,10 @@ class Tracer:
 
     @contextmanager
     def handling(self, message: Message) -> Iterator[None]:
-        """Trace the handler of one message, if the message is traced. The handler's spans and sends become children."""
+        """Trace the handler of one message, if the message is traced.
+
+        The spans of what the handler does, and of what it sends, become children.
+        """
         point = message._batch.trace
         if point is None:
             yield
@@ -376,7 +388,7 @@ def _set_usage(span: Span, used: CallUsage) -> None:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the current span, such as the span of the Ray task that fetches, unless it is the parent."""
+    """Return a link to the current span, unless that is the parent. It may be the span of the Ray task that fetches."""
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []

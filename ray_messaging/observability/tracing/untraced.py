@@ -1,4 +1,4 @@
-"""An object that stands in for the tracer, and for a batch's spans, where nothing is traced."""
+"""The object that is used in place of a tracer, and of the spans of a batch, if nothing is traced."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -10,14 +10,14 @@ _NO_SPAN = nullcontext()
 
 
 class Untraced:
-    """A tracer and spans whose methods do nothing, so that callers need not ask whether there is tracing."""
+    """A tracer, and spans of a batch, whose methods do nothing. So callers need not check whether there is tracing."""
 
     def follow(self, *_: object) -> "Untraced":
-        """Return spans of a batch that do nothing."""
+        """Return this object, as the spans of a batch."""
         return self
 
     def sending(self, *_: object) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        """Return a context manager that does nothing."""
         return _NO_SPAN
 
     def taken(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Blocking reads of streams, over a separate connection."""
+"""Blocking reads of streams. They have a separate connection."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.connection.replica_guard import TooFewReplicasError
 
-# The server answers only when a blocking read ends, so the timeout of the answer is longer than the read by this much.
+# A blocking read gets its answer when it ends. So the time limit for the answer is longer than the read by this much.
 _MARGIN_S = 5.0
 Commands = Sequence[Sequence[Any]]
 
@@ -27,9 +27,9 @@ class BlockingReads:
         return 0.0 if self._wire is None else self._wire.waited_s
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float | None) -> Any:  # noqa: ANN401 - a reply
-        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` for the first one.
+        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` for the first entry.
 
-        If `block_s` is None, do not wait. `cursors` maps the streams' keys to the last entries that were read. The
+        If `block_s` is None, do not wait. `cursors` maps the key of each stream to the last entry that was read. The
         reply is [[key, [[entry, [field, value, ...]], ...]], ...], in which all values are bytes.
         """
         return (await self.read_with(cursors, count, block_s))[0]
@@ -46,7 +46,8 @@ class BlockingReads:
             reply, *more = await self._link.persist(lambda: self._once([command, *behind], timeout_s, cursors))
             done = True
         finally:
-            if not done:  # the read was cancelled, and its reply may still come, so this connection cannot be reused
+            # The read was cancelled, but its reply may still arrive, so the connection cannot be used again.
+            if not done:
                 self.close()
         return [reply or [], *more]
 
@@ -54,7 +55,7 @@ class BlockingReads:
         wire = self._wire
         if wire is None or not wire.is_open:
             wire = await self._opened(cursors)
-        # A large reply over a slow link takes long, so there is no limit while its bytes arrive.
+        # While bytes of a reply arrive there is no time limit, because a large reply over a slow link takes long.
         guard = self._link.guard
         if guard is None and len(commands) == 1:
             return [await wire.call(commands[0], math.inf, timeout_s)]
@@ -64,7 +65,7 @@ class BlockingReads:
             if guard is not None:
                 guard.check(replies)
         except TooFewReplicasError:
-            self.close()  # the server may no longer be the primary, without knowing it
+            self.close()  # the server may have ceased to be the primary without knowing it
             raise
         return replies
 
@@ -80,7 +81,7 @@ class BlockingReads:
         return wire
 
     def close(self) -> None:
-        """Close the connection; the next read opens another one."""
+        """Close the connection. The next read opens a new one."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()

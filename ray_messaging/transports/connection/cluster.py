@@ -1,4 +1,4 @@
-"""Nodes of a Redis or Valkey Cluster, which are asked for the primary that has an experiment's keys."""
+"""Nodes of a Redis or Valkey Cluster. They are asked which primary has an experiment's keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ _UNNAMED = frozenset({"noaddr", "handshake"})  # The addresses of nodes with the
 
 
 class _Node(NamedTuple):
-    """A node of the cluster, as the node that was asked sees it."""
+    """A node of the cluster, as another node has described it."""
 
     name: str
     address: tuple[str, int]
@@ -37,20 +37,20 @@ class ClusterNodes:
     """Nodes of a cluster, of which one primary has the slot of an experiment's keys.
 
     All nodes are asked at once. A node that is cut off from the others still names the slot's old owner. So when a
-    majority has answered, the answer with the highest epoch counts, as in the cluster itself. A node that says that it
-    does not have the slot is not the owner, whatever other nodes say.
+    majority has answered, the answer with the highest epoch is used, as the cluster itself does. A node that says that
+    it does not have the slot is not the owner, whatever other nodes say.
     """
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
         self._slot = key_slot(home.encode())
         self._seeds = config.cluster_addresses()
-        # Nodes from earlier answers, which are asked too, because the nodes in the config may be gone.
+        # Nodes from earlier answers. They are asked too, because the nodes in the config may no longer exist.
         self._named: list[tuple[str, int]] = []
 
     @property
     def where(self) -> str:
-        """Return a name of the cluster for error texts."""
+        """Return a description of the cluster for error texts."""
         return f"a node of the cluster of {', '.join(self._config.cluster)}"
 
     async def primary(self) -> tuple[str, int]:
@@ -74,7 +74,7 @@ class ClusterNodes:
         if not claims:
             raise self._without_owner(answers, owned=bool(owners))
         owner, nodes = max(claims, key=lambda claim: (claim[0].epoch, "fail" not in claim[0].flags))
-        # The nodes of the owner's shard come first, because one of them gets the slot next.
+        # The nodes of the owner's shard are asked first, because one of them will get the slot after a failover.
         known = sorted((node for node in nodes if not node.flags & _UNNAMED), key=lambda one: one.shard != owner.name)
         self._named = [node.address for node in known[:_REMEMBERED]]
         if "fail" in owner.flags:
@@ -116,13 +116,14 @@ def _endpoints(slots: Sequence[Any], asked: str) -> dict[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     for _, _, *nodes in slots:
         for host, port, name, *_ in nodes:
-            if host != b"?":  # "?": the cluster prefers hostnames, and does not know the hostname of this node
+            # "?" means that the cluster prefers hostnames, but does not know the hostname of this node.
+            if host != b"?":
                 found[name.decode()] = (host.decode() if host else asked, int(port))
     return found
 
 
 def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, asked: str) -> list[_Node]:
-    """Return the nodes of a reply to CLUSTER NODES."""
+    """Return the nodes that a reply to CLUSTER NODES describes."""
     nodes = []
     for line in text.splitlines():
         name, address, flags, primary, _, _, epoch, _, *ranges = line.split()
@@ -143,7 +144,8 @@ def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, 
 def _holds(slots: str, slot: int) -> bool:
     """Return whether a range of slots contains a slot.
 
-    A text in brackets names a slot that is being migrated, and does not count.
+    A range in brackets is a slot that is being migrated. It is ignored, because the slot's owner also lists the slot
+    without brackets.
     """
     if slots.startswith("["):
         return False

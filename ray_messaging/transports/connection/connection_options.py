@@ -12,7 +12,7 @@ from ray_messaging.errors import ConfigError
 
 try:
     from redis.driver_info import DriverInfo
-except ImportError:  # this release of redis-py reads its own version only once
+except ImportError:  # this release of redis-py reads its own version only once, and needs no help
     _DRIVER = dict[str, Any]()
 else:
     # Without this, redis-py reads its package's metadata for each connection, which takes 1.5 ms.
@@ -41,7 +41,10 @@ def connection_options(config: RedisConfig) -> dict[str, Any]:
 
 
 def tls_options(config: RedisConfig) -> dict[str, Any]:
-    """Return redis-py's options for TLS, or {} without TLS; raise ConfigError if a certificate or key is unusable."""
+    """Return redis-py's options for TLS, or {} if the config has no TLS.
+
+    Raises: ConfigError if a certificate or key is unusable.
+    """
     if not config.ssl:
         return {}
     _check_files(config)
@@ -58,7 +61,8 @@ def tls_options(config: RedisConfig) -> dict[str, Any]:
 def _check_files(config: RedisConfig) -> None:
     """Load the certificates and keys once; raise ConfigError if one cannot be used.
 
-    Later a missing file would look like a server that does not answer, and an encrypted key would ask for a password.
+    Without this check, a missing file would look like a server that does not answer, and an encrypted key would ask for
+    a password on the terminal.
     """
     context = ssl.create_default_context()
     try:
@@ -70,7 +74,7 @@ def _check_files(config: RedisConfig) -> None:
             context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{name} cannot be used on this machine ({error}): give a readable PEM file that fits, its key without a "
+            f"{name} cannot be used on this machine ({error}): give a readable PEM file that fits; a key must have no "
             "passphrase"
         ) from error
 
@@ -101,7 +105,7 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
 
 def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
     """Return the TLS error in the chain of an error's causes, or None."""
-    for _ in range(8):  # The chain of causes may be circular, so it is not followed for ever.
+    for _ in range(8):  # an error may be its own cause through others, so the chain is followed 8 times at most
         if error is None or isinstance(error, ssl.SSLError):
             return error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Maker of connections to one server, which may be on this very machine."""
+"""Maker of connections to one server, which may be on the same machine."""
 
 import asyncio
 from functools import cached_property
@@ -15,7 +15,7 @@ from ray_messaging.transports.connection.sentinels import Sentinels
 
 
 class NearbyConnection(Connection):
-    """Connection by a server's unix socket if the server is on this machine, and otherwise by host and port.
+    """Connection over a server's unix socket if the server is on this machine, and otherwise by host and port.
 
     A call over the unix socket takes a sixth less time than a call over TCP on the same machine.
     """
@@ -25,18 +25,19 @@ class NearbyConnection(Connection):
         self._socket = f"{socket_dir}/{self.port}.sock"
 
     async def _connect(self) -> None:
-        # redis-py has a connection class for each kind of socket, and no public method that chooses between them.
+        # redis-py has a connection class for each kind of socket, and no public way to choose the socket when
+        # connecting.
         try:
             async with asyncio.timeout(self.socket_connect_timeout):
                 streams = await asyncio.open_unix_connection(self._socket)
-        except OSError:  # there is no socket, or nobody listens: if the server is unreachable, TCP gives the error
+        except OSError:  # there is no unix socket, or no server listens at it: TCP connects, or gives the error
             await super()._connect()  # type: ignore[no-untyped-call]  # redis-py has no types here
         else:
             self._reader, self._writer = streams
 
 
 def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | None:
-    """Return the servers that know which primary has the keys that begin with `home`; None if the address is fixed.
+    """Return the servers that know which primary has the keys that begin with `home`; None for a fixed address.
 
     These servers are asked before each connection, because the primary may have changed.
     """
@@ -46,7 +47,10 @@ def discovery_of(config: RedisConfig, home: str) -> Sentinels | ClusterNodes | N
 
 
 class Connector:
-    """Maker of connections to a server, at the address in the config or at one that Sentinels or cluster nodes name."""
+    """Maker of connections to a server.
+
+    The address is in the config, or Sentinels or cluster nodes are asked for it.
+    """
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
@@ -63,14 +67,17 @@ class Connector:
 
     @cached_property
     def _options(self) -> dict[str, Any]:
-        # redis-py's own retry repeats calls that may have had their effect, so it is off. Our own code retries.
+        # redis-py's own retry may repeat a call that already had its effect, so it is off. Our own code retries safely.
         return connection_options(self._config) | {"retry": Retry(NoBackoff(), 0)}
 
     async def make(self) -> AbstractConnection:
-        """Make a connection that is not open yet; raises redis-py's errors if no primary is named."""
+        """Make a connection that is not open yet.
+
+        Raises: redis-py's errors if no primary is found.
+        """
         options = dict(self._options)
         if "unix_socket_path" in options:
-            del options["socket_keepalive"], options["socket_keepalive_options"]  # these are for TCP only
+            del options["socket_keepalive"], options["socket_keepalive_options"]  # these options are for TCP only
             return UnixDomainSocketConnection(path=options.pop("unix_socket_path"), **options)
         if self.discovery is not None:
             self.address = await self.discovery.primary()

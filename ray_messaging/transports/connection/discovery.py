@@ -1,4 +1,4 @@
-"""Discovery of the primary, by asking all servers that may know it at the same time."""
+"""Discovery of the primary: all servers that may know it are asked at the same time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -14,23 +14,23 @@ from ray_messaging.transports.connection.protocol import Wire
 
 T = TypeVar("T")
 
-ANSWER_S = 3.0  # the longest wait for the first answer, because a machine may be busy
+ANSWER_S = 3.0  # the longest wait for the first answer; it is long because the asked machines may be busy
 REFUSED = (AuthenticationError, NoPermissionError)
-_MAJORITY_S = 1.0  # the longest further wait for a majority, after the first answer
+_MAJORITY_S = 1.0  # after the first answer, the longest further wait for the answers of a majority
 
 
 class NoPrimaryError(RedisConnectionError):
-    """The asked servers name no primary now."""
+    """None of the asked servers has named a primary."""
 
 
 class WrongSettingsError(NoPrimaryError):
-    """The asked servers answer but cannot know the primary, because the settings are wrong."""
+    """The asked servers answer, but cannot know the primary, because the settings are wrong."""
 
 
 async def answers_of(
     questions: Mapping[str, Coroutine[Any, Any, T]], counts: Callable[[T], bool] = lambda _: True
 ) -> dict[str, T | RedisError | OSError]:
-    """Return answers or errors by server, when more than half of the servers have answered, or the time limit is over.
+    """Return each server's answer or error, once more than half have answered or the time limit is exceeded.
 
     The first answer is not enough, because a server that was cut off from the others may name an old primary.
     """
@@ -57,16 +57,18 @@ async def answers_of(
 
 
 def said_by(asked: Iterable[str], answers: Mapping[str, object]) -> str:
-    """Return a text for error messages, which says what each of the `asked` servers has answered."""
+    """Return a text for error messages that says what each of the `asked` servers has answered."""
     return "; ".join(f"{where}: {answers.get(where, 'no answer in time')}" for where in asked)
 
 
 async def replies_of(
     address: tuple[str, int], options: Mapping[str, Any], commands: Sequence[Sequence[str]]
 ) -> list[Any]:
-    """Return a server's replies to some commands, over a new connection with options for redis-py.
+    """Return a server's replies to some commands, which are sent over a new connection.
 
-    The connection is closed without waiting, because a cancelled wait could leave it open.
+    The connection is closed without waiting for the close, because a cancelled wait could leave it open.
+
+    Args: `options` are redis-py's.
     """
     host, port = address
     options = {**options, "host": host, "port": port, "retry": Retry(NoBackoff(), 0)}

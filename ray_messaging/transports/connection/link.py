@@ -1,4 +1,4 @@
-"""A link to one Redis server: scripts and commands, which are repeated while the connection is interrupted."""
+"""A link to one Redis server: it runs scripts and commands, and repeats them while the connection is interrupted."""
 
 import asyncio
 import socket
@@ -58,18 +58,18 @@ from ray_messaging.transports.connection.scripts import script_hash, script_text
 from ray_messaging.transports.server_facts import Info, is_replica, number, read_info, refusal
 
 T = TypeVar("T")
-# A function that is called with a connection, and with the streams that are read over the connection: by the key of
-# each stream, the last entry that was read.
+# A function that is called with a new connection, and with the streams that will be read over it: the last entry that
+# was read, by the key of the stream.
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
 _GLANCE_S = 1.0  # the time between two checks whether the experiment has ended
-# The least time without a byte after which a connection is given up. Within `patience_s` there must be time for another
-# connection.
+# A connection over which no byte moves is given up after a third of `patience_s`, so that there is time for another
+# connection. The time is at least this long.
 _SHORTEST_STALL_S = 1.0
 _AS_CLUSTER = (
     "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
 )
-# Replies of a script if our user lacks a right.
+# Texts in the reply of a script whose user lacks a right.
 _NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PASSING = (
@@ -87,19 +87,20 @@ _PASSING = (
     TryAgainError,
 )
 
-_ANSWERS = (ResponseError, BusyLoadingError)  # errors in a server's reply: the call had no effect
-_FULL = ("MISCONF", "NOREPLICAS")  # its disk is full, or it has fewer replicas than its settings ask for
+_ANSWERS = (ResponseError, BusyLoadingError)  # errors that the server replied, so that the call had no effect
+# The server's disk is full, or the server has fewer replicas than its settings demand.
+_FULL = ("MISCONF", "NOREPLICAS")
 
 
 def _stores_nothing(error: Exception) -> bool:
-    """Return whether an error says that the server answers but stores nothing, because it is full or lacks replicas."""
+    """Return whether an error says that the server answers but cannot store: it is full, or has too few replicas."""
     return isinstance(error, OutOfMemoryError | TooFewReplicasError) or str(error).startswith(_FULL)
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-    """Return a function that calls `attempt`.
+    """Return a function that awaits `attempt`.
 
-    Its first call tries `first` before, and calls `attempt` if that gives None.
+    Its first call awaits `first` before. If the result of `first` is not None, it returns this result instead.
     """
     ways = [first]
 
@@ -111,9 +112,9 @@ def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[
 
 
 class RedisLink:
-    """Connections to one server. In a cluster, this is the node with the keys that begin with `home`.
+    """Connections to one server. In a cluster, this is the node that has the keys that begin with `home`.
 
-    With a `guard`, no reply counts before replicas have all data that the reply may depend on.
+    With a `guard`, a reply is returned only when replicas have all data that the reply may depend on.
     """
 
     def __init__(
@@ -126,27 +127,28 @@ class RedisLink:
         self._home = home
         self._clustered = bool(config.cluster)
         self.patience_s = patience_s
-        # The most seconds to wait for a reply, and the most seconds without a byte sent or received.
+        # How many seconds to wait for a reply, and how many seconds without any byte sent or received.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._closed = False
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
-        # Becomes False if the server, or a missing right of our user, has prevented MULTI or EXEC.
+        # False after the server, or a missing right of our user, has refused MULTI or EXEC.
         self.transacts = True
-        self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
-        # This is called with each new connection before a script, or a blocking read, goes over it.
+        self._known: dict[str, str] = {}  # the hashes of the scripts that were sent to the server, by name
+        # A function that is called with each new connection before its first script or blocking read.
         self.greet: Greet | None = None
         self._greeted: Wire | None = None
-        self._calls = 0  # the number of calls that were sent over an open connection
+        self._calls = 0  # the number of calls that were sent over open connections
         self._glanced_at = 0.0
-        # This is called with the address of the primary when it is another server than before.
+        # A function that is called with the primary's address when another server has become the primary.
         self.moved: Callable[[tuple[str, int]], None] | None = None
         self._found = self._connector.address
-        # This is called while the server cannot be reached. If the experiment has ended, it returns the error.
+        # A function that is called while the server cannot be reached. If the experiment has ended, it returns the
+        # error.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
         self.who = ""  # the name of the caller, for error texts
-        self.outage: Outage | None = None  # set while steps make the calls, which are then repeated for longer
+        self.outage: Outage | None = None  # set while steps make the calls; then calls are repeated for a longer time
 
     @property
     def where(self) -> str:
@@ -161,11 +163,11 @@ class RedisLink:
     async def connect(self) -> None:
         """Connect to the server.
 
-        Raises: ConnectionFailed at once, or after `RedisConfig.connect_timeout` if nothing answers. ServerRefused if
-        the server refuses the password, user or db. ConfigError if the server is too old, is a replica, is a node of a
-        cluster but was not given as a cluster, or deletes data when its memory is full; or if its Sentinels do not know
-        the service, or no node has the experiment's slot. NotReplicated if the server has fewer replicas than must
-        confirm calls. Closed if the experiment has ended.
+        Raises: ConnectionFailed at once if the server cannot be used, or after `RedisConfig.connect_timeout` if nothing
+        answers. ServerRefused if the server refuses the password, user or db. ConfigError if the server is too old, is
+        a replica, is a node of a cluster but was not given as a cluster, or deletes data when its memory is full; or if
+        its Sentinels do not know the service, or no node has the experiment's slot. NotReplicated if the server has
+        fewer replicas than must confirm calls. Closed if the experiment has ended.
         """
         self._closed = False
         patient_until = time.monotonic() + self.config.connect_timeout
@@ -197,7 +199,7 @@ class RedisLink:
             raise unsuitable
 
     async def _primaries(self, wire: Wire, info: Info) -> int:
-        """Return how many primaries a node's cluster has; 1 for a single server, or if the number is unknown.
+        """Return how many primaries a node's cluster has, or 1 for a single server or if the number is unknown.
 
         Raises: redis-py's error if the cluster serves no keys.
         """
@@ -210,7 +212,7 @@ class RedisLink:
         elif info.get("cluster_enabled") == "1":
             try:
                 return number(read_info(await self._alone(wire, ("CLUSTER", "INFO"))), "cluster_size")
-            except ResponseError:  # Managed servers may forbid this command.
+            except ResponseError:  # Servers in a cloud may forbid this command.
                 return 1
         return 1
 
@@ -227,7 +229,7 @@ class RedisLink:
         return None
 
     async def close(self) -> None:
-        """Close the shared connection, even while it is being opened. From then on calls raise Closed.
+        """Close the shared connection, even if it is just being opened. Later calls raise Closed.
 
         Closing twice is harmless.
         """
@@ -240,7 +242,7 @@ class RedisLink:
             wire.close()
 
     def _once(self, args: Sequence[Any]) -> Awaitable[Any]:
-        """Send one command over the shared connection, which is opened first if it is not open."""
+        """Send one command over the shared connection. If it is not open, open it first."""
         wire = self._wire
         return self._opened(args) if wire is None or not wire.is_open else self._over(wire, args)
 
@@ -250,7 +252,7 @@ class RedisLink:
         return await self._over(wire, args)
 
     async def _open_shared(self) -> Wire:
-        """Return the shared connection; open it if it is not open. Only one task may call this at a time."""
+        """Return the shared connection, after opening it if it is not open. Only one task at a time may call this."""
         if self._wire is None or not self._wire.is_open:
             self._wire = await self.open_wire()
             if self.observer is not None:
@@ -270,7 +272,8 @@ class RedisLink:
     async def _replies(self, wire: Wire, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one piece; return their replies, which may be errors.
 
-        With a guard, wait until replicas have the commands' effect, unless the last command failed, without effect.
+        With a guard, wait until replicas have the effect of the commands. If the last command failed without effect, do
+        not wait.
         """
         self._calls += 1
         behind = () if self.guard is None else self.guard.behind
@@ -280,17 +283,20 @@ class RedisLink:
         if self.guard is not None and not isinstance(found[-1], BaseException):
             try:
                 self.guard.check(rest)
-            except TooFewReplicasError as error:  # The server may no longer be the primary.
+            except TooFewReplicasError as error:  # The server may have ceased to be the primary.
                 wire.close(error)
                 raise
         return found
 
     async def dedicated(self) -> AbstractConnection:
-        """Make a separate connection, for a subscription; raise redis-py's errors."""
+        """Make a separate connection for a subscription.
+
+        Raises: redis-py's errors.
+        """
         return await self._connector.make()
 
     async def open_wire(self) -> Wire:
-        """Open a connection, and check that it is to a primary if other servers name it.
+        """Open a connection. If Sentinels or cluster nodes have named the server, check that it is a primary.
 
         Raises: redis-py's errors; Closed after `close`.
         """
@@ -313,7 +319,7 @@ class RedisLink:
         return wire
 
     def _check_open(self) -> None:
-        """Raise Closed if this link is closed, because a late call would open a connection that nobody closes."""
+        """Raise Closed if this link is closed. Otherwise a late call would open a connection that nobody closes."""
         if self._closed:
             raise Closed(f"the connection to the server at {self.where} is closed", unsent=True)
 
@@ -322,9 +328,9 @@ class RedisLink:
             raise NoPrimaryError(f"the server at {self.where} was named as the primary, but is a replica")
 
     def translated(self, error: BaseException, *, last: bool = False) -> Exception:
-        """Turn a library's error into one of ours, such as ServerRefused or ConnectionFailed.
+        """Turn an error of redis-py into one of ray_messaging, such as ServerRefused or ConnectionFailed.
 
-        Args: `last` says that the call is not made again.
+        Args: `last` says that the call will not be repeated.
         """
         facts = self._facts()
         if isinstance(error, NoPrimaryError):
@@ -333,8 +339,8 @@ class RedisLink:
             return self._not_replicated(error.replicas, "confirmed this in time")
         if isinstance(error, OutOfMemoryError):
             return MailboxFull(
-                f"the memory of the server at {self.where} is full, so it takes no messages: fetch what waits, or "
-                "raise its maxmemory (nothing of these messages was sent)",
+                f"the memory of the server at {self.where} is full, so it takes no messages: fetch the messages that "
+                "wait, or raise its maxmemory (nothing of these messages was sent)",
                 mailbox="",
             )
         if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not self._passes(error)):
@@ -346,27 +352,28 @@ class RedisLink:
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
-            # In steps the server was reached before, so TLS is all right.
+            # Before its steps the group has reached the server with the same settings of TLS, so they are not the
+            # cause.
             tls = tls_trouble(error, self.config) if self.outage is None else None
             why = tls or f"{str(error) or 'no answer in time'}; {self._look_at()}"
             return ConnectionFailed(f"cannot reach the server at {self.where}{self._from(last=last)}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
-        """Build the error of a call that is not repeated any more.
+        """Build the error of a call that will not be repeated.
 
-        `taken`: an earlier attempt may have had its effect.
+        Args: `taken` says that an earlier attempt, which got no answer, may have had its effect.
         """
         if taken and isinstance(error, OutOfMemoryError):
             return ConnectionFailed(
                 f"the memory of the server at {self.where} is full, and an earlier attempt of this call had no answer: "
-                "it may have been taken. Fetch what waits, or raise the server's maxmemory",
+                "the server may have carried it out. Fetch the messages that wait, or raise the server's maxmemory",
                 **self._facts(),
             )
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return a part of an error text: which machine cannot reach the server, and how long a step's calls tried."""
+        """Return an error's words about which machine cannot reach the server, and for how long a step has tried."""
         if not self.who:
             return ""
         kind = "" if self.outage is None else "group "
@@ -386,8 +393,8 @@ class RedisLink:
     def _passes(self, error: BaseException) -> bool:
         """Return whether repeating a call may help after this error.
 
-        Some errors of redis-py, which connects and subscribes, have no class of their own, and are recognized by their
-        text. In a cluster the next connection is made to the node that then has the keys.
+        Some errors of redis-py have no class of their own, and are recognized by their text. In a cluster, the repeated
+        call goes to the node that has the keys by then.
         """
         if isinstance(error, MovedError | RedisMovedError):
             return self._clustered
@@ -431,8 +438,9 @@ class RedisLink:
     ) -> Awaitable[Any]:
         """Run one of our scripts. It is repeated with the same arguments while the connection is interrupted.
 
-        `cut` is called after each attempt with an unknown outcome. `large` has the positions of large byte strings in
-        the arguments. `first` is tried once before the script; its result is returned unless it is None.
+        Args: `cut` is called after each attempt with an unknown outcome. `large` has the positions of large byte
+        strings in the arguments. `first` is awaited once before the script; if its result is not None, it is returned
+        instead.
         """
         attempt = partial(self._run, name, keys, args, large)
         return self.persist(attempt if first is None else _after(first, attempt), cut)
@@ -448,12 +456,13 @@ class RedisLink:
         return self._greeting(command)
 
     def script_command(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Sequence[Any]:
-        """Return the command that runs one of our scripts."""
+        """Return the Redis command that runs one of our scripts."""
         script = self._known.get(name)
         how = b"EVALSHA"
         if script is None:
             which = {"cluster": self._clustered, "db": self.config.db}
-            # If the script is never sent after all, EVALSHA fails, and the script is sent then.
+            # From now on EVALSHA is used. If the text of the script never reaches the server, EVALSHA fails, and the
+            # text is sent again.
             self._known[name] = script_hash(name, **which)
             how, script = b"EVAL", script_text(name, **which)
         return (how, script, len(keys), *keys, *args)
@@ -462,7 +471,8 @@ class RedisLink:
         """Run commands in one MULTI/EXEC transaction, once, over the open connection.
 
         Return the replies to the commands, which may be errors. Return None if nothing was done, because there is no
-        connection or the server refused the transaction; then `transacts` says whether to try a transaction again.
+        open connection or the server refused the transaction. Then `transacts` says whether later transactions may
+        succeed.
 
         Raises: redis-py's error if the outcome is unknown.
         """
@@ -476,10 +486,10 @@ class RedisLink:
             return found
         if not isinstance(found, _ANSWERS):
             raise found
-        # The server refused one of the commands; the script that is called next gives the error.
+        # The server refused one of the commands. The caller then calls a script, which raises the error.
         aborted = str(found).startswith("EXECABORT")
         if not aborted:
-            wire.close(found)  # the connection may still be in the transaction
+            wire.close(found)  # on this connection, the transaction may not have ended
         for error in (begun, found):
             refused = isinstance(error, ResponseError) and not self._passes(error)
             if refused and ("NOPERM" in str(error) or not str(error).startswith("EXECABORT")):
@@ -495,28 +505,28 @@ class RedisLink:
         return await self._over(wire, command)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
-        """Run one command, which may be repeated; return its reply in the form of RESP2."""
+        """Run one command, and repeat it while the connection is interrupted; return its reply in the form of RESP2."""
         return await self.persist(lambda: self._once(args))
 
     async def commands(self, *commands: Sequence[Any]) -> list[Any]:
-        """Run commands, which may be repeated, in a pipeline; return their replies."""
+        """Run commands in a pipeline, and repeat them while the connection is interrupted; return their replies."""
         return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds, or longer in steps.
+        """Repeat a call while the connection is interrupted, for at most `patience_s` seconds, or for longer in steps.
 
-        A step waits longer for a server that it cannot reach, but not for one that is full or lacks replicas. `cut` is
-        called after each attempt with an unknown outcome.
+        A step waits longer for a server that it cannot reach, but not for a server that is full or lacks replicas.
 
+        Args: `attempt` makes the call. `cut` is called after each attempt with an unknown outcome.
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if the server's memory is full.
         """
-        # The loop time at which the calls began to fail. There is a separate time for a server that stores nothing, so
-        # that the time of an interruption before does not count for it.
+        # The loop times from which the time limit is measured. Under False: the beginning of this call, for a server
+        # that cannot be reached. Under True: the first error of a server that is full. Each of them has its own limit.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
-        forgotten = False  # the last attempt found that the server does not have the script
-        taken = False  # an attempt without an answer may have had its effect
+        forgotten = False  # whether the last attempt failed because the server did not have the script
+        taken = False  # whether an attempt without an answer may have had its effect
         while True:
             try:
                 return await attempt()
@@ -524,9 +534,9 @@ class RedisLink:
                 if isinstance(error, _FATAL) or not self._passes(error):
                     raise self.translated(error) from error
                 if isinstance(error, NoScriptError):
-                    self._known.clear()  # the next attempt sends the script's text
+                    self._known.clear()  # the next attempt sends the script's text again
                     forgotten = not forgotten
-                    if forgotten:  # the server has forgotten the script a second time, or has refused to run it
+                    if forgotten:  # the script was missing for the first time, so repeat the call without waiting
                         continue
                 forgotten = False
                 if not isinstance(error, _ANSWERS):
@@ -546,9 +556,9 @@ class RedisLink:
             await backoff.sleep()
 
     def _patience_s_for(self, *, full: bool) -> float:
-        """Return for how many seconds a call is repeated.
+        """Return for how many seconds a failed call is repeated.
 
-        In steps this is longer, unless the server stores nothing (`full`).
+        In steps this time is longer, unless the server answers but stores nothing. `full` says that it does so.
         """
         return self.patience_s if self.outage is None or full else self.outage.timeout_s
 
@@ -559,19 +569,22 @@ class RedisLink:
             self.outage.failed(self.where, error)
 
     async def over(self) -> Closed | None:
-        """Return the error of an ended experiment, or None if no end is known. This asks at most once a second."""
+        """Return the error of an ended experiment, or None if it is not known to have ended.
+
+        The experiment's state is read at most once a second.
+        """
         now = asyncio.get_running_loop().time()
         if self.ended is None or now < self._glanced_at + _GLANCE_S:
             return None
         self._glanced_at = now
         over = await self.ended()
         if over is not None:
-            self._glanced_at = 0.0  # so that the next calls get this answer too
+            self._glanced_at = 0.0  # makes the next calls read the state too, so that they also get the error
         return over
 
 
 def link_of(config: RedisConfig, keys: Keys, patience_s: float, wait_replicas: int) -> RedisLink:
-    """Make the link to a server that has keys of an experiment; `wait_replicas` replicas must confirm each call."""
+    """Make the link to a server that has keys of an experiment. `wait_replicas` replicas must confirm each call."""
     guard = None
     if wait_replicas:
         marker = script_text("write_mark", cluster=bool(config.cluster))

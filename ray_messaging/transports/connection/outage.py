@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# Seconds of an outage until the first warning: if the server refuses connections, because it is down or starting; and
-# if it gives no answer, because it may only be slow. The last value is the time between two warnings.
+# After how many seconds of an outage the first warning is logged, and how many seconds later the next one. A server
+# that refuses connections is down or starting (`_REFUSED_S`). One that gives no answer may only be slow (`_SILENT_S`).
 _REFUSED_S, _SILENT_S, _AGAIN_S = 2.0, 5.0, 30.0
 
 
 class Outage:
-    """Warnings about a server that a step waits for.
+    """Warnings about a server for which a step waits.
 
-    All calls over one link share one Outage, so that each is logged once.
+    All calls over one link share one Outage, so that an outage is logged once.
 
     Args: `who` names the group that waits. `timeout_s` is the longest wait.
     """
@@ -23,11 +23,11 @@ class Outage:
         self.timeout_s = timeout_s
         self._who = who
         self._clock = clock
-        self._since: float | None = None  # time of the first failed call by the clock; None: there is no outage
-        self._said_at = 0.0  # time of the last warning by the clock; 0: there was no warning yet
+        self._since: float | None = None  # the clock's time of the first failed call, or None if there is no outage
+        self._said_at = 0.0  # the clock's time of the last warning, or 0 if there was no warning yet
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Log a warning, if one is due, after a call to the server at `where` has failed."""
+        """Record that a call to the server at `where` has failed, and log a warning if it is time for one."""
         now = self._clock()
         if self._since is None:
             self._since, self._said_at = now, 0.0
@@ -47,16 +47,16 @@ class Outage:
             )  # fmt: skip
 
     def over(self, where: str) -> None:
-        """End the outage, because the server was reached; log this if there was a warning."""
+        """Record that the server was reached again, which ends an outage. Log this if there was a warning."""
         since, self._since = self._since, None
         if since is not None and self._said_at:
             logger.warning("%s reaches the server at %s again, after %.0f s", self._who, where, self._clock() - since)
 
 
 def _refused(error: BaseException) -> bool:
-    """Return whether the machine has answered that no server listens at the port."""
+    """Return whether an error says that no server listens at the port."""
     found: BaseException | None = error
-    for _ in range(8):  # The chain of causes may be circular, so it is not followed for ever.
+    for _ in range(8):  # an error may be its own cause through others, so the chain is followed 8 times at most
         if found is None or isinstance(found, ConnectionRefusedError):
             return found is not None
         found = found.__cause__ or found.__context__

@@ -1,7 +1,7 @@
-"""One connection to Redis on the hot path, which only writes commands and reads replies.
+"""A connection to Redis that writes commands and reads replies in less time than redis-py.
 
-redis-py connects, authenticates and starts TLS. Then we take over its socket, because redis-py takes 80 us of Python
-per command, and our own protocol takes 10.
+redis-py connects, authenticates and starts TLS. Then this module takes over the socket: redis-py takes 80 us of Python
+per command, and this module takes 10.
 """
 
 import asyncio
@@ -30,13 +30,14 @@ from ray_messaging.default_limits_and_leases import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:
-    """Authenticate. If this fails, abort the socket at once, because a shutdown of TLS may take up to 30 s."""
-    # redis-py has no public name for the writer, and drops its own reference to the writer when it fails.
+    """Authenticate. If this fails, abort the socket at once, because closing TLS properly may take up to 30 s."""
+    # redis-py has no public name for the writer, and sets its own reference to None when it fails.
     writer: Any = connection._writer
     try:
         await connection.on_connect()
     except BaseException as error:
-        # uvloop raises RuntimeError for this, some releases of Python AttributeError; redis-py expects asyncio's error.
+        # If the connection has ended, uvloop raises RuntimeError, and some releases of Python raise AttributeError.
+        # redis-py handles neither, so raise its own error instead.
         ended = isinstance(error, (RuntimeError, AttributeError)) and writer.transport.is_closing()
         with suppress(AttributeError):
             writer.transport.abort()
@@ -46,7 +47,10 @@ async def _introduce(connection: AbstractConnection) -> None:
 
 
 async def connect(connection: AbstractConnection) -> None:
-    """Connect within 5 s; raises redis-py's errors."""
+    """Connect within 5 s.
+
+    Raises: redis-py's errors.
+    """
     connection.redis_connect_func = _introduce
     task = asyncio.current_task()
     assert task is not None
@@ -61,13 +65,14 @@ async def connect(connection: AbstractConnection) -> None:
         raise
 
 
-LARGE = 64 * 2**10  # arguments from this size on are sent separately, because hiredis copies each three times
-# Up to this size the reply buffer is kept between replies, because a buffer that grows again is copied.
+# Arguments of this size or more are sent separately, because hiredis would copy each of them three times.
+LARGE = 64 * 2**10
+# A reply buffer of up to this size is kept for the next reply, because a buffer that grows again is copied.
 _KEPT_BYTES = 4 * 2**20
 
 
 class ServerBusyError(ResponseError):
-    """The server cannot run this command now; it can be tried again."""
+    """The server cannot run this command now, but the command can be tried again."""
 
 
 class ClusterLostError(ServerBusyError):
@@ -78,7 +83,8 @@ class MovedError(ResponseError):
     """Another node of the cluster has the key."""
 
 
-# After these errors another server may be the primary. A new connection is made to the server that is the primary then.
+# After these errors another server may be the primary. The next connection is made to the server that is the primary
+# then.
 _ELSEWHERE = (ReadOnlyError, ClusterLostError, MovedError)
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -89,7 +95,7 @@ _ERRORS: dict[str, type[Exception]] = {
     "OOM": OutOfMemoryError,
     "LOADING": BusyLoadingError,
     "READONLY": ReadOnlyError,
-    "UNBLOCKED": ReadOnlyError,  # The server became a replica while a read waited.
+    "UNBLOCKED": ReadOnlyError,  # the server became a replica while a read waited
     "CLUSTERDOWN": ClusterLostError,
     "MOVED": MovedError,
     **dict.fromkeys(("ASK", "BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "NOTREADY"), ServerBusyError),
@@ -97,12 +103,12 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def reply_error(text: str) -> Exception:
-    """Turn an error reply into redis-py's exception for it."""
+    """Return redis-py's exception for a text that the server replied as an error."""
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
 class LargeCommand(list[Any]):
-    """Command with large arguments, whose positions are in `large`."""
+    """A command with large arguments. Their positions are in `large`."""
 
     __slots__ = ("large",)
 
@@ -112,9 +118,9 @@ class LargeCommand(list[Any]):
 
 
 def pieces_of(args: Sequence[Any]) -> list[bytes]:
-    """Return an encoded command in pieces.
+    """Return an encoded command as a list of byte strings.
 
-    Each large argument of a LargeCommand is a piece of its own, and is not copied.
+    Each large argument of a LargeCommand is an item of the list, so it is not copied.
     """
     if not isinstance(args, LargeCommand):
         return [hiredis.pack_command(tuple(args))]
@@ -126,28 +132,28 @@ def pieces_of(args: Sequence[Any]) -> list[bytes]:
 
 
 def _items(args: Sequence[Any]) -> bytes:
-    """Return some encoded arguments of a command, without the count of arguments that precedes them."""
+    """Return some encoded arguments of a command, without the number of arguments with which a command begins."""
     return hiredis.pack_command(tuple(args)).partition(b"\n")[2] if args else b""
 
 
 class _Call(msgspec.Struct, eq=False):
     future: "asyncio.Future[Any]"
-    began: float  # a time of the event loop's clock
-    due: float  # a time of the event loop's clock
+    began: float  # the time of the event loop's clock when the command was sent
+    due: float  # the time of the event loop's clock until which the reply must arrive
     stall_s: float
-    end: int  # how many bytes had been written to the connection in all, after its command
+    end: int  # how many bytes had been written to the connection in all when this command was written
 
 
 class TakenSocket(asyncio.Protocol):
-    """Socket of an open connection of redis-py, with our own protocol from then on."""
+    """The socket of an open connection of redis-py, which from then on uses the protocol of this module."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._loop = asyncio.get_running_loop()
         self._lost: Exception | None = None
         self._reader = hiredis.Reader(replyError=reply_error)
-        # The reference is kept, because redis-py closes the socket of a connection that nobody refers to.
+        # redis-py closes the socket of a connection that is garbage collected, so this reference is kept.
         self._connection = connection
-        # redis-py has no public way to give its socket away.
+        # redis-py has no public way to hand over its socket.
         writer: Any = connection._writer
         self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
@@ -158,53 +164,57 @@ class TakenSocket(asyncio.Protocol):
         return self._lost is None and not self._transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Call `close` with the reason why the connection was lost."""
+        """Close the connection with the reason why it was lost."""
         self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
 
     def close(self, why: Exception | None = None) -> None:
-        """Close the connection because of `why`."""
+        """Close the connection. `why` is the error that later calls raise."""
         if self._lost is None:
             self._lost = why or RedisConnectionError("closed")
             self._transport.abort()
-            # Otherwise redis-py would warn that its connection was not closed.
+            # With references to a reader and a writer, redis-py would warn that its connection was not closed.
             self._connection._reader = self._connection._writer = None
 
 
 class Wire(TakenSocket):
-    """Connection that matches replies to commands, in order. Several commands may be in flight.
+    """Connection that gives each reply to its command, in the order of the commands. Several commands may be under way.
 
-    One timer checks all commands, and runs only while commands wait, so it costs almost nothing for short calls.
+    One timer checks all commands. It runs only while commands wait, so it costs almost nothing for short calls.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
         super().__init__(connection)
         self._waiting: deque[_Call] = deque()
-        self._written = self._left = 0  # bytes that were given to the socket, and bytes that have left the socket
-        self._left_at = self._heard_at = -math.inf  # times of the event loop's clock
-        self.waited_s = 0.0  # seconds that the oldest waiting command had waited when the first byte after it arrived
+        self._written = self._left = 0  # how many bytes were given to the socket, and how many of them have left it
+        # The loop times at which bytes last left the socket, and at which bytes last arrived.
+        self._left_at = self._heard_at = -math.inf
+        self.waited_s = 0.0  # how long the oldest command had waited, in s, when the first byte after it arrived
         self._timer: asyncio.TimerHandle | None = None
-        self._look_at = math.inf  # a time of the event loop's clock
+        self._look_at = math.inf  # the loop time of the next check
         self._reader.setmaxbuf(_KEPT_BYTES)
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> "Wire":
-        """Connect within 5 s and take the socket over; raises redis-py's errors."""
+        """Connect within 5 s, and take the socket over from redis-py.
+
+        Raises: redis-py's errors.
+        """
         await connect(connection)
         return cls(connection)
 
     def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
         """Send a command; return a future with its reply, or with the error that the server replied.
 
-        If the reply does not arrive within `timeout_s`, the connection is closed, because the next reply could belong
-        to this call or to the next. It is also closed if no byte was sent or received for `stall_s`: the connection may
-        be half open, and a new one would be answered at once.
+        If the reply does not arrive within `timeout_s`, the connection is closed, because a later reply could not be
+        assigned to a command with certainty. The connection is also closed if no byte was sent or received for
+        `stall_s`. Then it may be half open, and a new connection may get an answer at once.
         """
         loop, transport = self._loop, self._transport
         future: asyncio.Future[Any] = loop.create_future()
         if self._lost is not None or transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        # The server begins to work on the command while we record it.
+        # The command is sent before it is registered, so that the server begins to work earlier.
         for piece in pieces_of(args):
             transport.write(piece)
             self._written += len(piece)
@@ -214,7 +224,7 @@ class Wire(TakenSocket):
     def calls(
         self, commands: Iterable[Sequence[Any]], timeout_s: float, stall_s: float = math.inf
     ) -> "list[asyncio.Future[Any]]":
-        """Send commands in one piece; return a future for each, as `call` does."""
+        """Send commands in one piece; return for each a future as `call` does."""
         if self._lost is not None or self._transport.is_closing():
             return [self.call(command, timeout_s, stall_s) for command in commands]
         futures: list[asyncio.Future[Any]] = []
@@ -233,7 +243,8 @@ class Wire(TakenSocket):
         now = self._loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        # `_left` counts sent bytes for the oldest waiting call. If this call is the oldest, the count begins with it.
+        # `_left` counts sent bytes up to the end of the oldest waiting call. If this call is the oldest one, the count
+        # begins anew.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))
@@ -247,12 +258,12 @@ class Wire(TakenSocket):
         self._timer, self._look_at = self._loop.call_at(at, self._look), at
 
     def _sent(self, call: _Call) -> int:
-        """Return how many bytes, up to the end of this call, have left the write buffer."""
+        """Return how many bytes have left the write buffer, up to the end of this call's command."""
         return min(self._written - self._transport.get_write_buffer_size(), call.end)
 
     def _look(self) -> None:
         self._timer = None
-        # Calls whose callers were cancelled are ignored.
+        # Calls whose callers were cancelled need no check.
         waiting = [call for call in self._waiting if not call.future.done()]
         if not waiting:
             return
@@ -277,7 +288,7 @@ class Wire(TakenSocket):
         try:
             while (reply := self._reader.gets()) is not False:
                 future = self._waiting.popleft().future
-                if future.done():  # A future that is done belongs to a caller that was cancelled.
+                if future.done():  # the caller was cancelled
                     continue
                 if isinstance(reply, Exception):
                     future.set_exception(reply)

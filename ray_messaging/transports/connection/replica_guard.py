@@ -1,4 +1,4 @@
-"""Commands that follow a call and wait until replicas have all data on which the call's reply may depend."""
+"""Commands that are sent after a call, and wait until replicas have all data on which the call's reply may depend."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _LONGEST_S = 1.0
 
 
 class TooFewReplicasError(RedisConnectionError):
-    """Fewer replicas than wanted confirmed a call in time, so its effect may be lost in a failover."""
+    """Too few replicas have confirmed a call in time, so its effect may be lost in a failover."""
 
     def __init__(self, replicas: int, wanted: int, within_s: float) -> None:
         super().__init__(f"{replicas} of {wanted} replicas confirmed it within {within_s:g} s")
@@ -19,15 +19,18 @@ class TooFewReplicasError(RedisConnectionError):
 
 
 class UnconfirmedError(RedisConnectionError):
-    """A call was answered, but the commands after it were not, so it is unknown whether replicas have its effect."""
+    """A call was answered, but the guard's commands after it were not.
+
+    So it is unknown whether replicas have its effect.
+    """
 
 
 class ReplicaGuard:
-    """Commands that follow each call on its connection: a write, then WAIT for `replicas` replicas.
+    """Commands that are sent after each call on its connection: a write, then WAIT for `replicas` replicas.
 
-    WAIT only covers writes that were made over its own connection. So without the write before it, WAIT would answer at
+    WAIT covers only writes that were made over its own connection. Without the write before it, WAIT would answer at
     once in two cases: after a send that was repeated over a new connection, and after a read of an entry that no
-    replica has. With the write, WAIT covers everything that the server did before for any client.
+    replica has. With the write, WAIT covers everything that the server did earlier for any client.
     """
 
     def __init__(self, replicas: int, *, marker: str, key: str, patience_s: float) -> None:
@@ -41,7 +44,7 @@ class ReplicaGuard:
     def check(self, replies: list[Any]) -> None:
         """Remove the replies to the guard's own commands from the end of a call's replies, and check these replies.
 
-        If a command of the guard fails, the call itself may have had its effect nevertheless.
+        If a command of the guard has failed, the call may nevertheless have had its effect.
 
         Raises: TooFewReplicasError if too few replicas have confirmed the call; UnconfirmedError if the guard's
         commands failed.

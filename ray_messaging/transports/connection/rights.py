@@ -1,4 +1,4 @@
-"""Rights (ACL) of our user on a server: the missing rights, and the right that an error is about."""
+"""Rights (ACL) of our user on a server: which rights are missing, and which right an error is about."""
 
 import re
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.connection.scripts import script_at
 
-# Each command that we need, with arguments that a server accepts in a transaction. K stands for a key; C, E and A stand
-# for channels (see `lacking_rights`).
+# Each command that ray_messaging uses, with arguments that a server accepts in a transaction. K stands for a key; C, E
+# and A stand for channels (see `lacking_rights`).
 SAMPLES = tuple(
     line.split()
     for line in """\
@@ -74,8 +74,8 @@ _CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'")
 def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str] | None:
     """Return the rights that a client's user lacks, in the form for ACL SETUSER. Nothing on the server is changed.
 
-    A server checks the rights for each command of a transaction when it is queued. This transaction is never executed,
-    because the client's connection is closed. For a user that may not use transactions, return None.
+    A server checks the rights for each command of a transaction when the command is queued. This transaction is never
+    executed, because its connection is closed first. Return None for a user that may not use transactions.
     """
     given = {"K": f"{keys.prefix}*", "C": keys.own, "E": f"{keys.ears}*", "A": f"{keys.channels}*"}
     connection = client.connection_pool.get_connection()
@@ -84,7 +84,7 @@ def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str] | None:
         try:
             connection.read_response()
         except NoPermissionError:
-            return None  # the commands may not be sent, because without a transaction they would be executed
+            return None  # without a transaction, the commands would be executed, so they are not sent
         replies = []
         for sample in SAMPLES:
             connection.send_command(*(given.get(part, part) for part in sample))

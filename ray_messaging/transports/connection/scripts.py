@@ -1,4 +1,4 @@
-"""Our Lua scripts: their texts, with the shared sections that they need."""
+"""Our Lua scripts. The text of each script begins with the shared sections that the script needs."""
 
 import hashlib
 import re
@@ -8,12 +8,12 @@ from itertools import product
 
 from ray_messaging.addressing.channels import mark_of_db
 
-# A server's default number of dbs. For a higher db, `script_at` does not find scripts, so errors do not name the
-# missing right.
+# A server's default number of dbs. `script_at` does not look for scripts of a higher db, so errors from there do not
+# name the missing right.
 _DBS = 16
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
-# The shared sections that a script needs before it, by the script's name.
+# The shared sections that precede a script, by the script's name.
 _MOVE = ("entry_order", "move_cursor")
 _SEND = ("mailbox_counts", *_MOVE, "conclude", "step_box", "channel_here", "sequence_numbers")
 _LEASE = ("id_ceiling", "renew_lease")
@@ -58,7 +58,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
 
 @cache
 def lua_sections() -> dict[str, tuple[str, str]]:
-    """Return the kind (script or shared) and the text of each section of the Lua files, by its name."""
+    """Return, by name, the kind (script or shared) and the text of each section of the Lua files."""
     found: dict[str, tuple[str, str]] = {}
     for file in (files("ray_messaging.transports") / "lua").iterdir():
         _, *parts = _SECTION.split(file.read_text())
@@ -74,7 +74,7 @@ def script_names() -> list[str]:
 
 @cache
 def script_text(name: str, *, cluster: bool, db: int = 0) -> str:
-    """Return a script, with its shared sections before it and all their flags (`#!`) on the first lines.
+    """Return the text of a script: its flags (`#!`), the shared sections that it needs, and its own section.
 
     On a cluster each script begins with a check that its keys are not being migrated. The names of channels on which a
     script publishes contain `db`.
@@ -87,7 +87,7 @@ def script_text(name: str, *, cluster: bool, db: int = 0) -> str:
 
 
 def script_at(sha: str, line: int) -> str | None:
-    """Return one line (from 1) of the script with this hash, or None if it is not one of our scripts."""
+    """Return one line of the script with this hash, or None if we have no such script. Lines are numbered from 1."""
     for name, (cluster, db) in product(script_names(), [(True, 0), *((False, db) for db in range(_DBS))]):
         if script_hash(name, cluster=cluster, db=db) == sha:
             lines = script_text(name, cluster=cluster, db=db).splitlines()
@@ -97,5 +97,5 @@ def script_at(sha: str, line: int) -> str | None:
 
 @cache
 def script_hash(name: str, *, cluster: bool, db: int = 0) -> str:
-    """Return the hash by which the server knows one of our scripts."""
+    """Return the hash under which the server knows one of our scripts."""
     return hashlib.sha1(script_text(name, cluster=cluster, db=db).encode(), usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""Sentinels of a service, which are asked for its primary."""
+"""Sentinels of a service. They are asked for the service's primary."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,8 +25,8 @@ class Sentinels:
     """Sentinels of one service. They are asked before each connection, because the primary may have changed.
 
     A Sentinel that is cut off from the others still names the old primary. redis-py's `discover_master` asks one
-    Sentinel after the other, and would use such an answer if it comes first. So we ask all Sentinels at once, wait for
-    a majority, and use the answer with the highest epoch.
+    Sentinel after the other, and would use such an answer if it comes first. So all Sentinels are asked at once. When a
+    majority has answered, the answer with the highest epoch is used.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -35,7 +35,7 @@ class Sentinels:
 
     @property
     def where(self) -> str:
-        """Return a name of the service and its Sentinels for error texts."""
+        """Return a description of the service and its Sentinels for error texts."""
         return f"service {self._service!r} of the Sentinels at {', '.join(self._config.sentinels)}"
 
     async def primary(self) -> tuple[str, int]:
@@ -59,8 +59,8 @@ class Sentinels:
         states = [services[self._service] for services in known if self._service in services]
         if not states:
             raise self._without_primary(answers)
-        # The epoch rises with each failover. Of two Sentinels with the same epoch, one may be unable to reach the
-        # primary, so the state of the other one is preferred.
+        # The epoch rises with each failover. If two Sentinels have the same epoch, one of them may be unable to reach
+        # the primary. So an answer in which the primary is not down is preferred.
         state = max(states, key=lambda state: (int(state["config-epoch"]), not _is_down(state)))
         if _is_down(state):
             raise NoPrimaryError(
@@ -92,7 +92,10 @@ class Sentinels:
 
 
 async def _services(address: tuple[str, int], options: Mapping[str, Any]) -> _Services:
-    """Return the services that a Sentinel knows, by name, from its reply, in which names and values alternate."""
+    """Return the services that a Sentinel knows, by name.
+
+    In the Sentinel's reply, the names and values of each service alternate.
+    """
     (replied,) = await replies_of(address, options, [("SENTINEL", "MASTERS")])
     texts = [[part.decode() for part in flat] for flat in replied]
     states = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in texts]

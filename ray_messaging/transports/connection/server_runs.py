@@ -1,4 +1,4 @@
-"""Restarts of a server: after each restart, new entry ids must be above all ids that the server assigned before."""
+"""Restarts of a server. After a restart, new entry ids must be above all ids that the server assigned before."""
 
 import asyncio
 import logging
@@ -13,7 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class ServerRuns:
-    """The last known process of a server (a run), and its clock's latest time, which script `raise_entry_ids` needs."""
+    """The process of a server that was seen last, and the latest time of its clock.
+
+    The script `raise_entry_ids` needs both, to notice a restart and to raise the next entry ids.
+    """
 
     def __init__(self, keys: Keys, script: str, timeout_s: float, shards: int, *, any_format: bool) -> None:
         self._keys = keys
@@ -22,12 +25,12 @@ class ServerRuns:
         self._shards = shards
         self._any_format = any_format
         self._life = ""
-        self._ahead_ms = -math.inf  # the server's clock minus our monotonic clock
+        self._ahead_ms = -math.inf  # how far the server's clock is ahead of our monotonic clock
 
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
-        """Raise the next entry ids of streams if the server was restarted. This is the first call on a new connection.
+        """Make the first call on a new connection. If the server was restarted, the call raises the next entry ids.
 
-        Args: `read` maps the streams that will be read over the connection to their last entries that were read.
+        Args: `read` has, for each stream that will be read over the connection, the last entry that was read.
         Raises: ConfigError if, at the first connection, the experiment has another format or number of shards.
         """
         began = asyncio.get_running_loop().time()
@@ -50,8 +53,8 @@ class ServerRuns:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Record that the server's clock showed `now_ms` for a request that was made at loop time `asked_at`.
+        """Record that the server's clock showed `now_ms` in the answer to a request of loop time `asked_at`.
 
-        If the server's clock was set back, this is ignored.
+        The value is ignored if it is older than an earlier one, as after the server's clock was set back.
         """
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)

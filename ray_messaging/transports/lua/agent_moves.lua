@@ -29,7 +29,7 @@ end
 -- script move_agents --------------------------------------------------------------------------------------------------
 -- Move agents from a mailbox to another one, or to none, in the directory; do all of it or nothing. Outside of steps, the
 -- messages that wait for the agents move to the other mailbox, or become dead letters. In steps the messages stay in their
--- boxes, and the move counts from the first step that no group has opened. See transports/agent_moves.py.
+-- boxes, and the move takes effect in the first step that no group has opened. See transports/agent_moves.py.
 --
 -- KEYS[1] meta, [2] records, [3] changes: as in load_directory  [4] dead: see dead_letter_retention
 -- KEYS[5] state  hash of the mailbox: see take_mailbox; held = its max_messages while it refuses messages because agents
@@ -45,7 +45,7 @@ end
 --         letters that are kept  [19] how many frames stay  [20...] rows and frame of each frame that stays, then of each
 --         frame that goes
 -- Returns {outcome, step}. The outcome is a number of MoveOutcome; -1: a newer reader has the mailbox; -2: the server has
--- lost the mailbox. In steps, the step is the one from which the move counts, or for outcome 8 the first step of the
+-- lost the mailbox. In steps, the step is the one in which the move takes effect, or for outcome 8 the first step of the
 -- other group; otherwise it is 0.
 local prefix, name, target, in_steps = ARGV[1], ARGV[3], ARGV[5], not ARGV[7]
 local state, verdict = reader(KEYS[5]), nil
@@ -103,7 +103,7 @@ local function move_unread()
   if there then store(KEYS[8], there, there.last) end
 end
 
--- Keep the group's state after its last step before step `since`, because the group that gets the agents reads that state.
+-- Keep the state that the group had before step `since`, because the group that gets the agents reads that state.
 local function keep_state_of(since)
   local group = redis.call('HMGET', KEYS[7], 'since', 'parting')
   if not group[1] then return end
@@ -146,7 +146,7 @@ local function hear_both(since)
   end
 end
 
--- Nothing can fail any more.
+-- From here on nothing can fail.
 if not in_steps then move_unread() end
 local version, since = redis.call('HINCRBY', KEYS[1], 'directory', 1), 0
 for arg = 3, there and 5 or 3, 2 do

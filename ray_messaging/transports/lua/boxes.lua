@@ -4,10 +4,10 @@
 -- Boxes of steps, and their keys:
 --
 -- box:<mailbox>@<step>    stream: f = frame, t = <step sent>:<attempt>:<rows>:<rows from outside before it>:<group>, n = note;
---                         c and d, by turns: channels and data to publish
+--                         fields c and d in turn: a channel, and the data to publish to it
 -- box-cover:<mailbox>@<step>  hash: rows and bytes = of all frames except frames of attempts that failed;
---                         c:<step sent>:<group> = <attempt>:<rows>, for each attempt whose frames count; for frames from
---                         outside of the steps the group is "" and the attempt 0
+--                         c:<step sent>:<group> = <attempt>:<rows>, for each attempt whose frames are valid; for
+--                         frames from outside of the steps the group is "" and the attempt 0
 -- boxes@<step>      set: names of the boxes for a step
 local function box_at(prefix, mailbox, step)
   local name = string.format('%s@%.0f', mailbox, step)
@@ -16,7 +16,8 @@ local function box_at(prefix, mailbox, step)
           cover = prefix .. 'box-cover:' .. name, stream = prefix .. 'box:' .. name}
 end
 
--- Return whether a frame fits in a box; if it fits, count it. A full box never gets room again before its step ends.
+-- Return whether a frame fits in a box; if it fits, add it to the box's rows and bytes. Nobody reads a box before its step.
+-- So a full box stays full until then, unless an attempt fails whose frames are in the box.
 local function box_takes(box, limits, rows, size)
   if box.rows + rows > tonumber(limits[1]) or box.bytes + size > tonumber(limits[2]) then return false end
   box.rows, box.bytes = box.rows + rows, box.bytes + size
@@ -46,7 +47,9 @@ local function next_box(prefix, mailbox)
   return box
 end
 
--- Write a frame from outside of the steps, which counts at once. Return how many rows from outside the step had before.
+-- Write a frame from outside of the steps. It is valid at once, unlike a frame of a group, which is valid from the close
+-- of the group's step. Return how many rows from outside of the steps came before it in the same
+-- step.
 local function put_from_outside(prefix, box, rows, frame)
   local sent = string.format('%.0f', box.step - 1)
   local first = redis.call('HINCRBY', prefix .. 'steps:' .. sent, 'start:outside', rows) - rows
@@ -92,7 +95,7 @@ local function write_to_boxes(keys, first, closing)
     writes[#writes + 1], names[#names + 1] = s, 's:' .. ARGV[5] .. '@' .. s.name
   end
   if closing then
-    local found = redis.call('HGETALL', keys[4])  -- mostly nothing
+    local found = redis.call('HGETALL', keys[4])  -- usually empty
     for i = 1, #found, 2 do put(found[i], found[i + 1]) end
     last = {}
     for i, name in ipairs(names) do last[i] = tonumber(sent[name] or 0) end
@@ -117,7 +120,7 @@ local function write_to_boxes(keys, first, closing)
     return box
   end
 
-  -- Return whether a group is a member of the steps in step `at`, and also in the step after this one. A group that joins
+  -- Return whether a group takes part in step `at`, and also in the step after this one. A group that joins
   -- later gets nothing from this step, because its senders may not know the group yet.
   local function counts(mailbox, at)
     local reader = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')

@@ -44,7 +44,7 @@ local function settle(dead, state, held)
   redis.call('HSET', state, 'letters', letters, 'bytes', string.format('%.0f', letters > 0 and held or 0))
 end
 
--- Count letters that were dropped.
+-- Add letters that were dropped to the counters `dropped` and `dropped_bytes`.
 local function lose(state, letters, nbytes)
   local now = redis.call('HMGET', state, 'dropped', 'dropped_bytes')
   redis.call('HSET', state, 'dropped', string.format('%.0f', (natural(now[1]) or 0) + letters),
@@ -155,7 +155,7 @@ local function bury(keys, prefix, name, reason, limit)
       first = #entries == count and '(' .. entries[count][1]
       -- Entries that were copied to the dead letters are deleted at once, so that memory does not hold both.
       if first and not logged then redis.call('XTRIM', stream, 'MINID', entries[count][1]) end
-      count = added < 262144 and 256 or 16  -- small frames are read in larger pages, which takes less time
+      count = added < 262144 and 256 or 16  -- if the frames are small, more of them are read at once, which takes less time
     end
     if not logged then
       redis.call('DEL', stream)

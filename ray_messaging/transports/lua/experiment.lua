@@ -1,7 +1,7 @@
 -- Scripts about an experiment as a whole: its runs, its interceptor, its state.
 
 -- script claim_experiment ---------------------------------------------------------------------------------------------
--- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
+-- Claim an experiment for a start (run) of it. A call that comes late, after another start has it, changes nothing.
 --
 -- KEYS[1] meta  hash: start:run = id of the start that has the experiment, start:erasing = id of the start that must erase
 --               the earlier data, start:beat: see heartbeat; format = number of the data's format, start:shards = number
@@ -80,8 +80,8 @@ end
 return reply
 
 -- script advance_interceptor_epoch ------------------------------------------------------------------------------------
--- Set a new interceptor epoch: verdicts and rule snapshots of other interceptors no longer count. A late call, after
--- another interceptor has taken the epoch, changes nothing.
+-- Set a new interceptor epoch: verdicts and rule snapshots of other interceptors are invalid from then on. A late call,
+-- after another interceptor has taken the epoch, changes nothing.
 --
 -- KEYS[1] meta  hash: start:run = id of the start that has the experiment, start:interceptor = the epoch, start:standing =
 --               number of the rule snapshot by which senders may judge without asking, start:kept = number of the last
@@ -117,10 +117,11 @@ return 1
 
 -- script heartbeat ----------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Raise an interceptor's count of heartbeats, or end it; return what the server knows of the interceptor.
+-- Add 1 to the number of an interceptor's heartbeats, or delete this number, because the interceptor ends. Return what the
+-- server knows of the interceptor.
 --
 -- KEYS[1] meta  hash: start:run = id of the start that has the experiment, start:interceptor = epoch of the interceptor
---               that may write, start:kept = number of its last write, start:beat = count of its heartbeats (none: it was
+--               that may write, start:kept = number of its last write, start:beat = number of its heartbeats (none: it was
 --               closed)
 -- ARGV[1] the caller's start  [2] the caller's epoch  [3] 1: the caller lives, 0: it ends
 -- Returns {start:run, start:interceptor, start:kept}

@@ -86,11 +86,11 @@ local function renew_lease(lease, lease_ms, now)
 end
 
 -- shared date_change --------------------------------------------------------------------------------------------------
--- Record from which step a directory version, which has moved agents to other mailboxes, counts: from the first step that
--- no group has opened. Return that step.
+-- A version of the directory that has moved agents to other mailboxes is used from the first step that no group has opened.
+-- Record this step, and return it.
 --
 -- meta  hash: hosts = ascending list of <step>:<version>, with commas. The changes from this version, up to the next
---       version in the list, count from this step on. Old items are removed when no message that was sent by them can
+--       version in the list, take effect in this step. Old items are removed when no message that was sent by them can
 --       still be in a box.
 local function date_change(meta, steps, version)
   local now, kept = redis.call('HMGET', steps, 'latest', 'sealed', 'horizon'), {}
@@ -117,7 +117,7 @@ local function limit_fate(size, max_rows, max_bytes, messages, bytes, unlogged, 
   return 0
 end
 
--- Keep the counts of a mailbox, and the id of its last entry.
+-- Write the numbers of messages and bytes of a mailbox to its hash, and the id of its last entry.
 local function store(state, box, last)
   if box.logged then
     redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last, 'unlogged', box.unlogged,
@@ -128,10 +128,10 @@ local function store(state, box, last)
 end
 
 -- shared mailbox_counts -----------------------------------------------------------------------------------------------
--- Counts of mailboxes that take frames. Section mailbox_limit comes before this one.
+-- Numbers of messages and bytes in mailboxes that take frames. Section mailbox_limit comes before this one.
 
--- Return a mailbox's counts and limits, or nil if the mailbox is gone. If `lease` is nil, the mailbox is the caller's own,
--- and its lease is not checked.
+-- Return a mailbox's numbers of messages and bytes, and its limits, or nil if the mailbox is gone. If `lease` is nil, the
+-- mailbox is the caller's own, and its lease is not checked.
 local function counts_of(state, lease, prefix, name)
   local now = redis.call('HMGET', state, 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born', 'logged',
                          'unlogged', 'unlogged_bytes', 'last', 'held', 'stepped')
@@ -147,8 +147,8 @@ local function count(box, rows, size)
   if box.logged then box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size end
 end
 
--- Count a frame. Return nil if the mailbox takes it, else the reason why not: 4 the frame exceeds the limit even of the
--- empty mailbox, 3 the mailbox is full, 5 the event log is behind.
+-- Add a frame to the numbers of its mailbox. Return nil if the mailbox takes it, else the reason why not: 4 the frame
+-- exceeds the limit even of the empty mailbox, 3 the mailbox is full, 5 the event log is behind.
 local function refusal(box, rows, size)
   count(box, rows, size)
   local fate = limit_fate(size, box.max_rows, box.max_bytes, box.messages, box.bytes, box.logged and box.unlogged or 0,
@@ -170,8 +170,8 @@ local function reader(key)
                     'handled_bytes', 'last')
 end
 
--- Return how many messages and bytes wait after a cursor. At the end of the mailbox there are none, whatever the counts
--- say: a reader cannot count the messages of a frame that it cannot decode.
+-- Return how many messages and bytes wait after a cursor. At the end of the mailbox there are none, whatever the numbers
+-- in its hash say: a reader cannot count the messages of a frame that it cannot decode.
 local function behind(state, entry, row, handled, handled_bytes)
   if tonumber(row) == 0 and (not state[10] or lower(entry, state[10]) == state[10]) then return 0, 0 end
   return tonumber(state[6] or 0) + tonumber(state[8] or 0) - tonumber(handled),
@@ -202,7 +202,8 @@ end
 -- shared conclude -----------------------------------------------------------------------------------------------------
 -- The conclusion of a commit or a transaction: it moves the mailbox's cursor, and replaces the mailbox's blob, which is the
 -- state that a transaction leaves for the next one. A fetch's commit is a conclusion only. A transaction also sends, and
--- its sender numbers it, so that it counts once. Needs move_cursor. A conclusion has eleven arguments, from ARGV[at] on:
+-- its sender numbers it, so that a repeated call does nothing. Needs move_cursor. A conclusion has eleven arguments, from
+-- ARGV[at] on:
 --   the reader's epoch; the key of its stream without :<born>; entry ("": the cursor stays); row; oldest entry to keep;
 --   messages and bytes handled under this epoch, as totals; the ranges that are acknowledged behind the cursor ("": none;
 --   = or left out: they stay), and how many messages they have; + : the blob is replaced, - : it is deleted; the new blob

@@ -20,7 +20,7 @@ if now[2] == epoch then return 1 end
 if (now[2] or '') ~= ARGV[5] then return 0 end
 redis.call('HSET', KEYS[1], 'start:log_epoch', epoch)
 local first = redis.call('HSETNX', KEYS[1], 'start:log', 1) == 1
--- Add the totals that the last writer reported to the sum of all earlier writers, because each writer's totals begin at 0.
+-- Add the totals that the last writer reported to the sum of all earlier writers, because a writer's totals begin at 0.
 local function begin(state)
   local now = redis.call('HMGET', state, 'base', 'taken', 'base_bytes', 'taken_bytes')
   local base, base_bytes = '', ''
@@ -127,14 +127,14 @@ local arg = 4
 for _ = 1, tonumber(ARGV[3]) do
   local stream, keep, taken, taken_bytes = ARGV[arg], ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
   local name, born = stream:match('^(.*):(%d+)$')
-  local of = ARGV[2] .. (name:sub(1, 1) == ':' and 'start:' or '')  -- the log stream itself is of a start
+  local of = ARGV[2] .. (name:sub(1, 1) == ':' and 'start:' or '')  -- the state of the log stream belongs to one start
   local state = of .. 'state:' .. name
   local now = redis.call('HMGET', state, 'born', 'keep', 'last', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes')
   local oldest, key = keep, ARGV[2] .. 'start:ended:' .. stream
   if now[1] == born then
     local unlogged = tonumber(now[4] or 0) + tonumber(now[6] or 0) - taken
     local unlogged_bytes = tonumber(now[5] or 0) + tonumber(now[7] or 0) - taken_bytes
-    -- If the log has the last entry, it lacks nothing, whatever the counts say: an earlier writer may have died after it
+    -- If the log has the last entry, it lacks nothing, whatever the numbers say: an earlier writer may have died after it
     -- wrote a file and before it reported the messages here.
     if not now[3] or (now[3] ~= keep and lower(now[3], keep) == now[3]) then unlogged, unlogged_bytes = 0, 0 end
     redis.call('HSET', state, 'logged', keep, 'unlogged', math.max(unlogged, 0),

@@ -215,7 +215,7 @@ return bury(KEYS, ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 -- ended.
 --
 -- KEYS[1] state  hash of the mailbox: epoch of its reader, service = the note (see wire/notes.py), served = epoch of the
---                reader that wrote the note; the note no longer counts when another reader has the mailbox
+--                reader that wrote the note; the note is invalid when another reader has the mailbox
 -- ARGV[1] the reader's epoch  [2] note, or '' to remove the note
 -- Returns 1, or 0 if another reader has the mailbox, or the mailbox is gone
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
@@ -258,11 +258,11 @@ return 1
 -- Add a version to an audience, or remove the audience. Senders reload the directory before they send further messages.
 --
 -- KEYS[1] meta  hash: audiences = JSON object: for each name the versions that some open step may use, each as [number,
---               first step in which it counts, facts (JSON; "": removed)]; directory = version
+--               first step in which it is used, facts (JSON; "": removed)]; directory = version
 -- KEYS[2] steps: see step_barrier
 -- ARGV[1] name  [2] number of the new version: the last number + 1  [3] facts, or "" to remove the audience
--- ARGV[4] first step in which the version counts, or "": the first step that no group has opened
--- Returns {1, first step in which it counts}; {0, number of the last version}, if that is not the number before the new one
+-- ARGV[4] first step in which the version is used, or "": the first step that no group has opened
+-- Returns {1, first step in which it is used}; {0, number of the last version}, if that is not the number before the new one
 local all = cjson.decode(redis.call('HGET', KEYS[1], 'audiences') or '{}')
 local versions, steps = all[ARGV[1]] or {}, redis.call('HMGET', KEYS[2], 'latest', 'sealed')
 local last, number = versions[#versions], tonumber(ARGV[2])

@@ -1,8 +1,8 @@
 -- Scripts that write frames into mailboxes: for batches, for transactions, and short paths for simple calls.
 
 -- shared verdict_status ----------------------------------------------------------------------------------------------
--- Return a call's status by its verdicts: 0 the verdicts count, 2 another interceptor has taken over, 10 the interceptor is
--- the same but its rules have changed, 4 no interceptor was asked although there is one. `given` is ARGV[3] of send; the
+-- Return a call's status by its verdicts: 0 the verdicts are valid, 2 another interceptor has taken over, 10 the interceptor
+-- is the same but its rules have changed, 4 no interceptor was asked although there is one. `given` is ARGV[3] of send; the
 -- other arguments are fields of meta. The numbers of an interceptor's rule snapshots are above its epoch and below the next
 -- interceptor's epoch. They are compared as texts, because doubles are not exact for numbers of this size.
 local function verdict_status(given, interceptor, standing)
@@ -33,8 +33,8 @@ end
 -- A plain frame: a frame for one mailbox, without publications and log notes, outside of transactions. Keys and arguments
 -- are those of send.
 
--- Return the counts that the mailbox has with the frame in it. Return nothing if there is any reason against the write;
--- then `send` finds the reason.
+-- Return the numbers of messages and bytes that the mailbox has with the frame in it. Return nothing if there is any reason
+-- against the write; then `send` finds the reason.
 local function room_for(state, lease, mailbox, seq, rows, size)
   local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. mailbox)
   local meta = redis.call('HMGET', KEYS[1], 'directory', 'start:interceptor', 'start:standing')
@@ -68,7 +68,7 @@ end
 -- the conclusion (see conclude), all of it or nothing. A transaction that sends nothing uses script commit. The call is
 -- atomic, because all data of an experiment are on one primary. Section send_one_frame comes before this one.
 --
--- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the interceptor whose verdicts count,
+-- KEYS[1] meta     hash: directory = version, start:interceptor = epoch of the interceptor whose verdicts hold,
 --                  start:standing = number of its valid rule snapshot, start:log = 1 while an event log is registered,
 --                  wide: see take_mailbox
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = how many subscribers got each of the last

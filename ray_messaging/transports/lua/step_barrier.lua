@@ -23,7 +23,7 @@ end
 --               mailboxes outside of the steps
 -- steps:hears   hash: group -> groups that may send to it (missing: all groups), as a list, ascending by step and with ;
 --               between: <first step read>:<names with commas, or * for all>
--- steps:closed  sorted set: group -> last step that it has closed; only groups that are members of the steps
+-- steps:closed  sorted set: group -> last step that it has closed; only groups that take part in the steps
 -- start:holds   hash: name of a hold -> last step whose boxes it has handled; for the hold CHECKPOINT: the last step before
 --               the next checkpoint
 -- start:news    stream: an entry wakes all groups that wait: e = the event, o = field `opened`, b = how many boxes there
@@ -33,7 +33,7 @@ end
 -- steps:<step>  hash: k:<group> = attempt that closed the step, n:<group> = the group's counts, start:outside = rows from
 --               outside of the steps
 -- steps:<step>:blocked  hash: group -> its messages that rules blocked in the step; deleted when the next step is sealed
--- step:<group>  hash: since = first step in which the group is a member, until = first step in which it no longer is one
+-- step:<group>  hash: since = first step in which the group takes part, until = first step in which it no longer does so
 --               (missing: it stays), closed = last step that it has closed, start:open = step that its driver has asked for
 --               (missing: none), start:ahead = step that is open to this group before it is open to all, attempt,
 --               start:task and start:starts = its driver ("" and 0, or missing: no driver), lease_ms, beat = a number that
@@ -84,7 +84,7 @@ local function drop_boxes(prefix)
   end
 end
 
--- Count the bytes of the boxes for a step, which are final, while holds keep boxes.
+-- Record how many bytes the boxes for a step have, while holds keep boxes. The boxes get no further frames.
 local function count_kept(prefix, step)
   if redis.call('EXISTS', prefix .. 'start:holds') == 0 then return end
   local bytes = 0
@@ -95,7 +95,8 @@ local function count_kept(prefix, step)
   redis.call('HINCRBY', prefix .. 'steps', 'start:kept', bytes)
 end
 
--- Call `visit` with the fields and the rows of each entry of a box that counts, in order.
+-- Call `visit` with the fields and the rows of each valid entry of a box, in order. An entry is valid if it is from outside
+-- of the steps, or the attempt that wrote it has closed its step.
 local function visit_counted(prefix, box, visit)
   local cover, counts, from = redis.call('HGETALL', prefix .. 'box-cover:' .. box), {}, '-'
   for i = 1, #cover, 2 do
@@ -117,7 +118,7 @@ local function visit_counted(prefix, box, visit)
 end
 
 -- Publish the messages that groups sent in a step to channels without a mailbox, once, between brackets as in send. Only
--- messages of attempts that count are published.
+-- messages of attempts that have closed the step are published.
 local function publish_step(prefix, step)
   local begun = false
   visit_counted(prefix, string.format(':out@%.0f', step + 1), function(fields)
@@ -130,7 +131,7 @@ local function publish_step(prefix, step)
   if begun then redis.pcall('PUBLISH', prefix .. 'own@DB', ')') end
 end
 
--- Write the frames that count from a box of answers to the asker's mailbox, which is outside of the steps.
+-- Write the valid frames of a box of answers to the asker's mailbox, which is outside of the steps.
 local function deliver_answers(prefix, box, mailbox)
   local state = prefix .. 'state:' .. mailbox
   local now = redis.call('HMGET', state, 'born', 'leased', 'logged')
@@ -218,7 +219,7 @@ local function seal(prefix)
   return sealed > before and sealed or before
 end
 
--- Give up a group's open step: the frames that its attempt has sent do not count, and take no room in boxes any more.
+-- Give up a group's open step: the frames that its attempt has sent are never read, and take no room in boxes any more.
 local function abandon(prefix, group)
   local key = prefix .. 'step:' .. group
   redis.call('HDEL', key, 'start:open', 'start:ahead')

@@ -12,7 +12,7 @@ end
 return redis.call('HGET', KEYS[1], 'settings')
 
 -- script join_steps ---------------------------------------------------------------------------------------------------
--- Make a group a member of the steps. Its first step is one whose previous step no group has opened yet, so that all
+-- Let a group take part in the steps. Its first step is one whose previous step no group has opened yet, so that all
 -- senders of messages for that step know the group. The supervisor closes a step after all groups; its first step is the
 -- open step, or the next step if none is open.
 --
@@ -33,18 +33,18 @@ redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', mill
 redis.call('HDEL', KEYS[2], 'until', 'ending')
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
 if ARGV[2] ~= SUPERVISOR then redis.call('HINCRBY', KEYS[1], 'joined', 1) end
-seal(ARGV[1])  -- steps can be sealed now if all other groups also begin with a later step
+seal(ARGV[1])  -- steps can be sealed now if all other groups too have a later first step
 release(ARGV[1])  -- step 0 can be opened now if it waited for this group only
 tell(ARGV[1], 'joined')
 return since
 
 -- script leave_steps --------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- End a group's membership. Allowed when memory is full, because other groups wait for this group.
+-- Let a group leave the steps. Allowed when memory is full, because other groups wait for this group.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: at once, and the group's open step is given up
--- Returns the first step in which the group is no longer a member; -1: no such group has joined
+-- Returns the first step in which the group no longer takes part; -1: no such group has joined
 local now = redis.call('HGET', KEYS[1], 'latest')
 local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed')
 if not group[1] then return -1 end
@@ -116,7 +116,7 @@ return 1
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's task  [4] how often it was started  [5] lease in ms
 -- ARGV[6] the lease of another driver, which the caller has seen unchanged for its whole duration, or ""
--- ARGV[7] the first step in which the group is no longer a member, or "": it stays
+-- ARGV[7] the first step in which the group no longer takes part, or "": it stays
 -- Returns {1, attempt, closed, state or false, until or false}; {2, task, start, lease, ms of the lease} of another driver
 -- that has the group; {0, attempt} a later start of this driver has it; {-1} no such group has joined
 local now = redis.call('HMGET', KEYS[2], 'since', 'attempt', 'start:task', 'start:starts', 'beat', 'lease_ms')
@@ -190,14 +190,14 @@ return 1
 
 -- script close_step ---------------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Close a step: all messages that its attempt has sent count from now on. The last group that closes the step seals it.
+-- Close a step: from now on all messages that its attempt has sent are valid. The last group that closes the step seals it.
 -- Allowed when memory is full, because a seal frees memory.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step
 -- ARGV[5] rows that the attempt wrote to mailboxes' boxes, by the replies that it got  [6] its counts  [7] change of the
---         group's state: = none, + it becomes [8], - it is deleted  [9] 1: also open the next step  [10] the group's part
---         of the recorded series, or ""  [11] its messages that rules blocked, or ""  [12] its remembered calls, or ""
+--         group's state: = none, + it becomes [8], - it is deleted  [9] 1: also open the next step  [10] the group's values
+--         in the recorded series, or ""  [11] its messages that rules blocked, or ""  [12] its remembered calls, or ""
 -- Returns {1, sealed, what function open_step in step_barrier returns}; {0} a later driver has the group; {-1} the server
 -- knows neither driver; {2, rows, mailboxes...}: the server has `rows` rows, and these mailboxes do not hear the group;
 -- {3, closed, until or false}: the step is not open; {5, shape}: the run's series have another shape
@@ -233,7 +233,8 @@ else
   closing.go_on = '0'
 end
 local answer = cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
--- If the step was not closed, keep the counts of the written frames, so that `abandon` can free their room in boxes.
+-- If the step was not closed, record the rows and bytes of the written frames, so that `abandon` can free their room in
+-- boxes.
 if answer[1] ~= 1 and closing.sent then
   keep_fields(KEYS[4], closing.sent)
   for name, size in pairs(closing.sizes) do redis.call('HSET', ARGV[1] .. 'box-cover:' .. name, unpack(size)) end

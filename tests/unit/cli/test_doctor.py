@@ -128,6 +128,11 @@ def test_an_invalid_name_is_refused(run):
     assert run("a b").exit_code == 2
 
 
+def test_a_server_with_known_holes_is_named(run, redis_process):
+    found = told(run("--redis", url(redis_process.config), "--json"))["server version"]
+    assert "known" in found["value"]
+
+
 # -- this machine ---------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +146,7 @@ def test_this_machine(run):
     found = run("--json")
     assert told(found)["embedded server"]["level"] == "ok"
     assert "started in" in told(found)["embedded server"]["value"]
+    assert told(found)["server version"]["level"] == "ok"  # of the package's server
     assert {"Python", "packages", "extras", "memory", "disk of Ray", "open files", "clock", "experiments"} <= set(
         told(found)
     )
@@ -153,7 +159,9 @@ def poor(monkeypatch, tmp_path):
     no_server = Mock(side_effect=ServerFailed("no Valkey binary for this machine", log=""))
     monkeypatch.setattr(doctor_machine.EmbeddedServer, "start", no_server)
     monkeypatch.setattr(
-        doctor_machine, "look_into_clusters", Mock(side_effect=ConfigError("RAY_ADDRESS='x' is no host:port"))
+        doctor_machine,
+        "look_into_clusters",
+        Mock(side_effect=ConfigError("RAY_ADDRESS='x' is not of the form host:port")),
     )
     monkeypatch.setenv("RAY_ADDRESS", "x")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))

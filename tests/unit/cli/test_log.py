@@ -75,7 +75,7 @@ def test_sql(run, monkeypatch):
     many = run("sql", "select unnest(range(60)) as n")
     assert many.endswith("These are the first of 60 rows: --json prints all.\n")
     assert 'column "nope" not found' in run("sql", "select nope from messages", exit_code=2)
-    assert "DROP does not only read" in run("sql", "drop view messages", exit_code=2)
+    assert "DROP is not allowed" in run("sql", "drop view messages", exit_code=2)
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert run("sql", "select 1", exit_code=2) == "error: log.sql() needs duckdb: pip install 'ray-messaging[sql]'\n"
 
@@ -243,9 +243,9 @@ def test_export(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--fate", "lost"], "error: fate='lost' is no fate: write 'delivered'"),
+        (["--fate", "lost"], "error: fate='lost' is not a fate: write 'delivered'"),
         (["--step", "1-3"], "error: cannot read --step '1-3': write one step, such as 5, or a range"),
-        (["--since", "noon"], "error: since='noon' is no time"),
+        (["--since", "noon"], "error: since='noon' is not a time"),
         (["--agent", "a\t"], r"error: agent: agent id 'a\t' cannot be used"),
         (["--limit", "-1"], "Invalid value for '--limit'"),
         (["--form-id", "1"], "No such option: --form-id"),

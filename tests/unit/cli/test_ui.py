@@ -4,16 +4,17 @@ import socket
 
 import pytest
 from support.log_queries import ROWS, write_folder
+from support.studies import written_study
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.inspector.server.serve import Place, bind
+from ray_messaging.inspector.web.serve import Place, bind
 
 
 @pytest.fixture
 def run(monkeypatch):
     """Return a function that runs the command, which must fail; give its error."""
-    monkeypatch.setattr("ray_messaging.cli.ui.serve", lambda *_, **__: pytest.fail("it serves"))
+    monkeypatch.setattr("ray_messaging.inspector.web.serve.serve", lambda *_, **__: pytest.fail("it serves"))
 
     def run(*args):
         found = CliRunner().invoke(app, ["ui", *map(str, args)])
@@ -59,7 +60,7 @@ def test_it_names_the_extra_that_is_missing(run, folder, monkeypatch):
 
 
 def test_an_experiment_that_is_nowhere(run, monkeypatch):
-    monkeypatch.setattr("ray_messaging.cli.session.join_ray", lambda _: False)
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.join_ray", lambda _: False)
     assert "there is no folder 'town' here, and no Ray cluster that could have" in run("town", "--port", 0)
 
 
@@ -73,3 +74,12 @@ def test_another_address_than_loopback_demands_a_token(host, token, demanded):
     assert (bound.access.token is not None) == demanded
     assert ("?token=" in bound.url) == demanded
     assert "proxy.example" in bound.access.hosts
+
+
+def test_a_study_or_a_model_is_named_as_such(run, folder, tmp_path):
+    written_study(tmp_path / "study", {"chance": [1]}, 1, lambda run: {})
+    assert "is the folder of a study" in run(tmp_path / "study", "--beside", folder)
+    assert "name what to show" in run(folder, "--model", "town:town")
+    assert "cannot be imported" in run("--model", "no_such_module:town")
+    assert "has no default" in run("--model", "operator:add")
+    assert "--model runs a model" in run("--model", "town:town", "--beside", folder)

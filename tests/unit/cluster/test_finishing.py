@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ray_messaging.cli.app import app
 from ray_messaging.cluster.finishing import finish
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder_records import read_account
@@ -85,7 +85,7 @@ async def test_a_log_with_some_of_its_rows_says_so_everywhere(killed, server, lo
     log = EventLog.open(log_dir)
     assert "has no recorded end" in caplog.text
     assert "log-server has them" in log.unended
-    with pytest.raises(Unbalanced, match=r"may lack rows: .* has no recorded end"):
+    with pytest.raises(Unbalanced, match=r"rows may be missing in the log: .* has no recorded end"):
         log.balance()
     assert await command("stats", log_dir) == (1, "7 rows, from")
     assert await command("finish", log_dir) == (0, "The log is")
@@ -102,7 +102,7 @@ async def test_rows_whose_server_lost_them_are_noted_when_the_run_goes_on(killed
     server.stop()
     for path in sorted((log_dir.parent / "log-server").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(LogError, match=r"nothing can be written here: .* has no recorded end"):
+    with pytest.raises(LogError, match=r"the log cannot be completed here: .* has no recorded end"):
         finish(str(log_dir))
     refused = host_of(valkey_config, log_dir, "two", "error")
     with pytest.raises(AlreadyExists, match="the log of a run that has no end"):

@@ -5,13 +5,13 @@ import pytest
 from support.log_writing import batch_of, die, host_of, table_of_batches
 from support.stepped import begin_steps
 
-from ray_messaging import ConfigError, Steps
+from ray_messaging import Steps
 from ray_messaging.cluster.handles.remote_log import Seen
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.folder_records import RuleChange, read_rule_changes
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from ray_messaging import Closed
 from ray_messaging.cluster import ray_calls, ray_clusters
 from ray_messaging.cluster.ray_calls import OurActor
+from ray_messaging.errors import Closed
 
 
 class Method:

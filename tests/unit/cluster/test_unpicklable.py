@@ -1,13 +1,13 @@
 """Objects that cannot go to another process: the part that is at fault is named."""
 
 import functools
+import pickle
 import threading
 
 import pytest
-import ray
 
-from ray_messaging import ConfigError
-from ray_messaging.cluster.unpicklable import sent, unpicklable
+from ray_messaging.cluster.unpicklable import dumped, sent, unpicklable
+from ray_messaging.errors import ConfigError
 
 LOCK = threading.Lock()
 
@@ -67,7 +67,7 @@ def by_value(function):
 )
 def test_the_part_that_cannot_be_pickled_is_named(value, place):
     with pytest.raises(ConfigError, match=f"^the model .*{place} cannot be pickled .TypeError: .*lock") as caught:
-        sent("the model", value, ray.cloudpickle.dumps)
+        sent("the model", value, dumped)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
 
@@ -77,3 +77,21 @@ def test_an_object_that_raises_when_it_is_pickled_is_named_one_that_can_be_is_se
     assert sent("the model", [1], len) == 1
     with pytest.raises(TypeError, match="has no len"):
         sent("the model", 1, len)
+
+
+def test_a_function_keeps_the_name_of_its_file():
+    """So do the functions in it: errors name the place."""
+    found = pickle.loads(dumped(by_value(with_a_global_number)))
+    for function in (found, found()):
+        assert function.__code__.co_filename == __file__
+    assert found()() == 3
+
+
+NUMBER = 3
+
+
+def with_a_global_number():
+    def inner():
+        return NUMBER
+
+    return inner

@@ -7,8 +7,8 @@ import pytest
 
 from ray_messaging.common.sockets import keepalive_options, notice_cuts
 from ray_messaging.config import RedisConfig
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import LaneClient
-from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.transports.connection.connector import Connector
 from ray_messaging.transports.connection.protocol import Wire
 

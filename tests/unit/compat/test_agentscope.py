@@ -18,9 +18,9 @@ from support.doc_pages import run_page
 
 pytest.importorskip("agentscope.app.message_bus", reason="AgentScope is not here: pip install --group agentscope")
 
-from ray_messaging import Closed
 from ray_messaging.compat import agentscope
 from ray_messaging.compat.agentscope import RayMessageBus
+from ray_messaging.errors import Closed
 
 # AgentScope's sdist lacks the tests of its bus: they are in its repository.
 OWN_TESTS = Path(os.environ.get("AGENTSCOPE_TESTS", "absent"))

@@ -16,10 +16,11 @@ from agentscope import pipeline
 from agentscope.agent import AgentBase
 from agentscope.message import Msg
 
-from ray_messaging import Messager, NoAnswer, rules
+from ray_messaging import Messager, rules
 from ray_messaging.compat import agentscope_hub
 from ray_messaging.compat.agentscope_hub import MsgHub
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.errors import NoAnswer
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.messager import GroupMessager
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from support.interceptors import Held
 
 from ray_messaging import LocalServer, Messager, Messaging, rules
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 
 START, HOUR = datetime(2026, 1, 1, 8, tzinfo=UTC), timedelta(hours=1)
 AGENTS = [(1, "Ann"), (2, "Bob"), (3, "Eve"), (4, "Dan")]

@@ -5,10 +5,10 @@ import json
 
 from support.contracts import WAIT_S, fetch_all
 
-from ray_messaging import ConnectionFailed
 from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt.mqtt_connection import Connection
+from ray_messaging.errors import ConnectionFailed
 
 
 async def test_sends_before_a_cut_within_their_batch_have_their_own_receipts(mosquitto_config, exp_id, monkeypatch):

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from support.any_values import TEXT, json_values
 
-from ray_messaging import InvalidMsg, InvalidPayload, MessagingError, Msg, PayloadTooLarge
+from ray_messaging import MessagingError, Msg
 from ray_messaging.compat.msg import msg_of
+from ray_messaging.errors import InvalidMsg, InvalidPayload, PayloadTooLarge
 from ray_messaging.model.columns import encode_payload
 
 # Written by AgentScope 0.1.0 itself: python -m benchmarks.compat.agentscope_msg --write
@@ -181,7 +182,7 @@ def test_wrong_keys_are_named_and_counted():
 
 @pytest.mark.parametrize("value", [None, 5, "text", [], [("id", 1)], Msg("A", "B", "user")])
 def test_a_value_that_is_not_a_dict_is_refused(value):
-    with pytest.raises(InvalidMsg, match=f"{type(value).__name__} is no dict"):
+    with pytest.raises(InvalidMsg, match=f"{type(value).__name__} is not the dict"):
         Msg.from_dict(value)
 
 

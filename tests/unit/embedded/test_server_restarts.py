@@ -14,9 +14,9 @@ from support.patience import wait_for
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
 from ray_messaging.default_limits_and_leases import EMBEDDED_CONNECT_S
-from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded import redis_server as server_module
 from ray_messaging.embedded import server_restarts
-from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import ConfigError, ServerFailed
 
@@ -24,7 +24,7 @@ NAME = "a-name-that-nobody-else-knows"
 
 OWNER = """
 import os, sys
-from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 server = EmbeddedServer("127.0.0.1", succession=Succession(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
 config = server.start()
 print(config.port, config.password, server.pid, server.data_dir, flush=True)

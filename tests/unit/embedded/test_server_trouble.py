@@ -11,8 +11,8 @@ from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of
 from support.patience import wait_for
 
 from ray_messaging.embedded import guard_client as server_link
-from ray_messaging.embedded import server as server_module
-from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded import redis_server as server_module
+from ray_messaging.embedded.redis_server import EmbeddedServer, Succession
 from ray_messaging.embedded.server_restarts import ServerSupervisor
 from ray_messaging.errors import ServerFailed
 

@@ -9,10 +9,10 @@ from support.audience_society import AGENTS, HOSTS, LOST, Society, rows_of
 from support.contracts import WAIT_S
 from support.log_writing import Crash, failed
 
-from ray_messaging import LogError
 from ray_messaging.addressing import directory
 from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.source import LocalFolder
+from ray_messaging.errors import LogError
 from ray_messaging.eventlog.writing import hearers
 from ray_messaging.model.agent_sets import AgentSet
 

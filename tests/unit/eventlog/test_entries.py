@@ -174,7 +174,7 @@ NOTES = {  # a note, its takers, and the facts of its rows
 }
 
 
-@pytest.mark.parametrize(("note", "takers", "facts"), NOTES.values(), ids=NOTES)
+@pytest.mark.parametrize(("note", "receivers", "facts"), NOTES.values(), ids=NOTES)
 def test_rows_have_the_facts_of_their_note(note, takers, facts):
     shared = PayloadColumn.of([b"x" * 100], np.zeros(len(facts), np.uint32))
     item = noted_item(batch_of(len(facts), lines=shared), note, takers)
@@ -198,7 +198,7 @@ def test_the_payload_before_a_rewrite_counts_in_a_piece():
         (item_of(batch_of(1, lines=None)), "no payloads"),
         (noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[([4], b"{}")])), "not there"),
         (noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[([0, 7], b"{}")])), "not there"),
-        *((noted_item(batch_of(2), note_of("published"), takers), "takers") for takers in (None, [], [1])),
+        *((noted_item(batch_of(2), note_of("published"), takers), "receivers") for takers in (None, [], [1])),
     ],
 )
 def test_what_cannot_be_makes_no_row(item, says):

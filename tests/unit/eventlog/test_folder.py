@@ -281,7 +281,7 @@ def garble(path):
         (lambda path: path.write_bytes(b""), ""),
         (lambda path: path.write_bytes(b"no parquet at all"), ""),
         (lambda path: shutil.copy(path.with_name("events-00000003.parquet"), path), "another segment"),
-        (lambda path: pq.write_table(table_of(1), path), "lacks what this library writes"),
+        (lambda path: pq.write_table(table_of(1), path), "lacks the metadata"),
     ],
     ids=["cut", "garbled", "empty", "no Parquet", "another segment", "of another library"],
 )
@@ -340,5 +340,5 @@ def test_a_uri_with_a_password_is_refused_and_not_shown():
 
 
 def test_a_uri_that_pathlib_has_changed_is_refused():
-    with pytest.raises(ConfigError, match=r"pass it as text, 's3://bucket/town'"):
+    with pytest.raises(ConfigError, match=r"pass it as a str, 's3://bucket/town'"):
         Folder(Path("s3://bucket/town"))

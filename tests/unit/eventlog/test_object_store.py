@@ -8,9 +8,10 @@ import pytest
 from support.log_writing import batch_of
 from support.object_store import BUCKET, ObjectStore
 
-from ray_messaging import EventLog, LogError
+from ray_messaging import EventLog
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.files import version_folder, write_edges
+from ray_messaging.errors import LogError
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import claim, read_account

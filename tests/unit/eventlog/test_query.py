@@ -218,7 +218,7 @@ def test_a_conversation(log):
     assert positions(log.conversation(2, 1, fate="delivered", limit=1)) == [0]
     assert positions(log.conversation(2, None)) == [1, 2]
     assert positions(log.conversation(2, "2")) == [6]
-    with pytest.raises(InvalidQuery, match="agent=3 cannot be given for a conversation"):
+    with pytest.raises(InvalidQuery, match="agent=3 cannot be used for a conversation"):
         log.conversation(1, 2, agent=3)
 
 
@@ -234,21 +234,21 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"zzz": 1}, "no field 'zzz'; There are: "),
         ({"from_id": 1.5}, "from_id: agent id 1.5 is a float"),
         ({"agent": "a\n"}, r"agent: agent id 'a\\n' cannot be used"),
-        ({"fate": "deliverd"}, "'deliverd' is no fate: write 'delivered', "),
-        ({"fate": None}, "every row has one"),
+        ({"fate": "deliverd"}, "'deliverd' is not a fate: write 'delivered', "),
+        ({"fate": None}, "every row has a value"),
         ({"channel": 5}, "channel=5 must be a str"),
         ({"rule": ["a", 5]}, "rule=5 must be a str"),
         ({"from_id": (3, 4)}, r"could mean one agent, .* or several agents: write \[\(3, 4\)\] or \[3, 4\]"),
         ({"step": (1, 5)}, "could mean two steps, or all steps between two"),
-        ({"step": range(1, 9, 2)}, "leaves steps out"),
+        ({"step": range(1, 9, 2)}, "skips steps"),
         ({"step": "1"}, "must be an int"),
         ({"step": True}, "must be an int"),
-        ({"since": "yesterday"}, "is no time: write it like '2026-"),
+        ({"since": "yesterday"}, "is not a time: write it like '2026-"),
         ({"since": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
-        ({"until": float("nan")}, "no time that the log could hold"),
-        ({"until": [1]}, "is no time"),
+        ({"until": float("nan")}, "not a time that the log can hold"),
+        ({"until": [1]}, "is not a time"),
         ({"contains": ""}, "must be a str that is not empty"),
-        ({"contains": "\ud800"}, "is not valid Unicode text"),
+        ({"contains": "\ud800"}, "is not valid Unicode"),
         ({"limit": -1}, "must be 0 or more"),
         ({"limit": 2.5}, "must be an int"),
         ({"after": -2}, "must be -1 or more"),

@@ -106,8 +106,18 @@ def test_a_reset_begins_a_new_record(folder):
     [
         *(("_run.json", text, LogError, r"_run\.json is damaged") for text in ("{", "[]", '{"format": 1}', "7")),
         ("_run.json", '{"format": "x"}', LogError, r"_run\.json is damaged"),
-        ("_run.json", '{"format": 0}', ConfigError, "has format 0, and this ray_messaging reads format 1 only"),
-        ("_run.json", '{"format": 2}', ConfigError, "has format 2, and this ray_messaging reads format 1 only"),
+        (
+            "_run.json",
+            '{"format": 0}',
+            ConfigError,
+            "has format 0, and this version of ray_messaging reads only format 1",
+        ),
+        (
+            "_run.json",
+            '{"format": 2}',
+            ConfigError,
+            "has format 2, and this version of ray_messaging reads only format 1",
+        ),
         ("_rule_changes.json", "[{]", LogError, r"_rule_changes\.json are damaged"),
     ],
 )

@@ -11,8 +11,8 @@ import pytest
 from support.log_queries import ROWS, log_of, row, write_folder
 from support.log_writing import batch_of, write_batches
 
-from ray_messaging import EventLog, LogError
-from ray_messaging.errors import InvalidQuery
+from ray_messaging import EventLog
+from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.model.typed.input import columns
 
@@ -183,10 +183,10 @@ def test_what_does_not_read_the_log_alone_is_refused(log, tmp_path, query):
         ("select nope from messages", 'column "nope" not found'),
         ("select * from mesages", "Table with name mesages does not exist.*only the tables messages, calls"),
         ("select cast(payload as int) from messages", "Could not convert string"),
-        ("create table t as select 1", "CREATE does not only read: write a SELECT"),
-        ("select 1; select 2", "it has 2 statements: write one"),
+        ("create table t as select 1", "CREATE is not allowed, because it may change data: write a SELECT"),
+        ("select 1; select 2", "it has 2 statements: write exactly one"),
         (5, "must be a str"),
-        (None, "must be a str of SQL"),
+        (None, "must be a str with a SQL query"),
     ],
 )
 def test_an_error_says_what_is_wrong(log, query, words):
@@ -215,3 +215,28 @@ def test_a_large_log_is_not_in_memory_as_a_whole(tmp_path):
         pa.set_memory_pool(pool)
     assert found == [{"n": 40_000}]
     assert 0 < counted.max_memory() < 160e6  # of 320 MB
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_keeps_the_first_rows_of_any_answer(log):
+    assert log.sql("select position from messages order by position", limit=2)["position"].to_pylist() == [0, 1]
+    assert log.sql("select position from messages where position > 6", limit=5)["position"].to_pylist() == [7]
+    assert len(log.sql("describe messages", limit=3)) == 3
+    assert len(log.sql("explain select 1", limit=1)) == 1
+    assert log.sql("select 1 as n limit 0", limit=0).column_names == ["n"]
+    with pytest.raises(InvalidQuery, match="limit"):
+        log.sql("select 1", limit=-1)
+
+
+def test_rows_beyond_the_limit_are_not_made(log):
+    assert log.sql("select count(*) as n from range(100)", limit=1).to_pylist() == [{"n": 100}]
+    assert len(log.sql("select * from range(1000000000000)", limit=3)) == 3
+
+
+def test_a_query_that_takes_too_long_is_interrupted(log):
+    endless = "select count(*) as n from range(1000000000) a, range(1000000000) b where a.range = b.range + 1"
+    with pytest.raises(InvalidQuery, match=r"took longer than 0\.2 s: read fewer rows"):
+        log.sql(endless, timeout_s=0.2)
+    assert log.sql("select 1 as n", timeout_s=60).to_pylist() == [{"n": 1}]

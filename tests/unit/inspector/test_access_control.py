@@ -2,8 +2,8 @@
 
 import pytest
 
-from ray_messaging.inspector.server.access_control import AccessControl
-from ray_messaging.inspector.server.serve import Access, names_of
+from ray_messaging.inspector.web.access_control import AccessControl
+from ray_messaging.inspector.web.serve import Access, names_of
 
 LOCAL = names_of("127.0.0.1")
 HOST = ("host", "127.0.0.1:8266")

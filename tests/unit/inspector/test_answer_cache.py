@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 
 class Slow:

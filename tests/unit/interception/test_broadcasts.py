@@ -12,6 +12,7 @@ from support.rules import Only
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import (
     AllowGraph,
     BlackList,
@@ -26,7 +27,6 @@ from ray_messaging.interception.rules import (
     rewrite,
 )
 from ray_messaging.interception.rules.rule import ALLOW, PairCheck
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import AudiencePairs, Extension

@@ -11,9 +11,9 @@ from support.lane_peers import asked, ended, frame, mute_lane, opened
 from support.patience import WAIT_S
 
 from ray_messaging.errors import Fenced, FrameError
+from ray_messaging.interception.interceptor import lane_server as lane_module
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.lane import WAIT, FrameProtocol, LaneClient
-from ray_messaging.interception.server import lane_server as lane_module
-from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 

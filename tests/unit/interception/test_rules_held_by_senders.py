@@ -9,11 +9,12 @@ from support.contracts import WAIT_S, until
 from support.delegation import Actor, InterceptorEpoch, delegate_at_once, passed, send
 from support.interceptors import batch
 
-from ray_messaging import ConnectionFailed, MailboxFull, rules
+from ray_messaging import rules
 from ray_messaging.common.backoff import RetryPolicy
+from ray_messaging.errors import ConnectionFailed, MailboxFull
 from ray_messaging.interception import delegated_rules
+from ray_messaging.interception.interceptor import rule_delegation
 from ray_messaging.interception.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
-from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.verdict_client import RemoteVerdictClient
 
 

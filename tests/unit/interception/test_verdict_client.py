@@ -12,9 +12,9 @@ from support.lane_peers import frame, mute_lane
 from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.interception.rules import BlackList, MaxLength, block
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.verdict_client import ForeignVerdictClient, LocalVerdictClient, RemoteVerdictClient
 
 

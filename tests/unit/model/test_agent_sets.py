@@ -79,7 +79,7 @@ def test_channels_are_those_of_the_agents(agents, plain):
         ("ab", "must be a list, range or array of ids, not 'ab'"),
         (5, "must be a list, range or array of ids, not 5"),
         ({1: "a"}.items(), "agents are the items of a dict, .* pass its keys"),
-        (enumerate(["a", "b"]), "agents are an enumerate, .* pass the ids alone"),
+        (enumerate(["a", "b"]), "agents are an enumerate, .* pass only the ids"),
         (pd.DataFrame({"id": [1]}).itertuples(), "is a Pandas"),
         (pd.Series([1.0]), "is a float"),
     ],
@@ -96,7 +96,7 @@ def test_a_collection_of_ids_may_be_of_any_kind(agents):
 
 @pytest.mark.parametrize("agents", [[7, "7"], [1, 2, 1], np.array([4, 4]), ["ann", 1, "ann"], pd.Series([2, 2])])
 def test_an_id_that_comes_twice_is_refused_where_each_is_to_come_once(agents):
-    with pytest.raises(InvalidAddress, match="comes twice in agents: give each once"):
+    with pytest.raises(InvalidAddress, match="comes twice in agents: give each agent once"):
         column_of(agents, once=True)
     assert len(column_of(agents)) < len(agents)
 

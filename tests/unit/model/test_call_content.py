@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pydantic
 import pytest
 
-from ray_messaging import ConfigError, by_content
+from ray_messaging import by_content
+from ray_messaging.errors import ConfigError
 from ray_messaging.model.call_content import content_digest_of, told_by
 
 ENDINGS = frozenset(("gpt", "llama", "mistral"))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from support.any_values import anything, marked
 
-from ray_messaging import InvalidPayload
+from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.exact import decode_exactly, encode_exactly, encode_pairs_exactly, kept_exactly
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -113,7 +113,7 @@ class Person:
     "states", [[{"left": 1}, {Side.LEFT: 2}], [{1: 1}, {Level.LOW: 2}], [{"x": [{1: {Level.LOW: 2}}]}]]
 )
 def test_a_key_that_equals_another_states_plain_one_is_refused_too(states):
-    with pytest.raises(InvalidPayload, match=r"which would not come back equal: keep its \.value"):
+    with pytest.raises(InvalidPayload, match=r"which would not be equal after decoding: keep its \.value"):
         kept_exactly(states, "me.state")
 
 
@@ -131,7 +131,7 @@ def test_the_attributes_of_a_living_object_are_examined():
 def test_a_value_that_holds_itself():
     value = []
     value.append({"again": value})
-    with pytest.raises(InvalidPayload, match=r"^it is nested too deeply, or holds itself"):
+    with pytest.raises(InvalidPayload, match=r"^it is nested too deeply, or contains itself"):
         encode_exactly(value, "it")
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ray_messaging import ConfigError, grid, run
+from ray_messaging import grid, run
+from ray_messaging.errors import ConfigError
 
 
 @pytest.mark.parametrize("torus", [False, True])

@@ -147,16 +147,16 @@ class Row(msgspec.Struct, array_like=True):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (int, "payloads are JSON objects"),
-        (list[int], "payloads are JSON objects"),
-        (Row, "payloads are JSON objects"),
+        (int, "does not describe JSON objects"),
+        (list[int], "does not describe JSON objects"),
+        (Row, "does not describe JSON objects"),
         (object(), "has no JSON Schema"),
         (Chain, "contains itself"),
         ({"type": "object", "not": {}}, "'not', which senders cannot check"),
         ({"type": "object", "properties": {"a": {"$ref": "http://elsewhere"}}}, "does not define"),
-        ({"type": "object", "properties": {"a": {"enum": [1.5]}}}, "texts and ints"),
+        ({"type": "object", "properties": {"a": {"enum": [1.5]}}}, "strs and ints"),
         ({"type": "object", "properties": {"a": {"type": "date"}}}, "cannot check this schema"),
-        ({"type": "object", "properties": {"a": False}}, "cannot check that"),
+        ({"type": "object", "properties": {"a": False}}, "senders cannot check"),
     ],
 )
 def test_a_type_that_senders_cannot_check_is_refused(kind, text):

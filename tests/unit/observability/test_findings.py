@@ -20,7 +20,7 @@ from ray_messaging.observability.health.findings import (
     warning,
 )
 from ray_messaging.observability.health.mailbox_checks import MANY_NAMES, SHOWN, check_kept
-from ray_messaging.observability.health.server_checks import check_clock, check_server
+from ray_messaging.observability.health.redis_checks import check_clock, check_server
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 
 GIB = 2**30

@@ -3,7 +3,7 @@
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ray_messaging import Messager, RedisConfig, rules
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.connection.link import RedisLink
 

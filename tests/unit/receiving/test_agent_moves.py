@@ -4,7 +4,7 @@ import pytest
 from support.contracts import fetch_all
 from support.stepped import begin_steps
 
-from ray_messaging import AlreadyExists, MoveFailed
+from ray_messaging.errors import AlreadyExists, MoveFailed
 from ray_messaging.transports.agent_moves import Attempted, MoveOutcome
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.contracts import fetch_all
 from support.patience import AT_ONCE_S
 
-from ray_messaging import TransitError
+from ray_messaging.errors import TransitError
 
 
 async def test_close_waits_only_briefly_for_an_absent_server(opener, redis_process, exp_id, monkeypatch, caplog):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, vanish
 
-from ray_messaging import CommitFailed
+from ray_messaging.errors import CommitFailed
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, FetchOptions
 

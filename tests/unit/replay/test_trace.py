@@ -84,4 +84,4 @@ def test_file_that_cannot_be_read(tmp_path, blame):
 def test_no_utf8(write, name, blame):
     line, message = blame(write(name, b"\xef\xbb\xbf1 2 3\n" + "1 é 3\n".encode() + b"1 \xe9 3\n"))
     assert line == 3
-    assert "byte 3 of the line, 0xe9, is no UTF-8" in message
+    assert "byte 3 of the line, 0xe9, is not UTF-8" in message

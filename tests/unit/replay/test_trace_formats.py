@@ -11,7 +11,7 @@ import pytest
 from ray_messaging.errors import TraceError
 from ray_messaging.replay.trace import read_trace
 
-LATE = "a quote stands after a space, so that it may or may not belong to its cell: drop the space"
+LATE = "a quote comes after a space, so it may or may not belong to the cell's text: drop the space"
 CSV = "from,to,time,text\n1,2,10,hi\n2,1,11,\n"
 JSONL = '{"sender":"a","receiver":"b","seq":0,"text":"hi"}\n{"sender":"b","receiver":"a","seq":1,"text":""}\n'
 
@@ -46,11 +46,19 @@ def test_cells_of_a_tsv_end_at_tabs(write, name):
         ("1\t \t100", "the receiver is empty", "it has an empty cell between tabs"),
         ("\t2\t100", "the sender is empty", "it has an empty cell between tabs"),
         ("\t\t", "the sender is empty", "it has an empty cell between tabs"),
-        ("1\t2\t\r", r"found '1\t2\t' (the time is empty: drop the tab or fill it)", "(2 columns instead of 3)"),
+        (
+            "1\t2\t\r",
+            r"found '1\t2\t' (the time is empty: fill it, or drop the tab before it)",
+            "(2 columns instead of 3)",
+        ),
         ("1 2 3", "expected 'src dst time' with tabs between", None),
-        ("1\t2 3", "'2 3' is one cell or several: write tabs", None),
-        ("agent 7\t9", "(2 columns instead of 3)", "'agent 7' between tabs is one cell or several"),
-        ("ann lee\tbob\t3", None, "'ann lee' between tabs is one cell or several: give the file the extension .tsv"),
+        ("1\t2 3", "'2 3' may be one cell or several: write tabs", None),
+        ("agent 7\t9", "(2 columns instead of 3)", "'agent 7' between tabs may be one cell or several"),
+        (
+            "ann lee\tbob\t3",
+            None,
+            "'ann lee' between tabs may be one cell or several: give the file the extension .tsv",
+        ),
         ('"ann"\t2\t3', '"ann" has quotes: drop them', '"ann" has quotes: drop them'),
     ],
 )
@@ -113,7 +121,7 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
-        ("Source Target\n1 2\n", 1, "found 'Source Target' (it names the columns)"),
+        ("Source Target\n1 2\n", 1, "found 'Source Target' (the line has the names of columns)"),
         ("a, b\nb, c\n", 1, "cells end at white space"),
         ("%%MatrixMarket matrix coordinate\n3 3 2\n1 2\n", 1, "Matrix Market file"),
         ("1 2 5\n1.0 2 5\n", 2, "the sender '1.0' is a whole number written as a float"),
@@ -125,9 +133,9 @@ def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
         ("# a\u2028b\x0c\n1 2 x\n", 2, "time 'x' is neither"),
         ("1 2 nan\n", 1, "time 'nan' is neither"),
         ("1 2 1_000\n", 1, "time '1_000' is neither"),
-        ("1 2 3\n1 a\x00b 3\n", 2, r"the receiver is no id (agent id 'a\x00b' cannot be used"),
+        ("1 2 3\n1 a\x00b 3\n", 2, r"the receiver is not a valid id (agent id 'a\x00b' cannot be used"),
         ("1 2 3\n" + "x" * 99, 2, "found '" + "x" * 60 + "...'"),
-        ("# only\n# comments\n", 1, "the file holds no message"),
+        ("# only\n# comments\n", 1, "the file contains no message"),
     ],
 )
 def test_broken_edge_list(write, content, line, message, blame):
@@ -197,9 +205,9 @@ def test_csv_named_fields_and_awkward_text(write):
         (
             'from,to,time,text\n1,2,3,a\n1,2,3,"open\n1,2,3,b\n',
             3,
-            "no valid CSV row (unexpected end of data)",
+            "not a valid CSV row (unexpected end of data)",
         ),
-        ('from,to,time,text\n1,2,3,"a"b\n', 2, "no valid CSV row"),
+        ('from,to,time,text\n1,2,3,"a"b\n', 2, "not a valid CSV row"),
         ("from,to,time\n1,2," + "9" * 140_000, 2, "needs JSON lines"),
         ("from,to,time\n1,2,\n", 2, "time '' is neither"),
         (
@@ -210,7 +218,7 @@ def test_csv_named_fields_and_awkward_text(write):
         ("from,when\n", 1, "name yours by to_field (on the command line --to)"),
         ("from,to,when\n", 1, "no field for the time: expected one of time, ts, timestamp, seq"),
         ("from,to,time,to\n", 1, "the header names 'to' twice"),
-        ("from,to,time\n", 1, "the file holds no message"),
+        ("from,to,time\n", 1, "the file contains no message"),
         (" \n\n", 1, "the file is empty"),
     ],
 )
@@ -253,7 +261,7 @@ def test_json_lines(write):
         ("[1]", "expected a JSON object (Expected `object`, got `array`)"),
         ("[" * 100_000, "expected a JSON object"),
         ('{"sender":"a","seq":1,"text":""}', "this row has no field 'receiver'"),
-        ('{"receiver":"a","seq":1}', "this row has no field 'sender', only 'receiver', 'seq': add it, or name one"),
+        ('{"receiver":"a","seq":1}', "this row has no field 'sender', only 'receiver', 'seq': add it, or name a field"),
         ('{"receiver":"a","seq":1}', "that every row has (on the command line by --from, --to, --time, --text)"),
         ('{"sender":"","receiver":"b","seq":1,"text":""}', "the sender is empty"),
         ('{"sender":"a","receiver":null,"seq":1,"text":""}', "the receiver is empty"),
@@ -276,7 +284,7 @@ def test_broken_json_line(write, row, message, blame):
 def test_text_that_only_later_rows_have_is_not_dropped(write, blame):
     line, found = blame(write("m.jsonl", '{"from":1,"to":2,"ts":3}\n{"from":1,"to":2,"ts":3,"text":"x"}'))
     assert line == 2
-    assert "those before it have none" in found
+    assert "the rows before it have none" in found
 
 
 def test_carriage_return_ends_no_json_line(write, blame):

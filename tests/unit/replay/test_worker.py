@@ -9,8 +9,8 @@ import pytest
 from support.traffic import plan_of
 
 from ray_messaging.errors import MessagingError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList, MaxLength
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.fates import DELIVERED
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.replay import worker as module

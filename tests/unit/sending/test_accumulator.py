@@ -17,8 +17,8 @@ from ray_messaging.errors import (
     MailboxFull,
     PayloadTooLarge,
 )
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import MaxLength
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending import accumulator, pending_batch

@@ -7,7 +7,7 @@ from support.contracts import WAIT_S, fetch_all
 from support.interceptors import Held, interceptor_with
 
 from ray_messaging import Outgoing, rules
-from ray_messaging.interception.server import slow_rule_runner as deferral
+from ray_messaging.interception.interceptor import slow_rule_runner as deferral
 from ray_messaging.sending import deferred_rows as deferred
 
 

@@ -9,8 +9,8 @@ from faults.proxy import Proxy
 from support.contracts import RedisStore, fetch_all, until
 from support.patience import WAIT_S
 
-from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown
 from ray_messaging.common.backoff import RetryPolicy
+from ray_messaging.errors import ConnectionFailed, MailboxFull, OutcomeUnknown
 from ray_messaging.transports.transport_values import FrameFate
 
 HELD = "held-by-proxy"  # no script contains this text, so that the proxy holds back the payload's requests only

@@ -5,7 +5,7 @@ import logging
 
 from support.contracts import fetch_all
 
-from ray_messaging import engine
+from ray_messaging import messager_engine
 from ray_messaging.sending import frame_sender
 
 
@@ -13,7 +13,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_answer(messagers
     async def away(*_args, **_options):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(engine, "_LEAVE_S", 0.01)
+    monkeypatch.setattr(messager_engine, "_LEAVE_S", 0.01)
     sender = await messagers()
     await sender.send_message("nobody", {})
     monkeypatch.setattr(sender.engine.transport, "leave", away)

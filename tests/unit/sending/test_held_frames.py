@@ -7,7 +7,8 @@ from support.contracts import fetch_all, until
 from support.interceptors import interceptor_with
 from support.patience import WAIT_S
 
-from ray_messaging import MailboxFull, Outgoing, rules
+from ray_messaging import Outgoing, rules
+from ray_messaging.errors import MailboxFull
 
 
 async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, fetch_all
 
-from ray_messaging import ConnectionFailed, MoveFailed, TransitError
+from ray_messaging.errors import ConnectionFailed, MoveFailed, TransitError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.agent_mover import AgentMover
 from ray_messaging.sending import frame_sender

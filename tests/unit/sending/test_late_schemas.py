@@ -8,7 +8,8 @@ import pytest
 from support.contracts import WAIT_S, until
 from support.schemas import relay, set_schema
 
-from ray_messaging import PayloadMismatch, columns
+from ray_messaging import columns
+from ray_messaging.errors import PayloadMismatch
 
 
 class Offer(msgspec.Struct):

@@ -8,8 +8,8 @@ from support.frames import frames_of_sends
 from support.patience import WAIT_S
 
 from ray_messaging.errors import PayloadMismatch
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Handled
 from ray_messaging.model.json_types import described
 from ray_messaging.outgoing import Outgoing

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, until
 
-from ray_messaging import Closed, MailboxFull
+from ray_messaging.errors import Closed, MailboxFull
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_messaging import PayloadTooLarge
+from ray_messaging.errors import PayloadTooLarge
 from ray_messaging.sending import transaction_sender
 
 

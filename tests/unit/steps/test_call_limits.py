@@ -8,8 +8,8 @@ from selectors import DefaultSelector
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import BudgetSpent, Calls, Price
-from ray_messaging.errors import Closed
+from ray_messaging import Calls, Price
+from ray_messaging.errors import BudgetSpent, Closed
 from ray_messaging.model.call_usage import CallUsage, parts_of
 from ray_messaging.steps.call_limits import CallGate, CallLimits, HeldCalls
 

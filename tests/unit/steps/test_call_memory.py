@@ -5,8 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from ray_messaging import StepAborted
-from ray_messaging.errors import ConnectionFailed
+from ray_messaging.errors import ConnectionFailed, StepAborted
 from ray_messaging.model.calls import KEPT, PARENT, KeptCall
 from ray_messaging.steps.call_memory import CallMemory
 

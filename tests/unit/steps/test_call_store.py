@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.model.calls import KeptCall
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.steps import call_store

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.studies import work_here
 
-from ray_messaging import ConfigError, Count, LogError, Mean, Of, Share, Study, batch_run, rules, run
+from ray_messaging import Count, Mean, Of, Share, Study, batch_run, rules, run
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.run_workers import run_packed

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from ray_messaging import ConfigError
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies.by_name import bound, check_names, values_of
 from ray_messaging.studies.design import design_of
 

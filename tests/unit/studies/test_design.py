@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_messaging import ConfigError
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies.design import design_of
 
 

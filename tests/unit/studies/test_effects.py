@@ -8,9 +8,10 @@ import statistics
 import numpy as np
 import pytest
 from scipy import stats
-from support.studies import written_study
+from support.studies import work_here, written_study
 
-from ray_messaging import ConfigError
+from ray_messaging import Mean, batch_run
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies.bootstrap import effect_size, mean_interval, student_quantile
 
 
@@ -106,3 +107,46 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             call()
+
+
+def chatter(me, inbox, *, limit, loud):
+    for number in range(2 if limit == "none" or me.step < 2 else 1):
+        me.send((me.id + 1) % 3, {"n": number})
+    me.state["heard"] = len(inbox) + loud
+
+
+def test_effects_name_the_first_message_in_which_a_pair_differs(tmp_path, monkeypatch):
+    """Two rows differ only in their states."""
+    work_here(monkeypatch)
+    asked = {
+        "agents": 3, "until": 4, "replicates": 2, "outcomes": Mean("heard"), "folder": tmp_path / "s",
+        "progress": False, "logs": True,
+    }  # fmt: skip
+    study = batch_run(chatter, {"limit": ["none", "one"], "loud": [0, 1]}, **asked)
+    found = study.effects(base={"limit": "none", "loud": 0})
+    assert found["first"].isna().tolist() == [True, False, False]
+    assert found["first"].tolist()[1:] == [
+        'step 2, replicate 0: agent 2 sent nothing, and in the base {"n":1} to agent 0 (delivered)',
+        'step 2, replicate 0: agent 2 sent nothing, and in the base {"n":1} to agent 0 (delivered)',
+    ]
+    logs = [study.log({"limit": limit, "loud": 0}, 1) for limit in ("none", "one")]
+    assert [log.balance().sends for log in logs] == [24, 18]
+    with pytest.raises(ConfigError, match=r"no run with {'limit': 'two', 'loud': 0} and replicate 1"):
+        study.log({"limit": "two", "loud": 0}, 1)
+    batch_run(chatter, {"limit": ["none"], "loud": [0, 1]}, **asked | {"on_existing": "reset"})
+    assert len([*(tmp_path / "s" / "logs").iterdir()]) == 4
+
+
+def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
+    work_here(monkeypatch)
+    asked = {"agents": 3, "until": 4, "outcomes": Mean("heard"), "progress": False, "folder": tmp_path / "plain"}
+    study = batch_run(chatter, {"limit": ["none", "one"], "loud": [0]}, **asked)
+    assert "first" not in study.effects(base={"limit": "none"})
+    with pytest.raises(ConfigError, match=r"keeps no logs: batch_run.*logs=True"):
+        study.log({"limit": "none", "loud": 0})
+    with pytest.raises(ConfigError, match="logs=True keeps whole runs, but with vary_from= rows share steps"):
+        batch_run(
+            chatter, {"limit": ["none", "one"], "loud": [0]}, vary_from=2, before={"limit": "one"}, logs=True, **asked
+        )
+    with pytest.raises(ConfigError, match=r"another study: its options is .*'logs': True"):
+        batch_run(chatter, {"limit": ["none", "one"], "loud": [0]}, logs=True, **asked)

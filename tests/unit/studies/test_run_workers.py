@@ -12,7 +12,8 @@ import pytest
 from support.patience import wait_for
 from support.studies import work_here
 
-from ray_messaging import ConfigError, Mean, Study, batch_run
+from ray_messaging import Mean, Study, batch_run
+from ray_messaging.errors import ConfigError
 from ray_messaging.studies import run_workers
 
 KEPT = "runs.parquet", "series.parquet"
@@ -131,6 +132,33 @@ def test_a_parameter_may_be_of_a_class_of_the_program(tmp_path):
     assert start(program, tmp_path / "s").wait() == 0
     (found,) = Study(tmp_path / "s").to_pandas().to_dict("records")
     assert (found["mood"], found["error"]) == ("sad", None)
+
+
+WITHOUT_RAY = """
+import sys
+from ray_messaging import Mean, batch_run
+
+FACTOR = 2  # of this program, which the workers have not run
+
+def person(me, inbox, *, chance):
+    me.state["heard"] = chance * FACTOR
+
+batch_run(
+    person, {"chance": [1, 2]}, agents=2, until=2, workers=1, folder=sys.argv[1], progress=False,
+    outcomes=[Mean("heard"), {"ray": lambda result: "ray" in sys.modules}],
+)
+"""
+
+
+@pytest.mark.long
+def test_a_worker_runs_the_model_of_a_program_and_needs_no_ray(tmp_path):
+    """To import Ray takes longer, and more memory, than a short run."""
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_RAY)
+    assert start(program, tmp_path / "s").wait() == 0
+    found = Study(tmp_path / "s").to_pandas()
+    assert found["heard"].tolist() == [2, 4]
+    assert found["ray"].tolist() == [False, False]
 
 
 def start(program, *arguments):

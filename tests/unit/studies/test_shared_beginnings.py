@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from support.studies import work_here
 
-from ray_messaging import Calls, ConfigError, Mean, Study, batch_run, rules, run
+from ray_messaging import Calls, Mean, Study, batch_run, rules, run
+from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import ALLOW, Rule, StepRule, StepVerdicts, Table, block
 from ray_messaging.studies.run_workers import run_packed
 

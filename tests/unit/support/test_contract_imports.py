@@ -42,10 +42,12 @@ def inner_parts(source):
 
 
 def test_inner_names_are_found():
-    assert inner_names("from ray_messaging.engine import Engine") == {"ray_messaging.engine"}
-    assert inner_names("from ray_messaging import engine, Messager") == {"ray_messaging.engine"}
-    assert inner_names("import ray_messaging.engine as e") == {"ray_messaging.engine"}
-    assert inner_names("patch('ray_messaging.engine._LEAVE_S', 1)") == {"ray_messaging.engine._LEAVE_S"}
+    assert inner_names("from ray_messaging.messager_engine import Engine") == {"ray_messaging.messager_engine"}
+    assert inner_names("from ray_messaging import messager_engine, Messager") == {"ray_messaging.messager_engine"}
+    assert inner_names("import ray_messaging.messager_engine as e") == {"ray_messaging.messager_engine"}
+    assert inner_names("patch('ray_messaging.messager_engine._LEAVE_S', 1)") == {
+        "ray_messaging.messager_engine._LEAVE_S"
+    }
     assert not inner_names("from ray_messaging.wire.frames import decode\nimport ray_messaging\nlog('ray_messaging')")
 
 

@@ -7,7 +7,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all
 from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import Closed
+from ray_messaging.errors import Closed
 
 QUESTION = {"text": "How are you?"}
 

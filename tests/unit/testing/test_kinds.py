@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_messaging import ConfigError, Count, Mean, StepFailed, batch_run, columns, run
+from ray_messaging import Count, Mean, batch_run, columns, run
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.testing import check_repeatable
 
 

@@ -4,7 +4,8 @@ import networkx as nx
 import pandas as pd
 import pytest
 
-from ray_messaging import ConfigError, InvalidAddress, Mean, Of, id_tuple, rules, run
+from ray_messaging import Mean, Of, id_tuple, rules, run
+from ray_messaging.errors import ConfigError, InvalidAddress
 
 
 def cell(me, inbox):

@@ -17,7 +17,8 @@ from support.patience import WAIT_S
 from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
-from ray_messaging import ConfigError, RuleError, StepFailed, run
+from ray_messaging import run
+from ray_messaging.errors import ConfigError, RuleError, StepFailed
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,

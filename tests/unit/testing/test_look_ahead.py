@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Calls, ConfigError, Count, LocalServer, StepFailed, Steps, rules, run
+from ray_messaging import Calls, Count, LocalServer, Steps, rules, run
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.messager import GroupMessager
 
 FEATURES = ("sends", "later", "asks", "stops", "idle", "moves", "strangers", "outcasts", "twice", "errors")

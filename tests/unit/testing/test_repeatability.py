@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_messaging import ConfigError, NotRepeatable, StepFailed
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.run.run_plan import check_run
+from ray_messaging.errors import ConfigError, NotRepeatable, StepFailed
 from ray_messaging.testing import check_repeatable
 
 AGENTS, STEPS = 12, 4

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from ray_messaging import Calls, ConfigError, Count, Mean, Of, StepFailed, Sum, rules, run
+from ray_messaging import Calls, Count, Mean, Of, Sum, rules, run
 from ray_messaging.cluster.run.ending import Ending, values_after
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.eventlog.series_tables import series_table, values_in
 from ray_messaging.interception.rules import StepRule, StepVerdicts
 

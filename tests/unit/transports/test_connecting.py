@@ -9,7 +9,8 @@ from support.answering import HOST, answering
 from support.contracts import RedisStore, client_of, fetch_all, refused, until
 from support.patience import AT_ONCE_S, WAIT_S
 
-from ray_messaging import Closed, ConnectionFailed, Messager, RedisConfig
+from ray_messaging import Messager, RedisConfig
+from ray_messaging.errors import Closed, ConnectionFailed
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import reply_error
 from ray_messaging.transports.transport import RedisTransport

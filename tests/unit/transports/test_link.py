@@ -10,8 +10,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from support.patience import WAIT_S
 
-from ray_messaging import ConfigError, ConnectionFailed, RedisConfig
-from ray_messaging.errors import ServerRefused
+from ray_messaging import RedisConfig
+from ray_messaging.errors import ConfigError, ConnectionFailed, ServerRefused
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.outage import Outage
 from ray_messaging.transports.connection.protocol import reply_error

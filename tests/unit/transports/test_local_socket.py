@@ -10,7 +10,7 @@ from support.embedded_server import DEADLINE_S, HOST
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import may_hold_sockets
-from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.transports.connection.link import RedisLink
 
 

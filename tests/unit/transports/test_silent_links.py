@@ -9,7 +9,7 @@ from faults.proxy import Proxy
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from support.contracts import fetch_all, until
 
-from ray_messaging import Closed
+from ray_messaging.errors import Closed
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 

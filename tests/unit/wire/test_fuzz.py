@@ -6,7 +6,7 @@ import pytest
 from support.fuzzing import TARGETS, inputs
 
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.server import saved_answers
+from ray_messaging.interception.interceptor import saved_answers
 
 SEED = 20
 COUNTS = {"frames": 20_000, "requests": 2_500, "answers": 5_000, "records": 5_000, "notes": 4_000}

@@ -1,4 +1,4 @@
-"""The calls of a group's handle, as coroutines."""
+"""The class `AsyncGroup`, with the calls of a group's handle as coroutines."""
 
 import itertools
 import logging
@@ -93,8 +93,8 @@ class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
     `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
-    loops may send at once; `fetch_messages` and `ack` raise ConfigError while a call in another event loop waits. The
-    blocking calls of `Group` are the same code, with a `waiting` that blocks.
+    loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is
+    waiting. The blocking calls of `Group` are these coroutines, with a `waiting` that blocks.
     """
 
     def __init__(
@@ -111,24 +111,24 @@ class AsyncGroup(StampedHandle):
         self.actor = actor
         self.waiting = waiting
         self._experiment = experiment
-        # Read once, because pydantic's attributes are slow.
+        # The setting is read once, because pydantic's attributes are slow.
         self._payload_bytes = experiment.settings.payload_bytes
         self._strict = name if experiment.group_settings.strict_senders else None
         self._stamp = stamp
-        # health() names a handle by this, so that its process can be found.
+        # The name of this handle in health reports, by which its process can be found.
         self._caller = f"{secrets.token_hex(8)} of process {os.getpid()} on {socket.gethostname()}"
         self._numbers = 0
         self._waiting: OrderedDict[int, None] = OrderedDict()  # sends that have no answer yet, ascending
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # numbers of the last fetch, and of the last that got a lease with "acked"
+        self._fetches = self._received = 0  # the numbers of the last fetch, and of the last one with commit="acked"
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
-        self._restarting = False  # the group's actor died during a send
+        self._restarting = False  # whether the group's actor has died during a send
         wait_s, route = experiment.settings.send_timeout_s, LaneRoute()
         self._lane = waiting.shared(lambda: GroupLane(actor, self._actor_name, wait_s, waiting, route))
         self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
-        self._keep = keep  # the experiment lives as long as a reference to its actors
+        self._keep = keep  # a reference to the experiment's actors, which end with the last reference
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AsyncGroup, (self._experiment.without_password(), self.name, self.actor, self._stamp)
@@ -157,7 +157,7 @@ class AsyncGroup(StampedHandle):
         return batch.seal("", 0, 0)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
-        """Send many messages; one receipt for each message and recipient, in order."""
+        """Send many messages; return one receipt for each message and recipient, in order."""
         address = partial(parse_channel, self._experiment.exp_id)
         return await self._relay(batches_of(messages, address, self._payload_bytes, self._stamp.step, self._strict))
 
@@ -171,25 +171,25 @@ class AsyncGroup(StampedHandle):
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send one message to all hearers of an agent in an audience; one receipt for each, as `Messager.broadcast`."""
-        batch = self._single(from_id, 0, payload, subtopic)  # The recipient is replaced by the audience.
+        """Send one message to all hearers of an agent in an audience; return one receipt for each, see `Messager`."""
+        batch = self._single(from_id, 0, payload, subtopic)  # the audience replaces the recipient
         return await self._relay([to_audience(batch, audience)])
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send n broadcasts given as columns; one receipt for each pair, as `Messager.broadcast_columns`."""
+        """Send n broadcasts given as columns; return one receipt for each pair, see `Messager.broadcast_columns`."""
         columns = columns_of(from_ids, 0, payloads, self._payload_bytes)
         return await self._relay(unspread_batches(columns, audience, check_subtopic(subtopic), self._stamp.step))
 
     async def _relay(self, batches: list[Batch]) -> Receipts:
-        """Send batches: over the lane, or by Ray where the lane gives no answer."""
+        """Send batches over the lane, or by a Ray call if the lane gives no answer."""
         if not batches:
             return Receipts([])
         if known_dead(self.actor):
             check_ray(self._experiment.exp_id)
             raise gone(self._actor_name)
-        if self._restarting:  # a call during the restart would fail with an unknown outcome
+        if self._restarting:  # a call during a restart would fail with an unknown outcome
             await wait_restart(self.waiting, self.actor, self._experiment.settings.send_timeout_s)
             self._restarting = False
         lanes, lane, number, begun_in = self._lane(), None, -1, None
@@ -197,7 +197,7 @@ class AsyncGroup(StampedHandle):
             with self._tracer.sending(batches):
                 frames = [encode(batch) for batch in batches]
                 lane = await lanes.connection()
-                if lane is None and known_dead(self.actor):  # the attempt to open the lane has found the actor dead
+                if lane is None and known_dead(self.actor):  # the actor was found dead when the lane was opened
                     raise gone(self._actor_name)
                 async with nullcontext() if lane is None else lane.turn:
                     with self._sending:
@@ -217,8 +217,8 @@ class AsyncGroup(StampedHandle):
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
         finally:
-            # The send has ended, and its call may never have reached the actor. The actor executes sends in the order
-            # of their numbers, and must not wait for this number before it executes later sends.
+            # This send has ended, but its call may not have reached the actor. The actor executes sends in the order of
+            # their numbers. So later sends report that it must not wait for this number.
             with self._sending:
                 self._waiting.pop(number, None)
             if lane is not None:
@@ -281,7 +281,7 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received some parts
+        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received some of them
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
             answers.fail(place, error)
@@ -302,7 +302,7 @@ class AsyncGroup(StampedHandle):
         return await self.reply_to(slices_of(messages), payloads)
 
     async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
-        """Answer questions; with `failed` the payloads say why their handlers have failed."""
+        """Answer questions. With `failed`, the payloads say why the handlers of the questions have failed."""
         exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
         receipts = await self._relay(
             replies_to(questions, payloads, exp_id, payload_bytes, self._stamp.step, failed=failed)
@@ -344,15 +344,16 @@ class AsyncGroup(StampedHandle):
     ) -> "Fetched":
         """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This commits the messages of this handle's last fetch. Messages that a handle holds for longer than
-        `MessagingConfig.loan_s`, because its task died or ended without `ack`, are redelivered to the next fetch of any
-        handle.
+        This commits the messages of this handle's last fetch. If a handle holds messages for longer than
+        `MessagingConfig.loan_s`, because its task died or ended without `ack`, they are redelivered to the next fetch
+        of any handle.
 
         Args:
             limit: The most messages to return.
             timeout: Seconds to wait for the first message.
             commit: With "acked", only `ack` or a `with` block over the result commits these messages.
-            complete: Return all messages that the server had at the call, except those that other handles hold.
+            complete: Return all messages that the server had when this was called, except those that other handles
+                hold.
 
         Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge above
         the limits of `complete`.
@@ -362,7 +363,7 @@ class AsyncGroup(StampedHandle):
         async with self._fetching.held():
             self._tracer.committed()
             number = self._fetches = self._fetches + 1
-            limit = None if limit is None else int(limit)  # `limit` may be an integer of numpy's
+            limit = None if limit is None else int(limit)  # `limit` may be a numpy integer
             options = FetchOptions(commit, complete, number, self._received)
             try:
                 token, messages = await self._fetch(limit, timeout, options)
@@ -371,8 +372,8 @@ class AsyncGroup(StampedHandle):
                 raise
             except (MessagingError, RayError):
                 raise
-            except BaseException:  # a cancellation, Ctrl-C, or what a signal's handler raises
-                # The actor would go on waiting, and would lease the next messages to a handle that is gone.
+            except BaseException:  # such as a cancellation or Ctrl-C
+                # Otherwise the actor would go on waiting, and would lease the next messages to a handle that is gone.
                 if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
                     self.actor.abandon.remote(self._caller, self._received, number)
                 raise
@@ -401,7 +402,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make an idempotent call over the lane; return its answer, or None if the call must be made by Ray."""
+        """Make an idempotent call over the lane; return its answer, or None if a Ray call must be made instead."""
         lanes = self._lane()
         lane = await lanes.connection()
         if lane is None:
@@ -412,7 +413,7 @@ class AsyncGroup(StampedHandle):
             lanes.release(lane)
 
     async def ack(self, messages: Acked | None = None) -> None:
-        """Commit fetched messages: one, some, or all that this handle holds (None).
+        """Commit fetched messages: one message, several, or (None) all that this handle holds.
 
         On return the commit is durable, even if other handles hold earlier messages. A second call does nothing.
 
@@ -429,7 +430,7 @@ class AsyncGroup(StampedHandle):
                 except CommitFailed:
                     self._token = None  # another handle has the messages
                     raise
-                # The token is dropped only now, because a call that is cancelled may have committed nothing.
+                # The token is dropped only after the call, because a cancelled call may have committed nothing.
                 self._token = None
         else:
             await self._commit(messages)
@@ -452,13 +453,13 @@ class AsyncGroup(StampedHandle):
         return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
 
     async def give_up(self) -> None:
-        """Return the messages of this handle's last fetch to the mailbox unhandled; the next fetch gets them."""
+        """Return the messages of this handle's last fetch to the mailbox, as not handled. The next fetch gets them."""
         async with self._fetching.held():
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
         """Return the messages of a lease to the mailbox."""
-        # The handle forgets the lease first, so that a fetch at the same time does not commit the messages.
+        # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
@@ -470,8 +471,8 @@ class AsyncGroup(StampedHandle):
     async def commit_lease(self, token: Token) -> None:
         """Commit the messages of a lease."""
         self._tracer.committed()
-        # The handle forgets the lease only after the commit. If it forgot it before, a fetch at the same time would get
-        # the lease's messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
+        # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
+        # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
         try:
             await self._ack([(token, None)])
         except CommitFailed:
@@ -519,7 +520,7 @@ class AsyncGroup(StampedHandle):
         await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Host agents no longer; their waiting messages become dead letters.
+        """Stop hosting agents. Messages that wait for them become dead letters.
 
         Raises the same errors as `Messager.remove_agents`.
         """
@@ -553,7 +554,9 @@ class AsyncGroup(StampedHandle):
 
 
 class Fetched(Messages):
-    """Fetched messages. A `with` block over them commits them at its end, or returns them to the mailbox on an error.
+    """Fetched messages.
+
+    The end of a `with` block over them commits them, or after an error returns them to the mailbox.
 
     Messages of `group.aio` need `async with`. The end of the block raises CommitFailed if the block took longer than
     `MessagingConfig.loan_s` and another handle has the messages now.
@@ -597,7 +600,7 @@ class Fetched(Messages):
 
 
 class GroupService:
-    """The service of one handle. The group's actor records that the handle serves, and which handlers failed.
+    """The `serve` call of one handle. The group's actor records that the handle serves, and which handlers failed.
 
     The actor knows the handle by `name`.
     """
@@ -609,7 +612,10 @@ class GroupService:
         self._group = group
 
     async def begin(self) -> Sequence[Message]:
-        """Record at the group's actor that this handle serves. Return no messages to handle first."""
+        """Record at the group's actor that this handle serves.
+
+        Returns: [], because no messages must be handled first.
+        """
         await self._group._insist(self._group.actor.begin_service.remote)
         return ()
 
@@ -623,7 +629,7 @@ class GroupService:
             await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments, row=row))
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Send an AnswerFailed to the asker of a message; do nothing if nobody asks, or the asker has an answer."""
+        """Send an AnswerFailed to the asker of a question; do nothing if the message is no question, or is answered."""
         question = slice_of(message)
         if waits_for_failure(question):
             await self._group.reply_to([question], failure.payload, failed=True)
@@ -631,7 +637,7 @@ class GroupService:
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
         """End the service. Messages that are not handled are delivered to the next fetch at once.
 
-        Args: `ended` is the reason for askers, or "" if there is nothing to record.
+        Args: `ended` is the reason that askers get, or "" if there is nothing to record.
         """
         if ray.is_initialized():  # without Ray the group has ended, or will end with its driver
             await self._group.give_up_unacked()

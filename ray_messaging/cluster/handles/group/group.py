@@ -1,4 +1,4 @@
-"""Handle of a group: picklable and blocking, for drivers and tasks."""
+"""The class `Group`, the picklable handle of a group, whose calls block, for drivers and tasks."""
 
 from collections.abc import Callable, Coroutine, Iterator
 from functools import cached_property, wraps
@@ -23,7 +23,7 @@ T = TypeVar("T")
 def _blocking(
     call: Callable[Concatenate[AsyncGroup, P], Coroutine[Any, Any, T]],
 ) -> "Callable[Concatenate[Group, P], T]":
-    """Return a blocking method from a coroutine of `AsyncGroup`, with the same arguments."""
+    """Return a blocking method that runs a coroutine method of `AsyncGroup` with the same arguments."""
 
     @wraps(call)
     def blocking(group: "Group", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,7 +54,7 @@ class Group(StampedHandle):
         self.actor = actor
         self._experiment = experiment
         self._stamp = StepStamp(step)
-        self._keep = keep  # keeps the experiment alive, which lives as long as a reference to its actors
+        self._keep = keep  # a reference to the experiment's actors, which end with the last reference
         self._calls = AsyncGroup(experiment, name, actor, self._stamp, Blocking())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,13 +1,14 @@
-"""The lane of a group, on the handle's side: sockets over which a handle calls the group's actor.
+"""The handle's side of the lane of a group: sockets over which a handle calls the group's actor.
 
 A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store. A message
-that one handle sends and another fetches needs two such calls, which take as long as all other work for it. A socket
-takes a fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the
-actor. Ray calls are used to open the socket, to return errors, and for calls that the socket does not answer.
+that one handle sends and another fetches needs two such calls, which take as long as all other work for the message. A
+socket takes a fraction of that time (`python -m benchmarks.driven --processor`). So handles send and fetch over a
+socket of the actor. Ray calls are used to open the socket, to return errors, and for calls that get no answer over the
+socket.
 
-Outside of steps handles do not write to the server themselves, because each would need an epoch and a connection, the
-directory, the delegated rules and the server's password. So the group's actor stays the only sender of its name. A task
-that drives a group's steps needs all of that only once, and the number of its attempt is its epoch (`group_steps.py`).
+Outside of steps, handles do not write to the server themselves. Each handle would need an epoch, a connection, the
+directory, the delegated rules and the server's password. So only the group's actor sends under the group's name. A task
+that drives a group's steps does write to the server itself (see `group_steps.py`).
 """
 
 import asyncio
@@ -36,19 +37,19 @@ from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, Lan
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
-# For longer waits the calls are made by Ray, because a task that waits for Ray lends its processor to other tasks, such
-# as the task for which it waits.
+# For longer waits Ray calls are made. A task that waits for Ray gives its processor to other tasks, such as the task
+# for which it waits.
 WAIT_S = 0.5
-# The longest wait for an answer. Large requests get one more second for every _BYTES_PER_S bytes.
+# The longest wait for an answer in seconds. For each _BYTES_PER_S bytes of a request, a second is added.
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
-# If True, there is no lane, because only Ray calls are encrypted.
+# If this is True, there are no lanes, because only Ray calls are encrypted.
 _ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
 # The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
-# here still run there.
+# here may still run in the actor.
 _SENDS = WAITING // 2
-_SILENT = 5  # after this many checks in a row without an answer the connection is given up
+_SILENT = 5  # a connection is given up after this many checks in a row without an answer
 
 
 def patience_s(size: int) -> float:
@@ -59,8 +60,8 @@ def patience_s(size: int) -> float:
 class LaneReply(NamedTuple):
     """Result of a call over the lane.
 
-    `begun` says whether the actor may have received the call. `answer` has the header and the frames of the answer;
-    None means that the call must be made by Ray.
+    `begun` says whether the actor may have received the call. `answer` has the header and the frames of the answer. If
+    it is None, the call must be repeated by Ray.
     """
 
     begun: bool
@@ -68,18 +69,18 @@ class LaneReply(NamedTuple):
 
 
 class LaneRoute:
-    """The address of an actor's lane, if a handle knows it, and the time until which calls are made by Ray."""
+    """The address of an actor's lane, if it is known, and the time until which the lane is not used."""
 
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
-        self.by_ray_until = 0.0  # until this time, in monotonic seconds, calls go by Ray instead
+        self.by_ray_until = 0.0  # until this time, in monotonic seconds, Ray calls are made
 
 
 class GroupLane:
     """The connections of one handle to its group's actor.
 
-    A blocking handle has one connection for each thread that makes a call at the same time. All calls of an event loop
-    share one connection. The lanes of several event loops share the `route`.
+    A blocking handle has one connection for each of its concurrent calls, which are in different threads. All calls of
+    an event loop share one connection. The lanes of several event loops share the `route`.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class GroupLane:
         self._wait_s = wait_s  # how long to wait for the actor to start again
         self._waiting = waiting
         self._shared = not waiting.blocks
-        self._lost = False  # the actor's process may have died
+        self._lost = False  # whether the actor's process may have died
         self._route = route
         self._idle: list[Connection] = []
         self._opening = waiting.lock()
 
     async def connection(self) -> "Connection | None":
-        """Return a connection for one call, or None if the call must be made by Ray."""
+        """Return a connection for one call, or None if a Ray call must be made instead."""
         found = self._known()
         if found is not None or _ENCRYPTED or time.monotonic() < self._route.by_ray_until:
             return found
@@ -123,7 +124,7 @@ class GroupLane:
         return None
 
     async def _open(self) -> "Connection | None":
-        # The actor's next process has another lane, and a Ray call during the restart fails only after seconds.
+        # The actor's next process has another lane. A Ray call during the restart would fail only after seconds.
         if self._lost:
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
@@ -138,15 +139,15 @@ class GroupLane:
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._route.address = None
-            # A MessagingError or a ConnectionError passes when the actor runs again.
+            # After a MessagingError or a ConnectionError the lane can be used when the actor runs again.
             if not isinstance(error, MessagingError | ConnectionError):
-                self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
+                self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # until then Ray calls are made
             return None
 
     def release(self, connection: "Connection") -> None:
         """Keep a connection for later calls, unless it is closed."""
         if connection.closed:
-            self._lost = True  # another program may have the port by now, so ask the actor for its address again
+            self._lost = True  # the actor is asked for its address again, as another program may have the port now
         elif not self._shared:
             self._idle.append(connection)
 
@@ -157,14 +158,14 @@ class LaneConnection:
     `process` identifies the actor's process. A send that is repeated by Ray must reach the same process.
     """
 
-    turn = nullcontext()  # a send never waits for a turn, because each thread has its own connection
+    turn = nullcontext()  # a send need not wait for other sends, because each thread has its own connection
 
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
-        # Close the socket when the handle is gone. This is not done by `__del__`, because a garbage collection of both
-        # the handle and the socket might first warn of an open socket.
+        # This closes the socket when the handle is gone. With `__del__`, a garbage collection of both the handle and
+        # the socket might first warn of an open socket.
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,7 +184,7 @@ class LaneConnection:
         return self._socket.fileno() < 0
 
     def alive(self) -> bool:
-        """Return whether the actor's side is open, as far as is known."""
+        """Return whether the actor's side of the connection seems to be open."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -197,7 +198,7 @@ class LaneConnection:
         self._socket.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call and return the reply. This never suspends the coroutine."""
+        """Make a call, and return the reply. This blocks, and never suspends the coroutine."""
         head, _ = body_of(call, frames)
         size = REQUEST.size + len(head) + sum(map(len, frames))
         begun = False
@@ -211,7 +212,7 @@ class LaneConnection:
                 self._socket.sendall(frame)
             begun = True
             return LaneReply(begun, self._answer())
-        except BaseException as error:  # an interrupt also closes the connection
+        except BaseException as error:  # also Ctrl-C closes the connection
             self.close()
             if not isinstance(error, OSError | FrameError):
                 raise
@@ -243,7 +244,10 @@ class LaneConnection:
         return found
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Limit each wait of the socket. The socket must block, because only then one call reads a whole frame."""
+        """Set the timeout of each read and write.
+
+        The socket must be a blocking one, because only then a single call reads a whole frame.
+        """
         if seconds == self._limit_s:
             return
         self._limit_s = seconds
@@ -254,22 +258,22 @@ class LaneConnection:
 
 
 class LoopConnection:
-    """A connection for all calls of one event loop, many at once. A call without an answer is made again by Ray.
+    """A connection for all calls of one event loop, many at once. A call that gets no answer is repeated by Ray.
 
-    A call may take long, after many other calls or because of a slow rule. So a single call has no timeout. But if for
-    a while neither a call nor a question for a sign of life is answered, the connection is given up with all its calls.
+    A call may take long, because of many other calls or a slow rule, so a single call has no timeout. But if for a
+    while no call is answered, and no AliveCall, the connection is given up with all its calls.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
         self.process = process
         self._client = client
-        self._life = life  # this closes the client also when nothing refers to it any more
+        self._life = life  # closes the client, also when nothing refers to it any more
         self._loop = asyncio.get_running_loop()
-        self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others are in flight
-        self._calls = 0  # calls that have no answer yet
-        self._nbytes = 0  # the bytes of these calls
+        self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others have no answer
+        self._calls = 0  # the number of calls that have no answer yet
+        self._nbytes = 0  # the size of these calls in bytes
         self._watch: asyncio.TimerHandle | None = None  # set while there are such calls
-        self._heard = 0  # the number of answers at the last check
+        self._heard = 0  # the number of answers up to the last check
         self._silent = 0  # the number of checks since the last answer
         self._asking: asyncio.Task[None] | None = None
 
@@ -285,7 +289,7 @@ class LoopConnection:
         return not self._client.alive
 
     def alive(self) -> bool:
-        """Return whether the connection is up, as far as is known, and belongs to the running event loop."""
+        """Return whether the connection seems to be open, and belongs to the running event loop."""
         return self._loop is asyncio.get_running_loop() and self._client.alive
 
     def close(self) -> None:
@@ -324,7 +328,7 @@ class LoopConnection:
         self._watch = self._loop.call_later(patience_s(self._nbytes), self._look)
 
     def _look(self) -> None:
-        """Check whether answers arrive while calls wait. If not, ask for a sign of life, and in the end give up."""
+        """Check whether answers arrive while calls wait. If none does, make an AliveCall, and finally give up."""
         self._watch = None
         if not self._calls or not self._client.alive:
             return

@@ -18,8 +18,8 @@ from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import check_until, driven_loop
 
-# All groups that this process drives share one event loop, and wait for news of steps together. With a loop for each
-# group, the server would have to wake each loop.
+# All groups that this process drives share one event loop, and one wait for news of steps. With a loop for each group,
+# the server would have to notify each loop.
 _LOOP = SharedLoop("steps")
 
 
@@ -47,8 +47,9 @@ async def driven_steps(
 ) -> AsyncGenerator[Step, None]:
     """Yield the steps of a group that `task` drives.
 
-    This process itself reads from the server and writes to it, with the number of its attempt to drive the group. A
-    detour by the group's actor would double the work of a step. The messager of this process hosts no agents.
+    This process itself reads from the server and writes to it, because a detour over the group's actor would double the
+    work of a step. The number of its attempt to drive the group serves as its epoch. The messager of this process hosts
+    no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")
@@ -61,7 +62,7 @@ async def driven_steps(
     make = partial(named_messager, GroupMessager, experiment, interceptor, name, metrics, traced=False)
     messager = await connected(make, experiment.settings.cut_timeout_s)
     telling = None
-    if metrics is not None:  # the group's actor counts what the group sends and fetches outside of steps
+    if metrics is not None:  # the actor's metrics are those of sends and fetches outside of steps
         telling = tell_metrics(lambda: metrics.families({}), experiment, name)
         telling.start()
     try:
@@ -86,7 +87,7 @@ async def connected(make: Callable[[], Messager], patience_s: float) -> Messager
             await messager.init()
         except BaseException as error:
             await messager.close()
-            refused = isinstance(error, ServerRefused)  # a wrong password stays wrong
+            refused = isinstance(error, ServerRefused)  # a wrong password does not become right
             if refused or not isinstance(error, ConnectionFailed) or backoff.exhausted:
                 raise
         else:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Blocking:
-    """Waits that block the thread: the coroutines never suspend (see `common.awaitables.finish`)."""
+    """Waits that block the thread, so that the coroutines never suspend (see `common.awaitables.finish`)."""
 
     blocks = True
 
@@ -53,7 +53,7 @@ class InLoop:
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
         """Wait for Ray calls, at most `timeout_s`; return the calls that have ended, and the others."""
         futures = {asyncio.wrap_future(ref.future()): ref for ref in refs}
-        for future in futures:  # nobody reads the error of a future that fails later
+        for future in futures:  # otherwise asyncio warns of errors that nobody reads
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         ended, _ = await asyncio.wait(futures, timeout=timeout_s)
         left = [ref for future, ref in futures.items() if future not in ended]
@@ -64,7 +64,7 @@ class InLoop:
         await asyncio.sleep(seconds)
 
     def lock(self) -> "_TaskLock":
-        """Return a lock for tasks. It raises ConfigError if tasks of two event loops want it at the same time."""
+        """Return a lock for tasks, which raises ConfigError if tasks of two event loops want it at the same time."""
         return _TaskLock()
 
     def shared(self, make: Callable[[], T]) -> Callable[[], T]:
@@ -88,7 +88,7 @@ Waiting = Blocking | InLoop
 
 
 class _ThreadLock:
-    """A lock for threads. It is its own context, because a generator would take three times as long."""
+    """A lock for threads. It is its own context manager, because a generator would take three times as long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,7 +111,7 @@ class _TaskLock:
         self._guard = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # the last event loop whose tasks wanted the lock
         self._lock = asyncio.Lock()  # the lock in this event loop
-        self._calls = 0  # the loop's calls that hold the lock or wait for it
+        self._calls = 0  # the number of the loop's calls that hold the lock or wait for it
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None, None]:
@@ -119,7 +119,7 @@ class _TaskLock:
         loop = asyncio.get_running_loop()
         with self._guard:
             if self._loop is not loop:
-                # Calls of a closed event loop do not count, because they never continue.
+                # Calls of a closed event loop are ignored, because they never continue.
                 if self._calls and self._loop is not None and not self._loop.is_closed():
                     raise ConfigError(
                         "`group.aio` fetches and acks in one event loop at a time, and a call of another loop has not"

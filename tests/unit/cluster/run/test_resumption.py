@@ -3,11 +3,11 @@
 import pytest
 from support.step_society import open_step
 
-from ray_messaging import ConfigError
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.run import check_same
 from ray_messaging.cluster.run.run_plan import GroupPlan
+from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 
 BEFORE = {"east": AgentSet.of(range(5)), "west": AgentSet.of([10, "ann"])}

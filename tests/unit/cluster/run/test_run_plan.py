@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ray_messaging import ConfigError
 from ray_messaging.addressing.channels import check_id
 from ray_messaging.cluster.run.run_plan import Homes, plan_groups
+from ray_messaging.errors import ConfigError
 
 
 def neighbours(agents, graph, groups=2):

@@ -13,12 +13,13 @@ import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, Price, StepAborted, StepFailed, report_usage
+from ray_messaging import Price, report_usage
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import Calls
+from ray_messaging.errors import Closed, InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
 from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import decode_calls
 from ray_messaging.steps.call_memory import CallMemory

@@ -8,7 +8,8 @@ import pydantic
 import pytest
 from support.studies import work_here
 
-from ray_messaging import Calls, ConfigError, StepFailed, batch_run, by_content, run
+from ray_messaging import Calls, batch_run, by_content, run
+from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.steps.call_store import FILE
 
 AGENTS, STEPS = 12, 3

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.rules import batch_of, message_of
 
 from ray_messaging.errors import InvalidAddress, RuleError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules.agentsociety_rules import BlackSet, Block, ViolationCounts
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import ALLOW
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Message
 
 # -- what AgentSociety gives its users: a base class with a lock, a decorator that takes it and writes its arguments ---

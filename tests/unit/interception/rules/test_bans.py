@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.rules import PAIRS, TEXTS, Only, Whole, batch_of, blocked, follow, judged, one_by_one, revived
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -23,7 +24,6 @@ from ray_messaging.interception.rules import (
     block,
     label,
 )
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 class NoBad(Rule):

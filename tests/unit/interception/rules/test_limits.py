@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rules import PAIRS, batch_of, blocked, follow, judged, one_by_one, revived
 
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules import MaxLength, RateLimit, RoundQuota
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.columns import PayloadColumn
 
 RATES = st.one_of(st.none(), st.sampled_from([0.25, 1, 2.5, 3]))

@@ -13,10 +13,10 @@ from support.rules import AskingBlock
 from support.rules import message_of as message
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.rules.agentsociety_rules import Block, Supervisor
 from ray_messaging.interception.rules.moderator import Moderator
 from ray_messaging.interception.rules.rule import ALLOW, block, label, rewrite
-from ray_messaging.interception.server.interceptor import Interceptor
 
 
 class Judge:

@@ -72,7 +72,7 @@ REFUSED = [
     ([np.array([1, 2]), np.array([True, False])], "one type", 0),
     ([np.ma.array([1, 2], mask=[0, 1])], "one type", 0),
     ([b"x"], "cannot be sent", None),
-    ([1, 2**70], "holds all numbers.*send texts", 1),
+    ([1, 2**70], "can hold all numbers.*send strs", 1),
     ([2**53 + 1, 1.5], "row 1 has 1.5 .float. and row 0 has 9007199254740993", 1),
     ([[1, 1.5], [2**53 + 1, 1.5]], "vectors of one type", 0),
     ([[1, 2], [True, 2]], "vectors of one type", 1),

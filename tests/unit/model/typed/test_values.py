@@ -45,7 +45,7 @@ def test_whole_numbers_stay_exact(parts):
 
 
 def test_whole_numbers_that_no_type_holds_are_refused():
-    with pytest.raises(InvalidColumns, match="holds all numbers of the column"):
+    with pytest.raises(InvalidColumns, match="can hold all numbers of the column"):
         columns(a=[-1, 2**63 + 1])
 
 

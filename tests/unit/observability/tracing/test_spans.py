@@ -10,9 +10,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.step_society import open_step
 
-from ray_messaging import Calls, ConfigError, MailboxFull, Messager, StepFailed, Tracing, report_usage, rules
+from ray_messaging import Calls, Messager, Tracing, report_usage, rules
 from ray_messaging.cluster.run.agent import AgentLoop
-from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.errors import ConfigError, MailboxFull, StepFailed
+from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.steps.call_memory import CallMemory
 

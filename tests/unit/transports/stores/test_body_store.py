@@ -8,7 +8,8 @@ from support.contracts import WAIT_S, client_of
 from support.rumour import Rumour, small_world
 from support.rumour_groups import RumourGroups, proves
 
-from ray_messaging import BodyLost, MailboxFull, MessagingConfig
+from ray_messaging import MessagingConfig
+from ray_messaging.errors import BodyLost, MailboxFull
 from ray_messaging.transports.backend import RedisStores, backend_of
 from ray_messaging.transports.experiment_store import ExperimentClaim, StateWrite
 from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings, StepTag

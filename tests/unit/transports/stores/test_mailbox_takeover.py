@@ -2,8 +2,8 @@
 
 import pytest
 
-from ray_messaging import Fenced
 from ray_messaging.addressing.directory import MailboxRecord
+from ray_messaging.errors import Fenced
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.transport_values import Conclusion, Limits
 

@@ -14,7 +14,7 @@ from support.contracts import fetch_all, send_numbers, until
 from ray_messaging import MessagingConfig, Outgoing
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.transports import server_probe as probe
 from ray_messaging.transports.server_probe import ask_server, client_of
 

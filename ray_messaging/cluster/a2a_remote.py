@@ -1,0 +1,349 @@
+"""An agent outside of the experiment, reached by the Agent2Agent protocol (A2A), under an id of the experiment."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import finalize
+
+import httpx
+from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
+from a2a.types import AgentCard, GetTaskRequest, Role, SendMessageRequest, StreamResponse, Task, TaskState
+from a2a.types import Message as A2AMessage
+
+from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.cluster.a2a_parts import parts_of, payload_of
+from ray_messaging.cluster.handles.own_loop import SharedLoop
+from ray_messaging.common.sockets import is_http_address
+from ray_messaging.common.texts import printable
+from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.model.call_content import by_content
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.handles.group.group import Group
+    from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.cluster.run.agent import Agent
+    from ray_messaging.message import Message
+    from ray_messaging.messages import Messages
+
+_MOST_BYTES = 4 << 20  # of a response
+_CONNECT_S = 10.0
+_POLL_S = 1.0  # between two questions whether a task has ended
+_ERROR_WIDTH = 500
+_CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_ENDED = {
+    TaskState.TASK_STATE_COMPLETED,
+    TaskState.TASK_STATE_INPUT_REQUIRED,  # the agent asks back, which is an answer, too
+}
+_FAILED = {
+    TaskState.TASK_STATE_FAILED,
+    TaskState.TASK_STATE_CANCELED,
+    TaskState.TASK_STATE_REJECTED,
+    TaskState.TASK_STATE_AUTH_REQUIRED,
+}
+WAITING = "waiting"  # the key of the state that holds the messages without an answer
+ANSWERS = "answers"  # the key of a payload that says which message it answers
+
+
+class RemoteFailure(Exception):
+    """The outside agent has not answered, or not in a form that can be read."""
+
+
+class RemoteAgent(AbstractContextManager["RemoteAgent"]):
+    """An outside agent under an id of the experiment. In steps it is a model for `messaging.run`.
+
+    Args: as for `Messaging.remote_agent`.
+    """
+
+    def __init__(self, agent: AgentId, url: str, *, token: str | None, wait_s: float, late_steps: int) -> None:
+        if not is_http_address(url):
+            raise ConfigError(f"{url!r} is no address of an agent: write http(s)://host[:port]/path", value=url)
+        if urlsplit(url).username is not None:
+            raise ConfigError("the address of the agent has a password, which errors would show: pass token=")
+        if not wait_s > 0 or late_steps < 0:
+            raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
+        self.id = check_id(agent)
+        self.url = url
+        self._token = token
+        self._wait_s = wait_s
+        self._late_steps = late_steps
+        self._reset()
+
+    def _reset(self) -> None:
+        self._group: Group | None = None
+        self._leave: Callable[[], None] | None = None
+        self._loop: SharedLoop | None = None
+        self._life: finalize[Any, Any] | None = None
+        self._asked: dict[str, Future[dict[str, Any]]] = {}  # by message: what the outside agent answers
+        self._tasks: dict[str, str] = {}  # by message: the task of the outside agent
+        self._serving: Future[None] | None = None
+        self._card: AgentCard | None = None  # the card that has worked
+        self._places = asyncio.Semaphore(_CONCURRENCY)
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_loop", "_life", "_asked", "_tasks", "_serving", "_group", "_leave", "_card", "_places")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
+
+    def __repr__(self) -> str:
+        return f"RemoteAgent({self.id!r}, {self.url})"
+
+    @property
+    def __name__(self) -> str:
+        return f"remote agent {self.id}"
+
+    def _own_loop(self) -> SharedLoop:
+        if self._loop is None:
+            self._loop = SharedLoop("remote agent")
+            self._loop.enter()
+            self._life = finalize(self, self._loop.leave)  # In the process of a group, nobody calls `close`.
+        return self._loop
+
+    # -- outside of steps -----------------------------------------------------------------------------------------
+
+    def serve(self, messaging: "Messaging") -> None:
+        """Make a group that hosts the agent, and handle its messages in a thread of this process, until `close`."""
+        name = f"remote-{_NO_NAME.sub('-', str(self.id))}"
+        self._group = messaging.create_group(name, [self.id])
+        self._leave = partial(messaging.remove_group, name)
+        self._serving = self._own_loop().begin(self._group.aio.serve(self._handle, concurrency=_CONCURRENCY))
+
+    async def _handle(self, message: "Message") -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                answer = await self._talk(message.id, _payload(message), None)
+        except TimeoutError as error:
+            raise RemoteFailure(f"{self!r} has not answered within {self._wait_s:g} s") from error
+        except Exception as error:  # The outside agent may send anything.
+            raise RemoteFailure(_said(error)) from error
+        if message.expects_answer:
+            return answer
+        if message.from_id is not None:
+            assert self._group is not None
+            await self._group.aio.send(self.id, message.from_id, answer | {ANSWERS: message.id})
+        return None
+
+    def close(self) -> None:
+        """Remove the group that hosts the agent, and end what is under way. A second call does nothing."""
+        if self._loop is None:
+            return
+        for future in (self._serving, *self._asked.values()):
+            if future is not None:
+                future.cancel()
+        assert self._life is not None
+        self._life.detach()
+        self._loop.leave(_end_others())
+        if self._leave is not None:
+            with suppress(MessagingError):  # The experiment may have ended.
+                self._leave()
+        self._reset()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- in steps -------------------------------------------------------------------------------------------------
+
+    async def __call__(self, me: "Agent", inbox: "Messages") -> None:
+        """Pass the messages of a step on to the outside agent, and send its answers, also to messages of earlier steps.
+
+        What the outside agent did within the limit is remembered, so that a step that runs again, or a fork, has it.
+        """
+        new = {message.id: message for message in inbox}
+        open_ones: list[list[Any]] = [*me.state.pop(WAITING, [])]
+        open_ones += [[id_, one.from_id, _payload(one), me.step, None] for id_, one in new.items()]
+
+        async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
+            return await self._within_limit(message_id, payload, task, wait=me.step == since)
+
+        asks = by_content(ask_remote, sample=None)  # Another run must not get that an answer was late in this one.
+        found = await asyncio.gather(
+            *(me.remember(asks, id_, payload, task, since) for id_, _, payload, since, task in open_ones)
+        )
+        waiting = []
+        for (id_, sender, payload, since, _), outcome in zip(open_ones, found, strict=True):
+            if "late" in outcome and (me.step - since >= self._late_steps or sender is None):
+                outcome = {"error": f"{self!r} has not answered in time"}  # noqa: PLW2901 - it is the same thing
+                self._forget(id_)
+            if "late" in outcome:
+                waiting.append([id_, sender, payload, since, outcome["late"]])
+                continue
+            answer = outcome["answer"] if "answer" in outcome else {"error": outcome["error"]}
+            if id_ in new and new[id_].expects_answer:
+                me.reply(new[id_], answer)
+            elif sender is not None:
+                me.send(sender, answer | {ANSWERS: id_})
+        if waiting:
+            me.state[WAITING] = waiting
+            me.stay_active()
+
+    async def _within_limit(self, message_id: str, payload: object, task: str | None, *, wait: bool) -> dict[str, Any]:
+        """Return what the outside agent has answered: {"answer": payload}, {"error": text} or {"late": its task}."""
+        if message_id not in self._asked:
+            self._asked[message_id] = self._own_loop().begin(self._outcome(message_id, payload, task))
+        future = self._asked[message_id]
+        if wait:
+            await _ended(future, self._wait_s)
+        if not future.done():
+            return {"late": self._tasks.get(message_id)}
+        outcome = future.result()
+        self._forget(message_id)
+        return outcome
+
+    async def _outcome(self, message_id: str, payload: object, task: str | None) -> dict[str, Any]:
+        try:
+            return {"answer": await self._talk(message_id, payload, task)}
+        except Exception as error:  # noqa: BLE001 - the outside agent may send anything
+            return {"error": _said(error)}
+
+    def _forget(self, message_id: str) -> None:
+        self._tasks.pop(message_id, None)
+        if (future := self._asked.pop(message_id, None)) is not None:
+            future.cancel()
+
+    # -- the protocol ---------------------------------------------------------------------------------------------
+
+    async def _talk(self, message_id: str, payload: object, task: str | None) -> dict[str, Any]:
+        """Return the answer to a message, or to a message that a former process has sent, if its task is known."""
+        async with self._places, self._client() as client:
+            if task is not None:
+                return await _result(client, await client.get_task(GetTaskRequest(id=task)))
+            # A former process may have sent the message already. The outside agent can tell by the id.
+            message = A2AMessage(message_id=f"{self.id}/{message_id}", role=Role.ROLE_USER, parts=parts_of(payload))
+            known: Task | None = None
+            async for event in client.send_message(SendMessageRequest(message=message)):
+                if event.HasField("message"):
+                    return payload_of(event.message.parts)
+                known = _task_after(event, known)
+                self._tasks[message_id] = known.id
+                if known.status.state in _ENDED | _FAILED:
+                    return _answer(known)
+            if known is None:
+                raise RemoteFailure("it has sent neither a message nor a task")
+            return await _result(client, known)
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[Client]:
+        headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
+        timeout = httpx.Timeout(None, connect=_CONNECT_S)
+        async with httpx.AsyncClient(headers=headers, timeout=timeout, transport=_Bounded()) as http:
+            card = self._card or await A2ACardResolver(http, self.url).get_agent_card()
+            self._card = None
+            for interface in card.supported_interfaces:
+                if _origin(interface.url) != _origin(self.url):
+                    raise RemoteFailure(
+                        f"its card leads to {interface.url}, another host, which must not get the token"
+                    )
+            async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
+                yield client
+            self._card = card
+
+
+async def _ended(future: Future[Any], wait_s: float) -> None:
+    """Wait for the end of a future, which may outlive this event loop, or until the time is over."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # The loop has been closed.
+            loop.call_soon_threadsafe(ended.set)
+
+    future.add_done_callback(tell)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await ended.wait()
+
+
+def _payload(message: "Message") -> Any:  # noqa: ANN401 - in JSON's types
+    return message.payload
+
+
+def _said(error: Exception) -> str:
+    name = "" if isinstance(error, RemoteFailure | MessagingError) else f"{type(error).__name__}: "
+    return printable(f"{name}{error}")[:_ERROR_WIDTH]
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _task_after(event: StreamResponse, known: Task | None) -> Task:
+    """Return the task after an event of a stream."""
+    if event.HasField("task"):
+        return event.task
+    of_status = event.HasField("status_update")
+    update = event.status_update if of_status else event.artifact_update
+    task = known or Task(id=update.task_id, context_id=update.context_id)
+    if of_status:
+        task.status.CopyFrom(event.status_update.status)
+        return task
+    new = event.artifact_update.artifact
+    same = next((each for each in task.artifacts if each.artifact_id == new.artifact_id), None)
+    if same is None:
+        task.artifacts.append(new)
+    elif event.artifact_update.append:
+        same.parts.extend(new.parts)
+    else:
+        same.CopyFrom(new)
+    return task
+
+
+async def _result(client: Client, task: Task) -> dict[str, Any]:
+    """Return the answer of a task, once it has ended."""
+    while task.status.state not in _ENDED | _FAILED:
+        await asyncio.sleep(_POLL_S)
+        task = await client.get_task(GetTaskRequest(id=task.id))
+    return _answer(task)
+
+
+def _answer(task: Task) -> dict[str, Any]:
+    parts = [part for artifact in task.artifacts for part in artifact.parts] or [*task.status.message.parts]
+    if task.status.state in _FAILED:
+        why = TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
+        text = " ".join(part.text for part in task.status.message.parts if part.text)
+        raise RemoteFailure(f"its task is {why}{f': {text}' if text else ''}")
+    if not parts:
+        raise RemoteFailure("its task has ended without an answer")
+    return payload_of(parts)
+
+
+class _Bounded(httpx.AsyncHTTPTransport):
+    """Transport that ends a response which is too large."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; the body of its response is bounded."""
+        response = await super().handle_async_request(request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _BoundedStream(response.stream)
+        return response
+
+
+class _BoundedStream(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for data in self._stream:
+            size += len(data)
+            if size > _MOST_BYTES:
+                raise RemoteFailure(f"its response has more than {_MOST_BYTES:,} bytes")
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _end_others() -> None:
+    """End the other tasks of this loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,112 @@
+"""The model of a group that has agents at a seat: people act for these agents, by a remembered call in each step."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.seat_desk import HeardMessage, SeatAnswer, SeatQuestion
+from ray_messaging.errors import FrameError, MessagingError
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.agent import Agent, Model
+    from ray_messaging.message import Message
+    from ray_messaging.messages import Messages
+
+AskSeat = Callable[[SeatQuestion], Awaitable[SeatAnswer]]
+TellSeat = Callable[[AgentId, int, str], object]
+
+MOST_HEARD: Final = 100  # a person reads at most this many messages in a step, the last ones
+_LONGEST: Final = 4_000  # the most characters of each of them
+_MOST_NAMED: Final = 1_000  # the most neighbours that are offered as recipients
+
+_encode_json = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+class SeatedModel:
+    """The model for agents of which some, the `seats`, are people; another agent is called as before.
+
+    Args: `ask` brings a person's answer, `tell` shows the person a note.
+    """
+
+    def __init__(self, model: "Model", seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
+        self._model = model
+        self._seats = seats
+        self._ask = ask
+        self._tell = tell
+
+    async def __call__(self, me: "Agent", inbox: "Messages") -> object:
+        """Let the person at the agent's seat act, or call the model."""
+        if me.id in self._seats:
+            await self._person(me, inbox)
+            return None
+        answer = self._model(me, inbox)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _person(self, me: "Agent", inbox: "Messages") -> None:
+        me.stay_active()  # a person may write without having heard anything
+        messages = [*inbox]
+        heard = [heard_of(message) for message in messages[-MOST_HEARD:]]
+        more, to = len(messages) - len(heard), me.neighbours[:_MOST_NAMED]
+
+        async def seat(heard: tuple[HeardMessage, ...]) -> Any:  # noqa: ANN401 - as `to_builtins` returns it
+            question = SeatQuestion(me.id, me.step, heard, more, tuple(to))
+            return msgspec.to_builtins(await self._ask(question))
+
+        seat.__qualname__ = "seat"  # the name of the call in the log
+        calls = me._society.calls
+        assert calls is not None
+        said = await calls.call(me, seat, (tuple(heard),), {}, by_person=True)
+        questions = {message.id: message for message in messages}
+        for each in said["messages"]:
+            try:
+                payload = {"content": each["text"]}
+                if each["answers"] is not None:
+                    me.reply(questions[each["answers"]], payload)
+                else:
+                    for to_id in each["to"]:
+                        me.send(to_id, payload)
+            except MessagingError as error:  # what a person writes must not end the run
+                self._tell(me.id, me.step, f"This was not sent: {each['text']!r}. {error}")
+
+
+def heard_of(message: "Message") -> HeardMessage:
+    """Return a message as a person reads it: its words, then its other fields as JSON."""
+    try:
+        payload = message.payload
+    except FrameError:
+        payload = message.data.decode(errors="replace")
+    words = payload if isinstance(payload, str) else ""
+    if isinstance(payload, dict):
+        key = next((key for key in ("content", "text") if isinstance(payload.get(key), str)), None)
+        words, payload = payload.get(key, ""), {name: value for name, value in payload.items() if name != key}
+    if payload and payload is not words:
+        words = "\n".join(filter(None, (words, _encode_json(payload).decode())))
+    text = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}\u2026"
+    from_id = message.from_id if isinstance(message.from_id, int | str) else None
+    return HeardMessage(message.id, from_id, text, message.expects_answer)
+
+
+def people_by(interceptor: Any) -> tuple[AskSeat, TellSeat]:  # noqa: ANN401 - a Ray actor handle
+    """Return the functions `ask` and `tell` of a SeatedModel, which call the interceptor.
+
+    Its calls are made in the running event loop. The functions may be called in any thread.
+    """
+    from ray_messaging.cluster.handles.connection import insist  # noqa: PLC0415 - brings Ray, which local runs lack
+    from ray_messaging.cluster.handles.group.waiting import InLoop  # noqa: PLC0415 - as above
+
+    loop = asyncio.get_running_loop()
+
+    async def asked(question: SeatQuestion) -> SeatAnswer:
+        call = partial(interceptor.ask_seat.remote, question)
+        found: SeatAnswer = await insist(InLoop(), interceptor, call, actor_name="the interceptor")
+        return found
+
+    async def ask(question: SeatQuestion) -> SeatAnswer:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked(question), loop))
+
+    return ask, interceptor.tell_seat.remote

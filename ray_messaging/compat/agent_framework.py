@@ -1,0 +1,514 @@
+"""Workflows of Microsoft's agent-framework on groups: `RayWorkflowRunner(messaging).run(workflow, message)`.
+
+This module needs agent-framework-core 1.23 (extra `[agent-framework]`). The framework's own runner decides who gets
+which message, and makes events and checkpoints. Each of its supersteps is a step of the experiment: the messages pass
+the experiment's rules, are in its log, and their executors run in its groups.
+"""
+
+import asyncio
+import copy
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.cluster.unpicklable import unpicklable
+from ray_messaging.compat.versions import needs, warn_unless_tested
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.fates import STORED
+from ray_messaging.outgoing import Outgoing
+
+with needs("agent-framework", "'ray-messaging[agent-framework]'"):
+    from agent_framework import Workflow, WorkflowEvent
+    from agent_framework._workflows._const import EDGE_STATE_KEY, EXECUTOR_STATE_KEY, INTERNAL_SOURCE_PREFIX
+    from agent_framework._workflows._runner import RunnerImpl
+    from agent_framework._workflows._runner_context import WorkflowMessage
+
+    from ray_messaging.compat.agent_framework_checkpoints import WorkflowCheckpoints
+    from ray_messaging.compat.agent_framework_executors import (
+        DELETE,
+        ERROR,
+        EVENT,
+        MESSAGE,
+        REQUEST,
+        SET,
+        Act,
+        Delivery,
+        PassingContext,
+        RecordedState,
+        Shared,
+        Source,
+        event_of,
+        message_of,
+        message_told,
+        of_json,
+        run_executor,
+    )
+    from ray_messaging.compat.agent_framework_values import UNCHANGED, Values, error_of
+warn_unless_tested("agent-framework-core", "1.23", "runner")
+
+if TYPE_CHECKING:
+    from agent_framework import ResponseStream, WorkflowRunResult
+
+    from ray_messaging.cluster.run.run import Run
+
+_OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)  # The driver keeps them; executors do not see them.
+
+
+class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
+    """It runs a workflow of agent-framework with its executors in the groups of an experiment.
+
+    Close it, or use it as a context manager. Until then the workflow's own `run` also runs in the groups.
+
+    Args:
+        messaging: An experiment with `steps=Steps()`. Without one, the executors run in this process, and their
+            messages take the form that they have between processes.
+        groups: The number of groups, or {name: ids of executors}, as for `Messaging.run`.
+        types: Further types of values that executors send, yield or keep. The types that handlers name in their
+            annotations are known.
+        timeout: Seconds for one executor in one superstep. None: no limit.
+    """
+
+    def __init__(
+        self,
+        messaging: Messaging | None = None,
+        *,
+        groups: int | Mapping[str, Sequence[str]] = 4,
+        types: Iterable[type] = (),
+        timeout: float | None = None,
+    ) -> None:
+        self._messaging = messaging
+        self._groups = groups
+        self._types = tuple(types)
+        self._values = Values(self._types)
+        self._timeout = timeout
+        self._given: Any = None  # the workflow, builder or factory of the first run
+        self._before: Any = None  # the workflow's own runner
+        self.workflow: Workflow | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self, workflow: "Workflow | Callable[[], Workflow] | Any", message: Any = None, **of_framework: Any
+    ) -> "Awaitable[WorkflowRunResult] | ResponseStream[WorkflowEvent[Any], WorkflowRunResult]":
+        """Run a workflow, as its own `run` does, and return what that returns.
+
+        Args:
+            workflow: The workflow. If it cannot be pickled, its WorkflowBuilder, or a function that builds it: each
+                process builds its own.
+            message: The message for the start executor.
+            of_framework: The other arguments of `Workflow.run`, such as `stream`, `responses`, `checkpoint_id` and
+                `checkpoint_storage`.
+
+        Raises: InvalidPayload, which names the place, for a value that cannot travel as JSON; ConfigError for a
+        workflow that cannot be pickled, for a second workflow, and for an experiment without steps; otherwise the
+        errors of `Workflow.run`.
+        """
+        attached: Any = self.attach(workflow)
+        running: Awaitable[WorkflowRunResult] = attached.run(message, **of_framework)
+        return running
+
+    def attach(self, workflow: "Workflow | Callable[[], Workflow] | Any") -> "Workflow":
+        """Let a workflow run in the groups from now on, and return it; for example for `workflow.as_agent()`.
+
+        Args and errors: as for `run`.
+        """
+        if self.workflow is not None and workflow in (self._given, self.workflow):
+            return self.workflow
+        if self._given is not None:
+            raise ConfigError(
+                "this runner has a workflow already, whose executors are the agents of the experiment: make another "
+                "runner, with another experiment, for another workflow"
+            )
+        make = _maker(workflow)
+        found = workflow if isinstance(workflow, Workflow) else make()
+        values = self._values
+        values.add_workflow(found)
+        carrier: _Carrier
+        if self._messaging is None:
+            carrier = _Here(found, values)
+        else:
+            source = Source(make, self._types, found.graph_signature_hash)
+            carrier = _Groups(self._messaging, self._groups, [*found.executors], source, self._timeout)
+            found.cancel_pending_requests = _refused  # type: ignore[method-assign]
+        self._before, found._runner = found._runner, SuperstepRunner(found, carrier, values)
+        self._given, self.workflow, self._carrier = workflow, found, carrier
+        return found
+
+    @property
+    def checkpoints(self) -> WorkflowCheckpoints:
+        """Return a CheckpointStorage of agent-framework, for `checkpoint_storage=`: files beside the event log.
+
+        Checkpoints of a runner that died are there for the next one, once that has a workflow with the same types.
+
+        Raises: ConfigError if the experiment has no log_dir, or a log_dir that is a URI.
+        """
+        folder = None if self._messaging is None else self._messaging.log_dir
+        if folder is None or "://" in folder:
+            raise ConfigError(
+                "checkpoints are kept beside the event log: pass log_dir= with a folder to Messaging.start, or another "
+                "storage of agent-framework as checkpoint_storage="
+            )
+        return WorkflowCheckpoints(Path(f"{folder}-workflow"), self._values)
+
+    def close(self) -> None:
+        """Leave the groups, and give the workflow its own runner back."""
+        if self.workflow is not None and isinstance(self.workflow._runner, SuperstepRunner):
+            self.workflow._runner = self._before
+            vars(self.workflow).pop("cancel_pending_requests", None)
+            self._carrier.close()
+
+
+async def _refused(*_: object, **__: object) -> None:
+    raise ConfigError(
+        "requests cannot be cancelled while executors run in groups, because the executor that asked is in another "
+        "process: answer the request with a value that its handler takes for a refusal"
+    )
+
+
+def _maker(workflow: Any) -> Callable[[], Any]:
+    if isinstance(workflow, Workflow):
+        return partial(_same, workflow)
+    make = getattr(workflow, "build", workflow)
+    if not callable(make):
+        raise ConfigError(
+            f"{workflow!r} is no workflow: pass a Workflow, a WorkflowBuilder, or a function that builds one"
+        )
+    found: Callable[[], Any] = make
+    return found
+
+
+def _same(workflow: Any) -> Any:
+    """Return a copy of a workflow that was pickled, whose executors are as they were."""
+    return copy.deepcopy(workflow)
+
+
+class StandInExecutor:
+    """What the framework's edges see of an executor: they ask whether it takes a message, and deliver it."""
+
+    def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
+        self.can_handle = executor.can_handle
+        self._name = executor.id
+        self._deliver = deliver
+
+    async def execute(
+        self,
+        message: WorkflowMessage,
+        sources: list[str],
+        _state: object,
+        _context: object,
+        trace_contexts: Any = None,
+        source_span_ids: Any = None,
+    ) -> None:
+        """Deliver a message, as `Executor.execute` is called."""
+        await self._deliver(Delivery(self._name, message, sources, trace_contexts, source_span_ids))
+
+
+class Blocked(NamedTuple):
+    """A delivery that a rule has blocked."""
+
+    reason: str
+
+
+class _Carrier:
+    """It carries the deliveries of a superstep to their executors, and brings back what these did."""
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Take a delivery of the superstep."""
+        raise NotImplementedError
+
+    async def superstep(
+        self, state: "SharedState", *, streaming: bool
+    ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
+        """Return what was done at each delivery."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget the deliveries of a superstep that was given up."""
+
+    def check(self, context: Any) -> None:
+        """Raise ConfigError for what the run was given and executors would not get."""
+
+    def begin(self, snapshots: Mapping[str, Any] | None) -> None:
+        """Begin anew: executors have these states of a checkpoint, or (None) the state in which they are made."""
+
+    def snapshots(self) -> Mapping[str, Any] | None:
+        """Return the states of the executors that have run, as JSON; None: the executors are in this process."""
+
+    def close(self) -> None:
+        """Leave the groups."""
+
+
+class SuperstepRunner(RunnerImpl):
+    """The framework's runner, whose executors run elsewhere."""
+
+    def __init__(self, workflow: Any, carrier: _Carrier, values: Values) -> None:
+        before = workflow._runner
+        stand_ins: Any = {name: StandInExecutor(each, carrier.deliver) for name, each in workflow.executors.items()}
+        super().__init__(
+            workflow.edge_groups,
+            stand_ins,
+            before.state,
+            before.context,
+            workflow.name,
+            workflow.graph_signature_hash,
+            workflow.max_iterations,
+        )
+        for mine, its in zip(self._edge_runners, before._edge_runners, strict=True):
+            mine.restore_state(its.snapshot_state())
+        self._executors = workflow.executors
+        self._iteration, self._previous_checkpoint_id = before._iteration, before._previous_checkpoint_id
+        self._carrier, self._values = carrier, values
+        self._shared = SharedState(values)
+
+    async def _run_iteration(self) -> None:
+        self._carrier.reset()
+        self._carrier.check(self._ctx)
+        await super()._run_iteration()  # the framework's edges route the messages to the stand-ins
+        self._shared.look(self._state)
+        for delivery, acts in await self._carrier.superstep(self._shared, streaming=self._ctx.is_streaming()):
+            if isinstance(acts, Blocked):
+                told = f"a message for executor {delivery.target!r} of {delivery.sources} was blocked: {acts.reason}"
+                await self._ctx.add_event(WorkflowEvent.warning(told))
+                continue
+            for act in acts:
+                await self._do(*act)
+
+    async def _do(self, what: str, told: Any) -> None:
+        if what == EVENT:
+            await self._ctx.add_event(event_of(self._values, told))
+        elif what == MESSAGE:
+            await self._ctx.send_message(message_of(self._values, told))
+        elif what == REQUEST:
+            await self._ctx.add_request_info_event(event_of(self._values, told))
+        elif what == SET:
+            key, value = told
+            self._state._pending[key] = self._values.decode(value)
+        elif what == DELETE:
+            if self._state.has(told):
+                self._state.delete(told)
+        elif what == ERROR:
+            raise error_of(told["type"], told["text"])
+
+    async def _save_executor_states(self) -> None:
+        snapshots = self._carrier.snapshots()
+        await super()._save_executor_states()  # also of executors that have not run yet
+        if snapshots:
+            states = self._state.get(EXECUTOR_STATE_KEY) | {
+                name: self._values.decode(each) for name, each in snapshots.items()
+            }
+            self._state.set(EXECUTOR_STATE_KEY, states)
+
+    async def _restore_executor_states(self) -> None:
+        await super()._restore_executor_states()
+        states = self._state.get(EXECUTOR_STATE_KEY, {})
+        places = {name: f"the checkpoint of executor {name!r}" for name in states}
+        self._carrier.begin({name: self._values.encode(each, places[name]) for name, each in states.items()})
+        self._shared.begin()
+
+
+class SharedState:
+    """The workflow's shared state as JSON, and which parts of it each executor has."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self._version = 0
+        self._parts: dict[str, tuple[int, Any, Any]] = {}  # by key: the version, the value, its JSON
+        self._gone: dict[str, int] = {}
+        self._seen: dict[str, int] = {}  # by executor
+
+    def begin(self) -> None:
+        """Forget what executors have."""
+        self._parts, self._gone, self._seen = {}, {}, {}
+
+    def look(self, state: Any) -> None:
+        """Take in what is committed."""
+        committed, self._version = state._committed, self._version + 1
+        for key, value in committed.items():
+            if key not in _OWN_KEYS and (key not in self._parts or self._parts[key][1] is not value):
+                self._parts[key] = self._version, value, self.values.encode(value, f"the state {key!r}")
+                self._gone.pop(key, None)
+        for key in [key for key in self._parts if key not in committed]:
+            del self._parts[key]
+            self._gone[key] = self._version
+
+    def news(self, executor: str) -> tuple[dict[str, Any], list[str]]:
+        """Return what an executor does not have yet: the changed parts, and the keys that are gone."""
+        seen = self._seen.get(executor, 0)
+        changed = {key: told for key, (version, _, told) in self._parts.items() if version > seen}
+        return changed, [key for key, version in self._gone.items() if version > seen]
+
+    def has(self, executor: str) -> None:
+        """Note that an executor has all parts."""
+        self._seen[executor] = self._version
+
+
+class _Here(_Carrier):
+    """The executors of this process. What they do happens at once, as with the framework's own runner."""
+
+    def __init__(self, workflow: Any, values: Values) -> None:
+        self._workflow = workflow
+        self._values = values
+
+    def reset(self) -> None:
+        self._done: list[tuple[Delivery, list[Act]]] = []
+        self._seen: dict[str, RecordedState] = {}
+
+    async def deliver(self, delivery: Delivery) -> None:
+        name, message, sources, traces, spans = delivery
+        runner, acts = self._workflow._runner, list[Act]()
+        if (seen := self._seen.get(name)) is None:
+            seen = self._seen[name] = RecordedState(runner.state)
+        self._done.append((delivery, acts))
+        if type(message.data) not in UNCHANGED:
+            message = copy.copy(message)
+            message.data = self._values.passed(message.data, f"the message for executor {name!r}")
+        context: Any = PassingContext(runner.context, self._values)
+        execute = self._workflow.executors[name].execute
+        await execute(message, sources, seen, context, trace_contexts=traces, source_span_ids=spans)
+        acts += seen.taken(self._values)
+
+    async def superstep(
+        self,
+        state: "SharedState",  # noqa: ARG002 - the executors see the state itself
+        *,
+        streaming: bool,  # noqa: ARG002 - the context knows it
+    ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
+        return self._done
+
+
+class _Groups(_Carrier):
+    """The executors in the groups of an experiment."""
+
+    def __init__(
+        self,
+        messaging: Messaging,
+        groups: int | Mapping[str, Sequence[str]],
+        names: list[str],
+        source: Source,
+        timeout: float | None,
+    ) -> None:
+        if (reason := unpicklable(source)) is not None:
+            raise ConfigError(
+                f"the workflow cannot be sent to the groups: {reason}. Pass a function that builds it, "
+                "RayWorkflowRunner(...).run(make_workflow, message), and each group builds its own"
+            )
+        self._driver, self._lives = uuid.uuid4().hex, 0
+        self._messaging = messaging
+        self._names = names
+        count = min(groups, len(names)) if isinstance(groups, int) else groups
+        self._run: Run = messaging.start_run(
+            run_executor,
+            agents=names,
+            groups=count,
+            shared=Shared(source, self._driver),
+            only_active=True,
+            concurrency=len(names),
+            timeout=timeout,
+        )
+        self._turn = threading.Lock()
+        self.begin(None)
+
+    def begin(self, snapshots: Mapping[str, Any] | None) -> None:
+        self._lives += 1
+        self._life, self._given = f"{self._driver}.{self._lives}", {} if snapshots is None else dict(snapshots)
+        self._snapshots: dict[str, Any] = dict(self._given)
+        self._known: set[str] = set()  # executors that have been given their state
+
+    def snapshots(self) -> Mapping[str, Any] | None:
+        return {name: of_json(each) if isinstance(each, bytes) else each for name, each in self._snapshots.items()}
+
+    async def deliver(self, delivery: Delivery) -> None:
+        self._deliveries.append(delivery)
+
+    def reset(self) -> None:
+        self._deliveries: list[Delivery] = []
+
+    def check(self, context: Any) -> None:
+        if context.get_runtime_tools() is not None:
+            raise ConfigError("tools= of one run are functions, which do not travel: give the tools to the agents")
+
+    async def superstep(
+        self, state: "SharedState", *, streaming: bool
+    ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
+        deliveries = self._deliveries
+        if not deliveries:
+            return ()
+        outgoing: list[Outgoing] = []
+        numbers: list[int] = []
+        for n, each in enumerate(deliveries):
+            parts = self._parts(n, each, state, streaming=streaming)
+            outgoing += parts
+            numbers += [n] * len(parts)
+        receipts, states = await asyncio.to_thread(self._step, outgoing)
+        blocked: dict[int, Blocked] = {}
+        for n, receipt in zip(numbers, receipts, strict=True):
+            if receipt.fate not in STORED:
+                blocked[n] = Blocked(f"{receipt.fate} {receipt.rule or ''}: {receipt.reason or ''}")
+        found: list[Sequence[Act] | Blocked] = [()] * len(deliveries)
+        groups: dict[str, list[int]] = {}
+        for n, each in enumerate(deliveries):
+            if n in blocked:
+                found[n] = blocked[n]
+            else:
+                groups.setdefault(each.target, []).append(n)
+        for name, own in groups.items():
+            acts = of_json(states[name]["acts"])
+            self._snapshots[name] = states[name]["snapshot"]
+            self._known.add(name)
+            state.has(name)
+            for n, each in zip(own, acts, strict=False):
+                found[n] = each
+        return [*zip(deliveries, found, strict=True)]
+
+    def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
+        """Return the messages of a delivery: one for each executor that has sent a part."""
+        changed, gone = state.news(delivery.target)
+        told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
+        data, sources = told.pop("data"), delivery.sources
+        if delivery.traces is not None:
+            told["traces"], told["spans"] = delivery.traces, delivery.spans
+        of: dict[str, Any] = {
+            "n": n,
+            "life": self._life,
+            "sources": sources,
+            "message": told,
+            "stream": streaming,
+            "shared": changed,
+            "gone": gone,
+            "parts": 1,
+        }
+        if delivery.target not in self._known and delivery.target in self._given:
+            of["snapshot"] = self._given[delivery.target]
+        if len(sources) == 1 or len(sources) != len(data):
+            return [_outgoing(sources[0], delivery.target, {"data": data, "of": of})]
+        return [
+            _outgoing(source, delivery.target, {"data": each, "of": {**of, "parts": len(sources), "part": part}})
+            for part, (source, each) in enumerate(zip(sources, data, strict=True))
+        ]
+
+    def _step(self, outgoing: list[Outgoing]) -> tuple[Any, Mapping[Any, Any]]:
+        """Send the messages of a superstep, and run the step in which they are read."""
+        from ray_messaging.cluster.run.result import states_of  # noqa: PLC0415 - only with Ray
+
+        with self._turn:
+            user = self._messaging._user
+            receipts = user.run(user.messager.send_messages(outgoing))
+            if all(each.fate not in STORED for each in receipts):
+                return receipts, {}
+            run = self._run
+            parts = run._go_on(run.step + 1, progress=False, with_states=True, stands=True)
+            return receipts, states_of(parts)
+
+    def close(self) -> None:
+        self._run.close()
+
+
+def _outgoing(source: str, target: str, payload: dict[str, Any]) -> Outgoing:
+    from_id = None if source.startswith(f"{INTERNAL_SOURCE_PREFIX}:") else source
+    return Outgoing.to_agent(target, payload, from_id)

@@ -1,0 +1,381 @@
+"""The executors of a workflow of agent-framework in one process: they run, and what they do is recorded."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import msgspec
+from agent_framework import WorkflowEvent
+from agent_framework._workflows._runner_context import MessageType, WorkflowMessage
+from agent_framework._workflows._state import State, _DeleteSentinel
+
+from ray_messaging.compat.agent_framework_values import UNCHANGED, Values
+from ray_messaging.errors import ConfigError, InvalidPayload
+
+logger = logging.getLogger(__name__)
+
+to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
+
+# What an executor did, in order: an event, a request, a message, a value of the shared state that was set or deleted,
+# or the error that ended it.
+EVENT, REQUEST, MESSAGE, SET, DELETE, ERROR = "event", "request", "message", "set", "delete", "error"
+Act = tuple[str, Any]
+
+
+class Source(NamedTuple):
+    """How a process makes the executors: `make` returns the workflow, from what can be pickled."""
+
+    make: Callable[[], Any]
+    types: tuple[type, ...]
+    signature: str  # of the workflow that the driver has
+
+
+class Delivery(NamedTuple):
+    """One message for an executor, with the executors that sent its parts."""
+
+    target: str
+    message: WorkflowMessage
+    sources: list[str]
+    traces: list[dict[str, str]] | None = None
+    spans: list[str] | None = None
+
+
+class Recorder:
+    """The context in which an executor runs: it keeps what the executor does, in order, as JSON.
+
+    Args: `values` encodes; `classify` says what kind of event an output is.
+    """
+
+    def __init__(self, values: Values, classify: Callable[[str], Any], *, streaming: bool) -> None:
+        self.acts: list[Act] = []
+        self._values = values
+        self._classify = classify
+        self._streaming = streaming
+
+    async def send_message(self, message: WorkflowMessage) -> None:
+        """Keep a message."""
+        told = message_told(self._values, message, f"a message of executor {message.source_id!r}")
+        self.acts.append((MESSAGE, told))
+
+    async def add_event(self, event: WorkflowEvent[Any]) -> None:
+        """Keep an event."""
+        self.acts.append((EVENT, event_told(self._values, event)))
+
+    async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
+        """Keep a request for information from outside."""
+        if event.type != "request_info":
+            raise ValueError("Event type must be 'request_info'")
+        self.acts.append((REQUEST, event_told(self._values, event)))
+
+    def is_streaming(self) -> bool:
+        """Return whether the workflow was started with stream=True."""
+        return self._streaming
+
+    def get_runtime_tools(self) -> None:
+        """Return None, because functions do not travel."""
+
+    def classify_yielded_output(self, executor_id: str) -> Any:
+        """Return which kind of event an output of an executor is."""
+        return self._classify(executor_id)
+
+    def has_checkpointing(self) -> bool:
+        """Return False, because the driver makes the checkpoints."""
+        return False
+
+
+class PassingContext:
+    """The context of executors in the driver's process: it passes on what they do, as it would arrive from another.
+
+    Args: `context` is the framework's own.
+    """
+
+    def __init__(self, context: Any, values: Values) -> None:
+        self._context = context
+        self._values = values
+        self.is_streaming = context.is_streaming
+        self.get_runtime_tools = context.get_runtime_tools
+        self.classify_yielded_output = context.classify_yielded_output
+        self.has_checkpointing = context.has_checkpointing
+        self.get_pending_request_info_events = context.get_pending_request_info_events
+
+    async def send_message(self, message: WorkflowMessage) -> None:
+        """Pass on a message."""
+        message.data = self._values.passed(message.data, f"a message of executor {message.source_id!r}")
+        await self._context.send_message(message)
+
+    async def add_event(self, event: WorkflowEvent[Any]) -> None:
+        """Pass on an event."""
+        await self._context.add_event(self._passed(event))
+
+    async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
+        """Pass on a request for information from outside."""
+        await self._context.add_request_info_event(self._passed(event))
+
+    def _passed(self, event: WorkflowEvent[Any]) -> WorkflowEvent[Any]:
+        if type(event.data) not in UNCHANGED:
+            event = copy(event)
+            event.data = self._values.passed(event.data, f"the {event.type} of executor {event.executor_id!r}")
+        return event
+
+
+class RecordedState(State):
+    """The shared state that an executor sees in one superstep: what is committed, and its own changes.
+
+    Args: `state` is the state whose committed part is seen.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        super().__init__()
+        if state is not None:
+            self._committed = {**state._committed}
+
+    def taken(self, values: Values) -> list[Act]:
+        """Return the changes as JSON, and count them as committed for the executor's next message."""
+        acts: list[Act] = []
+        for key, value in self._pending.items():
+            if value is _DeleteSentinel:
+                acts.append((DELETE, key))
+            else:
+                acts.append((SET, (key, values.encode(value, f"the state {key!r}"))))
+        self.commit()
+        return acts
+
+
+async def run_deliveries(
+    executor: Any,
+    deliveries: Sequence[Delivery],
+    state: RecordedState,
+    values: Values,
+    classify: Callable[[str], Any],
+    *,
+    streaming: bool,
+) -> tuple[list[list[Act]], BaseException | None]:
+    """Let an executor handle its messages, one by one; return what it did at each, and the error that ended it."""
+    done: list[list[Act]] = []
+    for each in deliveries:
+        recorder = Recorder(values, classify, streaming=streaming)
+        done.append(recorder.acts)
+        try:
+            await executor.execute(
+                each.message, each.sources, state, recorder, trace_contexts=each.traces, source_span_ids=each.spans
+            )
+            recorder.acts += state.taken(values)
+        except Exception as error:  # noqa: BLE001 - of the user's handler
+            recorder.acts.append((ERROR, {"type": type(error).__name__, "text": str(error)}))
+            return done, error
+    return done, None
+
+
+class Executors:
+    """The executors of a workflow in a process of a group.
+
+    A life begins with a driver, or with a checkpoint that it has restored: the executors are made anew then.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._life: str | None = None
+        self._workflow: Any = None
+        self._current: dict[str, int] = {}  # by executor: the last step whose end its object is at
+        self._begun: set[str] = set()  # executors that have begun a step and not ended it
+        self._values = Values(source.types)
+
+    def _begin(self, life: str) -> None:
+        if life == self._life:
+            return
+        workflow = self._source.make()
+        if workflow.graph_signature_hash != self._source.signature:
+            raise ConfigError(
+                "the workflow that was made in a group differs from the driver's: its factory must give executors the "
+                "same ids, types and edges each time"
+            )
+        self._life, self._workflow, self._current = life, workflow, {}
+        self._begun.clear()
+        self._values.add_workflow(workflow)
+
+    async def run(self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int) -> bytes:
+        """Let an executor handle the messages of a step; return, as JSON, what it did, and its state for a checkpoint.
+
+        Args: `kept` is what was kept after the executor's last step.
+        """
+        of = told[0]["of"]
+        self._begin(of["life"])
+        at, snapshot = kept.get("step", -1), kept.get("snapshot")
+        if name in self._begun:  # this step has been tried before, and the object is at no step's end
+            self._workflow.executors[name] = self._source.make().executors[name]
+        executor = self._workflow.executors[name]
+        if snapshot is not None and self._current.get(name, -1) != at:
+            await executor.on_checkpoint_restore(self._values.decode(of_json(snapshot)))
+        self._current.pop(name, None)
+        self._begun.add(name)
+        state = RecordedState()
+        state._committed = {key: self._values.decode(each) for key, each in kept["shared"].items()}
+        deliveries = [delivery_of(self._values, name, each) for each in told]
+        classify = self._workflow._output_designation.classify
+        done, _ = await run_deliveries(executor, deliveries, state, self._values, classify, streaming=of["stream"])
+        after = {}
+        try:
+            after = await snapshot_told(self._values, executor)
+        except Exception as error:  # noqa: BLE001 - of the user's on_checkpoint_save
+            done[-1].append((ERROR, {"type": type(error).__name__, "text": str(error)}))
+        self._current[name] = step
+        self._begun.discard(name)
+        encoded: bytes = to_json({"acts": done, "snapshot": after})
+        return encoded
+
+
+async def snapshot_told(values: Values, executor: Any) -> Any:
+    """Return what an executor keeps in checkpoints, as JSON."""
+    found = await executor.on_checkpoint_save()
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise InvalidPayload(f"Executor state for {executor.id} is not a dict[str, Any]. Unable to save.")
+    return values.encode(found, f"the checkpoint of executor {executor.id!r}")
+
+
+def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[str, Any]:
+    """Return a message as JSON."""
+    told: dict[str, Any] = {"data": values.encode(message.data, place), "source": message.source_id}
+    if message.target_id is not None:
+        told["target"] = message.target_id
+    if message.type is not MessageType.STANDARD:
+        told["type"] = message.type.value
+    if message.trace_contexts is not None:
+        told["traces"], told["spans"] = message.trace_contexts, message.source_span_ids
+    if (request := message.original_request_info_event) is not None:
+        told["request"] = event_told(values, request)
+    return told
+
+
+def message_of(values: Values, told: Mapping[str, Any]) -> WorkflowMessage:
+    """Return the message of a JSON."""
+    request = told.get("request")
+    return WorkflowMessage(
+        values.decode(told["data"]),
+        told["source"],
+        told.get("target"),
+        MessageType(told.get("type", "standard")),
+        told.get("traces"),
+        told.get("spans"),
+        None if request is None else event_of(values, request),
+    )
+
+
+_EVENT = WorkflowEvent("warning")
+_DEFAULTS: dict[str, Any] = dict.fromkeys(vars(_EVENT))
+
+
+def event_told(values: Values, event: WorkflowEvent[Any]) -> dict[str, Any]:
+    """Return an event as JSON: the fields that are set."""
+    if type(event) is not WorkflowEvent:
+        raise InvalidPayload(f"an event of type {type(event).__name__} cannot travel: emit a WorkflowEvent with data")
+    told: dict[str, Any] = {}
+    for name, value in vars(event).items():
+        if value is None:
+            continue
+        if name in ("type", "origin", "executor_id"):
+            told[name] = str.__str__(value) if type(value) is str else value.value
+        else:
+            told[name] = values.encode(value, f"the {event.type} of executor {event.executor_id!r}: {name}")
+    return told
+
+
+_ORIGINS = {each.value: each for each in type(_EVENT.origin)}
+
+
+def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
+    """Return the event of a JSON."""
+    event: WorkflowEvent[Any] = object.__new__(WorkflowEvent)
+    fields = _DEFAULTS | {
+        name: value if name in ("type", "origin", "executor_id") else values.decode(value)
+        for name, value in told.items()
+        if name in _DEFAULTS
+    }
+    fields["origin"] = _ORIGINS[fields["origin"]]
+    vars(event).update(fields)
+    return event
+
+
+def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Delivery:
+    """Return the delivery of a payload."""
+    of = told["of"]
+    message = message_of(values, of["message"] | {"data": told["data"]})
+    return Delivery(target, message, of["sources"], message.trace_contexts, message.source_span_ids)
+
+
+class Shared:
+    """What all groups get: the source of the executors, from which each process makes its own at their first use.
+
+    Args: `driver` names the driver, whose deliveries are the only messages that executors take.
+    """
+
+    def __init__(self, source: Source, driver: str) -> None:
+        self.driver = driver
+        self._source = source
+        self._executors: Executors | None = None
+
+    def __reduce__(self) -> Any:
+        return Shared, (self._source, self.driver)
+
+    @property
+    def executors(self) -> Executors:
+        """Return the executors of this process."""
+        if self._executors is None:
+            self._executors = Executors(self._source)
+        return self._executors
+
+
+async def run_executor(me: Any, inbox: Any) -> None:
+    """Handle the messages of an executor in a step: the model of the run. What it did is in its state afterwards."""
+    if not inbox:
+        return
+    payloads = [each.payload for each in inbox]
+    own = [each for each in payloads if is_of(each, me.shared.driver)]
+    if len(own) < len(payloads):
+        logger.warning("executor %r ignores %d messages that are not of its workflow", me.id, len(payloads) - len(own))
+    told = joined(own)
+    if not told:
+        return
+    first, kept = told[0]["of"], me.state
+    if kept.get("life") != first["life"]:
+        kept = {"life": first["life"], "step": -1, "shared": {}, "snapshot": None}
+    for each in told:
+        of = each["of"]
+        if "snapshot" in of:
+            kept = {**kept, "step": -2, "snapshot": to_json(of["snapshot"])}
+        shared = {key: value for key, value in kept["shared"].items() if key not in of["gone"]} | of["shared"]
+        kept = {**kept, "shared": shared}
+    step: int = me.step
+    executors: Executors = me.shared.executors
+
+    async def executor_superstep() -> bytes:
+        return await executors.run(me.id, told, kept, step)
+
+    done = of_json(await me.remember(executor_superstep))
+    me.state.clear()
+    me.state.update(kept, step=step, snapshot=to_json(done["snapshot"]), acts=to_json(done["acts"]))
+
+
+def is_of(payload: Any, driver: str) -> bool:
+    """Return whether a payload is a delivery of a driver, and neither of an earlier driver nor of a stranger."""
+    of = payload.get("of") if isinstance(payload, dict) else None
+    return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
+
+
+def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the deliveries of some payloads, in order; a delivery of which a part is missing is left out."""
+    parts: dict[int, list[Mapping[str, Any]]] = {}
+    for each in payloads:
+        parts.setdefault(each["of"]["n"], []).append(each)
+    found: list[Mapping[str, Any]] = []
+    for _, own in sorted(parts.items()):
+        of = own[0]["of"]
+        if len(own) < of["parts"]:
+            continue
+        if of["parts"] == 1:
+            found += own
+        else:
+            ordered = sorted(own, key=lambda part: int(part["of"]["part"]))
+            found.append({"data": [part["data"] for part in ordered], "of": of})
+    return found

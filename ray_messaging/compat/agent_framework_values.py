@@ -1,0 +1,293 @@
+"""Values of agent-framework's workflows as JSON, and back, without pickle: a value names its type, and runs no code."""
+
+import base64
+import builtins
+import dataclasses
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from agent_framework import Content, WorkflowEvent
+from agent_framework._serialization import SerializationMixin
+
+from ray_messaging.common.texts import short_repr
+from ray_messaging.errors import InvalidPayload
+
+_TAG = "$"  # the key of a JSON object that stands for a value that is no plain JSON
+_INT64 = 1 << 63
+UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
+_RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))  # The framework does not serialize it either.
+_ACTS = (
+    "run",
+    "get_response",
+    "invoke",
+    "execute",
+)  # the methods of the framework's classes that do more than hold data
+_ABSENT: Any = object()
+_BUILTINS = vars(builtins) | {"NoneType": type(None)}
+
+# Built-in types by tag: how a value becomes plain JSON, and how it is read.
+_PLAIN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: (
+        "bytes",
+        lambda value: base64.b64encode(value).decode(),
+        lambda told: base64.b64decode(told, validate=True),
+    ),
+    complex: ("complex", lambda value: [value.real, value.imag], lambda told: complex(*told)),
+    datetime: ("datetime", datetime.isoformat, datetime.fromisoformat),
+    date: ("date", date.isoformat, date.fromisoformat),
+    time: ("time", time.isoformat, time.fromisoformat),
+    timedelta: (
+        "timedelta",
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda told: timedelta(*told),
+    ),
+    Decimal: ("decimal", str, Decimal),
+    UUID: ("uuid", str, UUID),
+}
+_READERS = {tag: read for tag, _, read in _PLAIN.values()}
+_SEQUENCES: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
+_MAKERS = {tag: kind for kind, tag in _SEQUENCES.items()}
+
+
+class Values:
+    """The values that executors of a workflow may send, yield, ask and keep, and their JSON.
+
+    These are the values of JSON, and tuples, sets, bytes, dates, Decimals, UUIDs, Enums, dataclasses, pydantic models
+    and plain classes that handlers of the workflow name in their annotations, and the framework's own messages.
+
+    Args: `named` has more types that are known, such as those of parts that are annotated as Any.
+    """
+
+    def __init__(self, named: Iterable[type] = ()) -> None:
+        self._types: dict[str, type] = {}
+        self._forms: dict[type, str | None] = {}
+        for each in named:
+            self.add(each)
+
+    def add(self, annotation: object) -> None:
+        """Add the classes of an annotation, with their subclasses, and the classes of their fields."""
+        for argument in typing.get_args(annotation):
+            self.add(argument)
+        kind = typing.get_origin(annotation) or annotation
+        if not isinstance(kind, type) or kind.__module__ == "builtins" or self._types.get(key_of(kind)) is kind:
+            return
+        self._types[key_of(kind)] = kind
+        if kind.__module__.startswith("agent_framework"):
+            return
+        with suppress(Exception):  # an annotation may name what is only there for type checkers
+            for field in typing.get_type_hints(kind).values():
+                self.add(field)
+        subclasses: list[type] = type.__subclasses__(kind)
+        for subclass in subclasses:
+            self.add(subclass)
+
+    def add_workflow(self, workflow: Any) -> None:
+        """Add all types that the handlers of a workflow's executors name."""
+        for executor in workflow.executors.values():
+            asked = [kind for pair in getattr(executor, "_response_handlers", {}) for kind in pair]
+            for each in (*executor.input_types, *executor.output_types, *executor.workflow_output_types, *asked):
+                self.add(each)
+            if (inner := getattr(executor, "workflow", None)) is not None and hasattr(inner, "executors"):
+                self.add_workflow(inner)
+
+    # -- to JSON --------------------------------------------------------------------------------------------------
+
+    def encode(self, value: Any, place: str) -> Any:
+        """Return a value as JSON; raise InvalidPayload, which names the part of `place` that has no JSON form."""
+        kind = type(value)
+        if kind in UNCHANGED:
+            return value
+        if kind is int:
+            return value if -_INT64 <= value < _INT64 else {_TAG: "int", "v": str(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {_TAG: "float", "v": repr(value)}
+        if kind is dict:
+            if _TAG not in value and all(type(key) is str for key in value):
+                return {key: self.encode(each, f"{place}[{key!r}]") for key, each in value.items()}
+            pairs = enumerate(value.items())
+            return {_TAG: "dict", "v": [self.encode([*pair], f"{place}.items[{n}]") for n, pair in pairs]}
+        if kind is list:
+            return [self.encode(each, f"{place}[{n}]") for n, each in enumerate(value)]
+        if (tag := _SEQUENCES.get(kind)) is not None:
+            return {_TAG: tag, "v": [self.encode(each, f"{place}[{n}]") for n, each in enumerate(value)]}
+        if (plain := _PLAIN.get(kind)) is not None:
+            if getattr(value, "fold", 0) or not isinstance(getattr(value, "tzinfo", None), timezone | None):
+                raise InvalidPayload(f"{place} is {short_repr(value)}: use a zone of datetime.timezone, without fold")
+            return {_TAG: plain[0], "v": plain[1](value)}
+        return self._encode_object(value, kind, place)
+
+    def passed(self, value: Any, place: str) -> Any:
+        """Return a value as it arrives in another process; raise InvalidPayload if it does not."""
+        return value if type(value) in UNCHANGED else self.decode(self.encode(value, place))
+
+    def _encode_object(self, value: Any, kind: type, place: str) -> Any:
+        if isinstance(value, type) or typing.get_origin(value) is not None:
+            return self._encode_type(value, place)
+        if isinstance(value, BaseException):
+            return {_TAG: "error", "t": kind.__name__, "v": str(value)}
+        form = self._form(kind)
+        if form is None:
+            raise InvalidPayload(
+                f"{place} is {short_repr(value)}, of type {key_of(kind)}, which cannot travel as JSON: annotate a "
+                f"handler with this type, pass RayWorkflowRunner(types=[{kind.__name__}]), or send plain JSON"
+            )
+        if form == "enum":
+            return {_TAG: "enum", "t": key_of(kind), "v": value.name}
+        if form == "model":
+            return {_TAG: "model", "t": key_of(kind), "v": self._encode_model(value, kind, place)}
+        attributes = {name: each for name, each in _attributes(value) if name not in _RUNTIME_ONLY}
+        fields = {name: self.encode(each, f"{place}.{name}") for name, each in attributes.items()}
+        return {_TAG: "object", "t": key_of(kind), "v": fields}
+
+    def _encode_type(self, value: Any, place: str) -> Any:
+        if (origin := typing.get_origin(value)) is None:
+            if value.__module__ != "builtins" and self._known(key_of(value)) is not value:
+                raise InvalidPayload(f"{place} is the type {key_of(value)}: pass it as RayWorkflowRunner(types=[...])")
+            return {_TAG: "type", "v": key_of(value)}
+        name = "union" if origin in (typing.Union, types.UnionType) else self.encode(origin, place)
+        return {_TAG: "alias", "t": name, "v": [self.encode(each, place) for each in typing.get_args(value)]}
+
+    def _encode_model(self, value: Any, kind: Any, place: str) -> Any:
+        told = value.model_dump(mode="json", by_alias=True)
+        with suppress(ValueError):
+            if kind.model_validate(told) == value:
+                return told
+        raise InvalidPayload(f"{place} is {short_repr(value)}, which is not equal after its JSON is read again")
+
+    def _form(self, kind: type) -> str | None:
+        """Return how objects of a class travel; None: they cannot."""
+        if (form := self._forms.get(kind, _ABSENT)) is _ABSENT:
+            known = self._known(key_of(kind)) is kind
+            form = self._forms[kind] = _form_of(kind) if known else None
+        return typing.cast("str | None", form)
+
+    def _known(self, key: str) -> type | None:
+        return self._types.get(key) or _of_framework(key)
+
+    # -- from JSON ------------------------------------------------------------------------------------------------
+
+    def decode(self, told: Any) -> Any:
+        """Return the value of a JSON; raise InvalidPayload for a type that the workflow does not know."""
+        if type(told) is dict:
+            if _TAG in told:
+                return self._decode_tagged(told)
+            return {key: self.decode(each) for key, each in told.items()}
+        return [self.decode(each) for each in told] if type(told) is list else told
+
+    def _decode_tagged(self, told: Mapping[str, Any]) -> Any:
+        tag = told[_TAG]
+        told_value: Any = told.get("v")
+        try:
+            if tag in _MAKERS:
+                return _MAKERS[tag](self.decode(each) for each in told_value)
+            if tag in _READERS:
+                return _READERS[tag](told_value)
+            if tag in ("object", "model", "enum"):
+                return self._decode_object(tag, told["t"], told_value)
+            if tag == "dict":
+                return dict(map(self.decode, told_value))
+            if tag in ("int", "float"):
+                return (int if tag == "int" else float)(told_value)
+            if tag == "error":
+                return error_of(told["t"], told_value)
+            if tag == "type":
+                return self._type(told_value)
+            if tag == "alias":
+                parts = tuple(self.decode(each) for each in told_value)
+                return typing.Union[parts] if told["t"] == "union" else self.decode(told["t"])[parts]  # noqa: UP007
+        except (KeyError, TypeError, ValueError) as error:
+            raise (
+                error
+                if isinstance(error, InvalidPayload)
+                else InvalidPayload(f"{short_repr(told)} is no value: {error!r}")
+            ) from error
+        raise InvalidPayload(f"{short_repr(told)} is no value: there is no tag {tag!r}")
+
+    def _type(self, key: str) -> type:
+        module, _, name = key.partition(":")
+        kind = _BUILTINS.get(name) if module == "builtins" else self._known(key)
+        if not isinstance(kind, type):
+            raise InvalidPayload(f"the workflow knows no type {key!r}: pass it as RayWorkflowRunner(types=[...])")
+        return kind
+
+    def _decode_object(self, tag: str, key: str, told: Any) -> Any:
+        kind: Any = self._type(key)
+        if self._form(kind) != tag:
+            raise InvalidPayload(f"objects of {key} do not travel as {tag!r}")
+        if tag == "enum":
+            return kind[told]
+        if tag == "model":
+            return kind.model_validate(told)
+        made = object.__new__(kind)  # without __init__: only the attributes are set, no code of the class runs
+        for name, each in told.items():
+            object.__setattr__(made, name, self.decode(each))
+        if kind.__module__.startswith("agent_framework") and "raw_representation" in _init_names(kind):
+            object.__setattr__(made, "raw_representation", None)
+        return made
+
+
+def error_of(name: str, text: str) -> BaseException:
+    """Return an error of a class of Python's or of the framework's, or a RuntimeError that names the class."""
+    from agent_framework import exceptions  # noqa: PLC0415 - only for errors
+
+    known = vars(builtins) | vars(exceptions) | {"InvalidPayload": InvalidPayload}
+    kind = known.get(name)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with suppress(TypeError):  # the class takes other arguments
+            return kind(text)
+    return RuntimeError(f"{name}: {text}")
+
+
+def key_of(kind: type) -> str:
+    """Return the name under which a class travels."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _form_of(kind: Any) -> str | None:
+    if issubclass(kind, Enum):
+        return "enum"
+    if hasattr(kind, "__pydantic_serializer__") and hasattr(kind, "model_dump"):
+        return "model"
+    plain = all(base is object or base.__module__ != "builtins" for base in kind.__mro__)
+    pickled = any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in kind.__mro__[:-1])
+    return "object" if plain and not pickled and not issubclass(kind, BaseException) else None
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and (found := getattr(value, name, _ABSENT)) is not _ABSENT:
+                yield name, found
+    yield from getattr(value, "__dict__", {}).items()
+
+
+@cache
+def _init_names(kind: Any) -> frozenset[str]:
+    return frozenset(kind.__init__.__code__.co_varnames) if hasattr(kind.__init__, "__code__") else frozenset()
+
+
+@cache
+def _of_framework(key: str) -> type | None:
+    """Return a class of the framework that holds data, if it is loaded; nothing is imported."""
+    module, _, name = key.partition(":")
+    if module.split(".")[0] not in ("agent_framework", "agent_framework_orchestrations"):
+        return None
+    kind = vars(sys.modules.get(module, types)).get(name)
+    if not isinstance(kind, type) or kind.__module__ != module:
+        return None
+    if any(hasattr(kind, name) for name in _ACTS):  # an agent, a client or a tool
+        return None
+    data = dataclasses.is_dataclass(kind) or issubclass(kind, (Enum, SerializationMixin, Content, WorkflowEvent))
+    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)  # without attributes, as Magentic has
+    return kind if data or signal or hasattr(kind, "__pydantic_serializer__") else None

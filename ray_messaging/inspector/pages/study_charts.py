@@ -1,0 +1,80 @@
+"""Options of the charts of a study: curves with their intervals, and a heat map."""
+
+from math import isfinite
+
+from ray_messaging.inspector.page_values import cut
+from ray_messaging.inspector.pages.charts import FONT, LINE, TOOLTIP, Options, shade
+from ray_messaging.inspector.sources.study_facts import Curves, HeatMap
+
+# Neighbours differ, also for who sees few colours.
+_COLOURS = "#2f6fde", "#e5484d", "#2f9e5f", "#d99a1c", "#8e6bd1", "#5bb8c4", "#b5598f", "#7a8b3b", "#8b93a1"
+_MOST_NAME = 14  # the most characters of a value beside an axis
+
+
+def curves(found: Curves) -> Options:
+    """Draw means as lines, or as points over texts, and the bounds of their intervals as thin lines."""
+    choice = found.choice
+    axis = {"name": cut(choice.x, 24), "nameLocation": "middle", "nameGap": 26, "nameTextStyle": FONT}
+    axis |= {"axisLabel": FONT, "axisLine": {"lineStyle": {"color": LINE}}, "splitLine": {"show": False}}
+    texts = [*dict.fromkeys(cut(at, _MOST_NAME) for line in found.lines.values() for at in line)]
+    series = []
+    for place, (value_of_by, line) in enumerate(found.lines.items()):
+        colour = _COLOURS[place % len(_COLOURS)]
+        label = f"{choice.by} = {value_of_by}" if choice.by else choice.outcome
+        for bound in ("mean", "low", "high"):
+            points = [
+                [at if found.numeric else cut(at, _MOST_NAME), round(value, 9)]
+                for at, interval in line.items()
+                if isfinite(value := getattr(interval, bound))
+            ]
+            is_mean = bound == "mean"
+            series.append(
+                {
+                    "type": "line",
+                    "name": cut(label if is_mean else f"{label}, {bound}", 60),
+                    "data": points,
+                    "symbol": "circle" if is_mean else "none",
+                    "symbolSize": 6,
+                    "itemStyle": {"color": colour},
+                    "lineStyle": {"width": 2 if is_mean else 1, "type": "solid" if is_mean else "dashed",
+                                  "opacity": 1 if is_mean else 0.55},
+                }
+            )  # fmt: skip
+    return {
+        "animation": False,
+        "grid": {"left": 4, "right": 14, "top": 34, "bottom": 26, "containLabel": True},
+        "tooltip": TOOLTIP | {"trigger": "axis"},
+        "legend": {
+            "top": 0, "left": 0, "type": "scroll", "icon": "roundRect", "itemWidth": 10, "itemHeight": 4,
+            "textStyle": FONT, "data": [each["name"] for each in series[::3]],
+        },
+        "xAxis": axis | ({"type": "value", "scale": True} if found.numeric else {"type": "category", "data": texts}),
+        "yAxis": {"type": "value", "scale": True, "axisLabel": FONT, "splitLine": {"lineStyle": {"color": LINE}}},
+        "series": series,
+    }  # fmt: skip
+
+
+def heat_map(found: HeatMap) -> Options:
+    """Draw the mean of each pair of values as a cell, darker for a larger mean."""
+    means = [mean for *_, mean in found.means if isfinite(mean)]
+    columns, rows = ([cut(each, _MOST_NAME) for each in some] for some in (found.columns, found.rows))
+    low, high = min(means, default=0.0), max(means, default=1.0)
+    axis = {"type": "category", "axisLabel": FONT, "nameTextStyle": FONT}
+    return {
+        "animation": False,
+        "grid": {"left": 4, "right": 96, "top": 28, "bottom": 26, "containLabel": True},
+        "tooltip": TOOLTIP,
+        "xAxis": axis | {"data": columns, "name": cut(found.choice.x, 24), "nameGap": 26, "nameLocation": "middle"},
+        "yAxis": axis | {"data": rows, "name": cut(found.choice.by, 24), "nameGap": 12},
+        "visualMap": {
+            "min": low, "max": high if high > low else low + 1, "precision": 3, "calculable": True, "right": 0,
+            "top": "middle", "textStyle": FONT, "inRange": {"color": [shade(each / 4) for each in range(5)]},
+        },
+        "series": [
+            {
+                "type": "heatmap",
+                "name": cut(found.choice.outcome, 60),
+                "data": [[column, row, round(mean, 9)] for column, row, mean in found.means if isfinite(mean)],
+            }
+        ],
+    }  # fmt: skip

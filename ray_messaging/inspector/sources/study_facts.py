@@ -1,0 +1,179 @@
+"""A study as the page of a study shows it: its runs, their outcomes by parameters, and its progress."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ray_messaging.errors import ConfigError
+from ray_messaging.inspector.page_values import cut, name
+from ray_messaging.inspector.sources.log_rows import RunFacts
+from ray_messaging.studies.bootstrap import Interval
+from ray_messaging.studies.study import LEVEL, Study
+from ray_messaging.studies.study_folder import StudyFolder
+
+MOST_ROWS = 200  # the most rows of parameters in the table
+_MOST_POINTS, _MOST_LINES, _MOST_CELLS = 200, 9, 2_500
+_RESAMPLES = 2_000  # of a page, which is drawn again while a study goes on
+_PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
+
+
+class Choice(NamedTuple):
+    """What a page draws: an outcome over the parameter `x`, a line for each value of `by` ("": one line)."""
+
+    outcome: str
+    x: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTable:
+    """The state of a study. `planned` is the number of its runs, or None if its folder does not say it.
+
+    `rows` has a row for each row of parameters, at most MOST_ROWS of `all_rows`.
+    """
+
+    text: str
+    ended: int
+    planned: int | None
+    failed: int
+    error: str
+    parameters: list[str]
+    outcomes: list[str]
+    rows: list[dict[str, Any]]
+    all_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """The means of an outcome with their intervals, by value of `by` and of `x`, and what else a page says of them."""
+
+    choice: Choice
+    lines: dict[str, dict[Any, Interval]]
+    numeric: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """The mean of an outcome by the values of two parameters; None where no run has both values."""
+
+    choice: Choice
+    columns: list[str]
+    rows: list[str]
+    means: list[tuple[int, int, float]]
+
+
+class StudyFacts(RunFacts):
+    """Source for the folder of a study. It is read again if the study has gone on."""
+
+    lacks = _PAGES
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = str(folder)
+        self._files = StudyFolder(folder)
+        self._state: object = None
+        self._study = Study(folder)
+        self._table: StudyTable | None = None
+        self.title = name(self._folder.rstrip("/").rpartition("/")[2] or self._folder)
+        self.phase = "study"
+
+    @property
+    def study(self) -> Study:
+        """Return the study as it is now; raise LogError if the folder cannot be read."""
+        if (state := self._files.state()) != self._state:
+            self._study, self._state, self._table = Study(self._folder), state, None
+        return self._study
+
+    def table(self) -> StudyTable:
+        """Return the state of the study, which is the same object until the study has gone on.
+
+        The intervals are those of `Study.summary`.
+        """
+        study = self.study
+        if self._table is not None:
+            return self._table
+        failed = [run.error for run in study._runs if run.error is not None]
+        rows = study._summary(LEVEL, MOST_ROWS)
+        planned = study._record.get("planned")
+        self._table = StudyTable(
+            text=repr(study),
+            ended=len(study),
+            planned=planned if isinstance(planned, int) else None,
+            failed=len(failed),
+            error=cut(failed[0], 400) if failed else "",
+            parameters=study.parameters,
+            outcomes=study._numbers(),
+            rows=rows,
+            all_rows=len(study._by_row()),
+        )
+        return self._table
+
+    def curves(self, asked: Choice) -> Curves | None:
+        """Return the curves of a choice, or None if the study has no outcome that is a number, or no parameter.
+
+        Raises: ConfigError if the parameter or `by` has too many values for a page.
+        """
+        study = self.study
+        choice = _known(study, asked)
+        if choice is None:
+            return None
+        _check_few(study, choice.x, _MOST_POINTS)
+        if choice.by:
+            _check_few(study, choice.by, _MOST_LINES)
+        found, counts = study._curves(choice.x, choice.outcome, choice.by or None, LEVEL, _RESAMPLES)
+        values = [at for line in found.values() for at in line]
+        numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+        lines = {name(value): dict(sorted(line.items()) if numeric else line.items()) for value, line in found.items()}
+        many = f"{min(counts):,} to {max(counts):,}" if len(counts) > 1 else f"{max(counts, default=0):,}"
+        return Curves(choice, lines, numeric, f"Means of {many} runs, with intervals of {LEVEL:.0%}.")
+
+    def heat_map(self, asked: Choice) -> HeatMap | None:
+        """Return the mean of the outcome by `x` and `by`; None for a study with fewer than two parameters."""
+        study = self.study
+        choice = _known(study, asked)
+        others = [each for each in study.parameters if choice is not None and each != choice.x]
+        if choice is None or not others:
+            return None
+        choice = choice._replace(by=choice.by or others[0])
+        columns, rows = (_in_order(study._levels(each)) for each in (choice.x, choice.by))
+        if len(columns) * len(rows) > _MOST_CELLS:
+            raise ConfigError(
+                f"{choice.x!r} and {choice.by!r} have {len(columns) * len(rows):,} pairs of values, and the page draws "
+                f"at most {_MOST_CELLS:,}: choose other parameters, or use study.to_pandas()"
+            )
+        sums: dict[tuple[str, str], list[float]] = {}
+        for run in study._runs:
+            if (value := run.outcomes.get(choice.outcome)) is not None:
+                sums.setdefault((str(run.row[choice.x]), str(run.row[choice.by])), []).append(float(value))
+        places = [{value: place for place, value in enumerate(each)} for each in (columns, rows)]
+        means = [
+            (places[0][column], places[1][row], sum(values) / len(values)) for (column, row), values in sums.items()
+        ]
+        return HeatMap(choice, [*map(name, columns)], [*map(name, rows)], sorted(means))
+
+
+def _known(study: Study, asked: Choice) -> Choice | None:
+    """Return a choice of the study's own names: those that are asked for, and else its first ones."""
+    outcomes, parameters = study._numbers(), study.parameters
+    if not outcomes or not parameters:
+        return None
+    x = asked.x if asked.x in parameters else parameters[0]
+    return Choice(
+        asked.outcome if asked.outcome in outcomes else outcomes[0],
+        x,
+        asked.by if asked.by in parameters and asked.by != x else "",
+    )
+
+
+def _check_few(study: Study, parameter: str, most: int) -> None:
+    if (found := len(study._levels(parameter))) > most:
+        raise ConfigError(
+            f"the parameter {parameter!r} has {found:,} values, and the page draws at most {most:,}: choose another "
+            "one, or use study.to_pandas()"
+        )
+
+
+def _in_order(values: Sequence[Any]) -> list[str]:
+    numbers = all(isinstance(each, int | float) for each in values)
+    return [*map(str, sorted(values) if numbers else values)]

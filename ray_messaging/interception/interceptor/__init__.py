@@ -1,0 +1,1 @@
+"""The interceptor: the process that judges messages by the rules."""

@@ -1,0 +1,117 @@
+"""Attempts at steps.
+
+If a group runs a step again, it does so in a new attempt, and rules forget the earlier attempt.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ray_messaging.interception.interceptor.rule_tables import Table
+from ray_messaging.model.batch import Attempt
+
+
+def attempt_of(key: str) -> Attempt | None:
+    """Return the attempt that an answer's key names (see `saved_answers.key_of`), or None if it names no attempt."""
+    sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
+    number, _, step = place.partition("@")
+    return Attempt(sender, int(step), int(number)) if step else None
+
+
+class StepAttempts:
+    """The latest attempt of each group that has asked for verdicts, with the changes that it made in rules' tables.
+
+    These changes are a layer on top of the tables. When a group begins another attempt at the same step, the layer of
+    the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. A batch
+    that waits for slow rules has no answer yet. Its own layer is not saved, so a successor of the interceptor judges
+    the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved layer
+    belongs. `answers` has, for each group, the keys of the answers to its latest attempt in its latest step.
+
+    Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
+    tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that
+    are no longer valid.
+    """
+
+    def __init__(
+        self,
+        tables: Callable[[], Mapping[str, Table[Any]]],
+        restored: Callable[[Collection[str]], None],
+        begun: Callable[[Attempt, Collection[str]], None],
+    ) -> None:
+        self.kept: Table[list[int]] = Table()
+        self.answers: dict[str, set[str]] = {}
+        self._tables = tables
+        self._restored = restored
+        self._begun = begun
+        self._latest: dict[str, Attempt] = {}
+
+    def load(self, answers: Iterable[str]) -> list[str]:
+        """Read the latest attempts from `kept`, and from the keys of all answers, after both were loaded.
+
+        Returns: the keys of the answers that are no longer valid.
+        """
+        self.answers.clear()
+        self._latest = {group: Attempt(group, *place) for group, place in self.kept.items()}
+        asked = [(key, found) for key in answers if (found := attempt_of(key)) is not None]
+        for _, found in asked:
+            self._latest[found.group] = max(self._latest.get(found.group, found), found)
+        for key, found in asked:
+            if found == self._latest[found.group]:
+                self.answers.setdefault(found.group, set()).add(key)
+        return [key for key, found in asked if found != self._latest[found.group]]
+
+    def keeps(self, key: str) -> bool:
+        """Return whether a key belongs to an answer to a group's latest attempt, in its latest step."""
+        found = attempt_of(key)
+        return found is not None and key in self.answers.get(found.group, ())
+
+    def enter(self, attempt: Attempt) -> bool:
+        """Begin an attempt at a step, unless it has begun already.
+
+        Return False if the group has begun a later attempt.
+        """
+        group, before = attempt.group, self._latest.get(attempt.group)
+        if before is not None and attempt <= before:
+            return attempt == before
+        self._latest[group] = attempt
+        if before is None or before.number != attempt.number:
+            self._keep(attempt)
+        again = before is not None and attempt.step == before.step
+        names: list[str] = []
+        for name, table in self._tables().items():
+            dropped = table.drop((group,))
+            if again:
+                dropped |= table.drop(group)
+            else:
+                table.settle(group)
+            if dropped:
+                names.append(name)
+        if names:
+            self._restored(names)
+        self._begun(attempt, self.answers.pop(group, set()))
+        return True
+
+    def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
+        """Call `judge`, and put the changes that it makes in tables into the attempt's layer.
+
+        Args: `judge` returns whether the batch has got its answer.
+        """
+        tables = self._tables().values()
+        for table in tables:
+            table.begin_layer()
+        done = False
+        try:
+            done = judge()
+        finally:
+            for table in tables:
+                if table.end_layer(attempt.group, done=done):
+                    self._keep(attempt)
+
+    def _keep(self, attempt: Attempt) -> None:
+        group, *place = attempt
+        if self.kept.get(group) != place:
+            self.kept[group] = place
+
+    def end_step(self) -> None:
+        """Merge all layers into the tables. All groups have closed the step, so no attempt can be dropped any more."""
+        for table in self._tables().values():
+            table.settle()

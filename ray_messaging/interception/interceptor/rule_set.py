@@ -1,0 +1,233 @@
+"""The rules of one interceptor, in order, and the failures of each rule."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_messaging.addressing.channels import NAME_LENGTH
+from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.black_list import BlackList
+from ray_messaging.interception.rules.rule import Rule, SlowRule, StepRule, text_of
+
+if TYPE_CHECKING:
+    from ray_messaging.interception.interceptor.interceptor import Interceptor
+
+logger = logging.getLogger(__name__)
+
+_DISTINCT = 20  # the most distinct errors that are recorded for one rule
+_CHARS = 300  # an error's text is cut to this many characters
+_FURTHER = ("", "", "further errors")
+
+
+class RuleSet:
+    """Rules in order, each with a unique name.
+
+    `now` is the tuple of the current rules. Each change replaces it. `each` has the rules that judge messages one by
+    one. `for_broadcasts` has the same rules, with those that judge pairs first. `whole` has the rules that judge a
+    whole step.
+
+    Raises: RuleError if the rules are not a list, for an object that is no rule, and for a name that another rule has.
+    """
+
+    def __init__(self, rules: Iterable[Rule] = (), context: "Interceptor | None" = None) -> None:
+        if isinstance(rules, Rule):
+            raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
+        if not isinstance(rules, list | tuple):
+            raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
+        self.now: tuple[Rule, ...] = ()
+        self.each: tuple[Rule, ...] = ()
+        self.for_broadcasts: tuple[Rule, ...] = ()
+        self.whole: tuple[StepRule, ...] = ()
+        self._context = context
+        self.wants_payload = False
+        for rule in rules:
+            self.insert(rule)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.now)
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the rules, in order."""
+        return [rule.name for rule in self.now]
+
+    def find(self, which: int | str) -> int:
+        """Return the position of a rule, given by position or name; raise RuleError if there is no such rule."""
+        if isinstance(which, str) and which in self.names:
+            return self.names.index(which)
+        if isinstance(which, int) and not isinstance(which, bool) and -len(self) <= which < len(self):
+            return which % len(self)
+        raise RuleError(
+            f"there is no rule {which!r}: the rules are " + (", ".join(map(repr, self.names)) or "none"),
+            rule=str(which),
+        )
+
+    def get(self, which: int | str) -> Rule:
+        """Return a rule, given by position or name; raise RuleError if there is no such rule."""
+        return self.now[self.find(which)]
+
+    def insert(self, rule: object, index: int | None = None) -> Rule:
+        """Insert a rule before the rule at `index` (None: at the end); raise RuleError if it is no valid rule."""
+        return self._put(rule, [*self.now], len(self) if index is None else _place(index))
+
+    def replace(self, which: int | str, rule: object) -> Rule:
+        """Replace a rule; raise RuleError if there is no such rule, or the new rule is not valid."""
+        place = self.find(which)
+        return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
+
+    def pop(self, which: int | str = -1) -> Rule:
+        """Remove a rule and return it.
+
+        Its context is not removed, because deferred messages may still need the rule.
+        """
+        place = self.find(which)
+        rule = self.now[place]
+        self._set([*self.now[:place], *self.now[place + 1 :]])
+        return rule
+
+    def _put(self, rule: object, others: list[Rule], place: int) -> Rule:
+        if not isinstance(rule, Rule):
+            why = f"{rule!r} is not a rule: pass an instance of a class derived from ray_messaging.rules.Rule"
+            raise RuleError(why, rule=repr(rule))
+        name: object = rule.name
+        if not (isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"):
+            raise RuleError(
+                f"{rule!r} has an invalid name, {rule.name!r}: give it a name of at most {NAME_LENGTH} printable "
+                "characters that does not begin with a colon, because receipts and the log show the name",
+                rule=repr(rule),
+            )
+        if any(rule.name == other.name for other in others):
+            raise RuleError(
+                f"there is a rule named {rule.name!r} already: give the new rule another name, by name=", rule=rule.name
+            )
+        if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
+            known = "'message', because the rule is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
+            wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
+            raise RuleError(wrong, rule=rule.name)
+        others.insert(place, rule)
+        rule.context = self._context
+        self._set(others)
+        return rule
+
+    def _set(self, rules: list[Rule]) -> None:
+        self.now = tuple(rules)
+        self.each = tuple(rule for rule in rules if not isinstance(rule, StepRule))
+        self.for_broadcasts = tuple(
+            sorted(  # rules that judge pairs of sender and hearer come first
+                self.each,
+                key=lambda rule: rule.judges_broadcasts != "pair" and type(rule).pair_check is Rule.pair_check,
+            )
+        )
+        self.whole = tuple(rule for rule in rules if isinstance(rule, StepRule))
+        self.wants_payload = any(rule.needs_payload for rule in rules)
+
+    @property
+    def black_list(self) -> BlackList:
+        """Return the first black list. If there is none, insert an empty black list before all other rules."""
+        for rule in self.now:
+            if isinstance(rule, BlackList):
+                return rule
+        made = BlackList()
+        self.insert(made, 0)
+        return made
+
+
+def _place(index: object) -> int:
+    if isinstance(index, int) and not isinstance(index, bool):
+        return index
+    raise RuleError(f"{index!r} is not a position among the rules: write an int, or None for the end", rule="")
+
+
+@dataclass(slots=True)
+class _Error:
+    """One distinct error of a rule, with how often it has occurred."""
+
+    text: str  # the error's text when it first occurred
+    where: str
+    count: int
+
+
+@dataclass(slots=True)
+class _Record:
+    """The failures of one rule. The reference to the rule makes sure that no other object gets its id()."""
+
+    rule: Rule
+    last: str = ""
+    last_at: float = 0.0
+    errors: dict[tuple[str, str, str], _Error] = field(default_factory=dict)
+
+
+class RuleFailures:
+    """Counts of the messages on which the current rules have failed.
+
+    Two errors count as the same error if they have the same type, and the same line of code has raised them. Their
+    texts may differ, because a text may name the message.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+
+    def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
+        """Count messages on which a rule has failed. A new error is logged with its traceback.
+
+        Args: `at` names for the log what the rule has failed at, if that was not judging messages.
+        """
+        record = self._records.setdefault(id(rule), _Record(rule))
+        text = text_of(error)[:_CHARS]
+        record.last, record.last_at = text, time.time()
+        key = _key(error, text)
+        if key not in record.errors and len(record.errors) >= _DISTINCT:
+            key = _FURTHER
+        found = record.errors.get(key)
+        if found is None:
+            record.errors[key] = _Error(text, key[1], messages)
+            call = at or f"{messages} message{'s' * (messages != 1)}"
+            line = "rule %r failed at %s: %s; repeats of this error are counted, see the rule's `failures`"
+            logger.error(line, rule.name, call, text, exc_info=error)
+            return
+        digits = len(str(found.count))
+        found.count += messages
+        if len(str(found.count)) > digits:  # a repeated error is logged again after 10, 100, ... messages
+            logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
+
+    def of(self, rule: Rule) -> dict[str, Any]:
+        """Return how often a rule has failed, and its distinct errors, in JSON's types; {} if it has not failed."""
+        record = self._records.get(id(rule))
+        if record is None:
+            return {}
+        errors = [{"error": each.text, "where": each.where, "failures": each.count} for each in record.errors.values()]
+        return {
+            "failures": sum(each.count for each in record.errors.values()),
+            "on_error": rule.on_error,
+            "last_error": record.last,
+            "last_failed_at": record.last_at,
+            "errors": errors,
+        }
+
+    def keep(self, rules: Iterable[Rule]) -> None:
+        """Forget the failures of all rules except these."""
+        stay = {id(rule) for rule in rules}
+        self._records = {key: record for key, record in self._records.items() if key in stay}
+
+    def forget(self, rule: Rule) -> None:
+        """Forget the failures that were recorded for one rule."""
+        self._records.pop(id(rule), None)
+
+
+def _key(error: BaseException, text: str) -> tuple[str, str, str]:
+    """Return a key that equal errors have in common.
+
+    An error without a traceback is our own, and its text is always the same.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return type(error).__name__, "", text
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return type(error).__name__, f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}", ""

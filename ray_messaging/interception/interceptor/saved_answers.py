@@ -1,0 +1,258 @@
+"""The interceptor's answers. They are kept for senders that ask again, and saved with the counts that they changed."""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+import msgspec
+
+from ray_messaging.common.once_by_call import OnceByCall
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT
+from ray_messaging.errors import FrameError
+from ray_messaging.interception.interceptor.rule_pipeline import Deferred
+from ray_messaging.interception.interceptor.state_writer import StateWriter
+from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts, encode_verdicts
+from ray_messaging.model.batch import Batch
+
+_MAX_SENDERS = 20_000  # the most senders whose last answer is kept; a sender asks about one batch at a time
+# The most bytes of all last answers, and also of all answers that have changed a count, here and on the server. The
+# answer to 16,384 messages takes 14 KB if a tenth of them is blocked, each for another reason.
+LIMIT_BYTES = 64 * 2**20
+_ENTRY_BYTES = 400  # the memory that an entry takes besides its data
+_SMALL = 256  # a record of fewer bytes is not compressed, because it would not become much smaller
+_ZLIB = zlib.compress(b"")[:1]
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class RuleProgress(msgspec.Struct, array_like=True, frozen=True):
+    """The rules that a deferred message has passed, and these rules' verdict on the message."""
+
+    passed: tuple[str, ...]
+    so_far: BatchVerdict
+
+
+class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
+    """An answer to a batch, and the progress of each message that the answer defers, by the message's number."""
+
+    answer: bytes
+    paused: dict[int, RuleProgress] = {}
+
+    def pack(self) -> bytes:
+        """Return the record as bytes, compressed unless it is small."""
+        data = _encode(self)
+        return data if len(data) < _SMALL else zlib.compress(data, 1)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "AnswerRecord":
+        """Decode packed bytes; raise FrameError if they are invalid.
+
+        They are compressed if they begin as zlib's bytes do.
+        """
+        try:
+            return _decode(_inflated(data) if data[:1] == _ZLIB else data)
+        except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"a saved answer of the interceptor is damaged: {error}") from error
+
+
+def _inflated(data: bytes) -> bytes:
+    """Decompress at most the size of a frame, because a few bytes could become more than the machine's memory."""
+    reader = zlib.decompressobj()
+    text = reader.decompress(data, FRAME_LIMIT)
+    if not reader.eof:
+        raise zlib.error("it is cut off, or larger than a frame may be")
+    return text
+
+
+_decode = msgspec.msgpack.Decoder(AnswerRecord).decode
+
+
+def key_of(batch: Batch) -> str:
+    """Return the key of a batch's answer. If the batch is sent again, it has the same key.
+
+    In steps, the key contains the step and the number of the attempt at it.
+    """
+    attempt = batch.attempt
+    place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
+    return f"{batch.sender} {place} {batch.first} {batch.rows}"
+
+
+def _head(batch: Batch) -> str:
+    return f"{batch.sender} {batch.epoch} {batch.first}"
+
+
+def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
+    """Return an answer, with the progress of the messages that it defers, as a packed `AnswerRecord`."""
+    return AnswerRecord(
+        answer, {_number(each.message, 0): RuleProgress(each.passed, each.so_far) for each in deferred}
+    ).pack()
+
+
+def _number(batch: Batch, row: int) -> int:
+    return row if batch.numbers is None else int(batch.numbers[row])
+
+
+class SavedAnswers:
+    """The answers that senders may ask for again. They are kept here, and on the server if they changed counts.
+
+    If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
+    twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`
+    seconds, or longer while one of its messages is deferred, or while the step of its batch is open (`in_step`). Above
+    LIMIT_BYTES the oldest answers are dropped early. If such a batch is sent again, it is judged and counted again.
+    `unsafe` has answers that have changed counts and are not saved yet, each with its packed record.
+    """
+
+    def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
+        # A function that says whether the message with an id is deferred.
+        self.is_deferred: Callable[[str], bool] = lambda _: False
+        self.unsafe: dict[str, tuple[bytes, bytes]] = {}
+        self._writer = writer
+        self._in_step = in_step
+        self._epoch: int | None = None
+        # For each sender: the key of its last batch, and the answer to that batch.
+        self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
+        self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
+        # The keys of batches whose messages were counted, each by the same key without the number of rows.
+        self._batches: dict[str, str] = {}
+        self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record that was read last
+        self._saving: dict[str, asyncio.Task[bytes]] = {}
+        writer.all_answers = self._all
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes of all answers that are kept."""
+        return self._last.nbytes + self._counted.nbytes
+
+    def _all(self) -> dict[str, bytes]:
+        return dict(self._counted.items()) | {key: data for key, (_, data) in self.unsafe.items()}
+
+    # -- answers for senders that ask again -----------------------------------------------------------------------
+
+    def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
+        """Return the answer to a sender's batch, or None if it is not known.
+
+        If it is not saved yet, return an awaitable.
+        """
+        last = self._last.get(sender)
+        if last is not None and last[0] == key:
+            return last[1]
+        if key in self._saving:
+            return asyncio.shield(self._saving[key])
+        known = self._answer(key) if self._counted else None
+        return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
+
+    def _answer(self, key: str) -> bytes | None:
+        """Return an answer that has changed a count, with this interceptor's epoch, even if an earlier one gave it."""
+        data = self._counted.get(key)
+        if data is None:
+            return None
+        answer = AnswerRecord.unpack(data).answer
+        if self._epoch is None:
+            return answer
+        return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
+
+    def knows(self, key: str) -> bool:
+        """Return whether the answer to a batch, or to a single message, is kept because it has changed a count."""
+        return key in self._counted
+
+    def verdict_on(self, key: str) -> BatchVerdict | None:
+        """Return the verdict on a message that was judged alone, or None if it is not known."""
+        answer = self._answer(key)
+        found = None if answer is None else decode_verdicts(answer).batch_verdict(1)
+        return None if found is None or found.deferred else found
+
+    def progress(self, message: Batch, row: int) -> RuleProgress | None:
+        """Return the saved progress of a deferred message, or None if no rule has counted the message."""
+        number = _number(message, row)
+        single = self._paused(message.message_id(row)).get(number)
+        if single is not None:  # the message's own record is newer than the record of its batch
+            return single
+        return self._paused(self._batches.get(_head(message), "")).get(number)
+
+    def _paused(self, key: str) -> dict[int, RuleProgress]:
+        data = self._counted.get(key)
+        if data is None:
+            return {}
+        if self._read[0] is not data:
+            self._read = data, AnswerRecord.unpack(data).paused
+        return self._read[1]
+
+    def put(self, sender: str, key: str, answer: bytes) -> None:
+        """Keep an answer as the last answer to a sender."""
+        self._last.put(sender, (key, answer), len(answer))
+
+    def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
+        """Save an answer's packed record with all counts as they are now. Return the answer when both are saved.
+
+        The record is added to the next write before this method awaits anything, because the server must never have a
+        count without its record. If a sender is given, the record is saved even if the caller stops waiting.
+        """
+        self.unsafe[key] = (answer, data)
+        saving = self._saved(key, answer, data, sender, self._writer.keep({key: data}))
+        if not sender:
+            return saving
+        self._saving[key] = asyncio.create_task(saving, name="ray_messaging answer")
+        return asyncio.shield(self._saving[key])
+
+    async def _saved(self, key: str, answer: bytes, data: bytes, sender: str, saved: Awaitable[None]) -> bytes:
+        try:
+            await saved
+            self.unsafe.pop(key, None)
+            self.hold({key: data})
+            if sender:
+                self.put(sender, key, answer)
+        finally:
+            self._saving.pop(key, None)
+        return answer
+
+    def attach(self, records: Mapping[str, bytes]) -> None:
+        """Add records of messages that were counted or deferred to the next write."""
+        self._writer.attach(records)
+        self.hold(records)
+
+    def hold(self, records: Mapping[str, bytes]) -> None:
+        """Keep packed records in memory. Drop expired records here, and with the next write on the server."""
+        for key, data in records.items():
+            self._note_batch(key)
+            forgotten = self._counted.put(key, data, len(data) + _ENTRY_BYTES)
+            self._drop(forgotten)
+            if forgotten:
+                self._writer.forget(forgotten)
+
+    def _note_batch(self, key: str) -> None:
+        if " " in key:  # only keys of batches have spaces, not keys of single messages
+            self._batches[key.rpartition(" ")[0]] = key
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Drop answers that nobody may ask for any more: here, and with the next write on the server."""
+        self._drop(keys)
+        for key in keys:
+            self.unsafe.pop(key, None)
+        self._writer.forget([*keys])
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._counted.pop(key)
+            self._batches.pop(key.rpartition(" ")[0], None)
+
+    def _is_needed(self, key: str, data: bytes, full: bool) -> bool:  # noqa: FBT001 - as `OnceByCall` calls it
+        return self._in_step(key) or (not full and self._has_deferred(key, data))
+
+    def _has_deferred(self, key: str, data: bytes) -> bool:
+        """Return whether a message, or one of the messages of a batch, still waits for a slow rule."""
+        try:
+            paused = AnswerRecord.unpack(data).paused
+        except FrameError:  # the record is damaged, so it need not be kept for its messages
+            return False
+        if not paused:
+            return False
+        if self.is_deferred(key):
+            return True
+        sender, epoch, first, _ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "", "0", "")
+        return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
+
+    def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
+        """Load the answers of an earlier interceptor. They will be given with this interceptor's epoch."""
+        self._epoch = epoch
+        self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())
+        for key in counted:
+            self._note_batch(key)

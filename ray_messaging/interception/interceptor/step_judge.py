@@ -1,0 +1,170 @@
+"""The rules that judge whole steps. The supervisor of the steps asks them when all groups have closed a step."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
+from ray_messaging.default_limits_and_leases import PAYLOAD_LIMIT
+from ray_messaging.interception.interceptor.interceptor import Interceptor
+from ray_messaging.interception.interceptor.rule_pipeline import RulePipeline, checked_rows, failed
+from ray_messaging.interception.interceptor.watchdog import FAILURES
+from ray_messaging.interception.rules.rule import ALLOW, Added, StepRule, StepVerdicts, Verdict
+from ray_messaging.interception.verdicts import BatchVerdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import encode_payload
+from ray_messaging.transports.experiment_store import Fields
+
+Tables = dict[str, tuple[str, Fields]]  # for each rule, by name, its `admission` and its state
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class AddedMessage(NamedTuple):
+    """A message that a rule adds to a step, after it was checked. `line` is its payload as one line of JSON."""
+
+    rule: str
+    from_id: AgentId | None
+    to_id: AgentId
+    subtopic: str
+    deliver: int
+    line: bytes
+
+
+# The state of the rules after a step: their tables, and how many messages of each sender they have blocked.
+_decode = msgspec.msgpack.Decoder(tuple[Tables, list[tuple[AgentId | None, int]]]).decode
+
+
+class RuleReviewer:
+    """The rules of an interceptor that act at the end of each step.
+
+    The rules' verdicts on a step, and their state after it, are saved in one write with the close of the step. So an
+    attempt that was not closed leaves nothing behind. Everything that must happen between two steps happens after the
+    close of a step and before any message of the next step is judged. Until then, batches of the next step wait. The
+    state of rules that judge whole steps is also saved with the steps. If a step is judged again, these rules begin
+    with their state from before the step.
+
+    Args: `horizon` is how many steps ahead a message may be sent.
+    """
+
+    def __init__(self, interceptor: Interceptor, horizon: int) -> None:
+        interceptor.supervised = True
+        self._interceptor = interceptor
+        # How many messages of each sender the rules have blocked in the step that was closed last.
+        self._violations: Mapping[AgentId | None, int] = {}
+        self.asking: StepRule | None = None  # the rule that is being asked now
+        self._horizon = horizon
+        # By the id() of a rule: the rule, and its state when it was inserted.
+        self._first: dict[int, tuple[StepRule, Fields]] = {}
+
+    def _rules(self) -> tuple[StepRule, ...]:
+        return self._interceptor.rules.whole
+
+    # -- the order of steps ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From now on, make batches wait until their step has begun."""
+        self._interceptor.gate.set(-1)
+
+    def stop(self) -> None:
+        """From now on, let batches of any step be judged."""
+        self._interceptor.gate.set(math.inf)
+
+    async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
+        """Begin a step after the supervisor has restarted, with the `state` that rules had after the previous step.
+
+        Args: `ended` says whether the supervisor has closed the previous step.
+        """
+        tables, violations = ({}, []) if state is None else _decode(state)
+        self._violations = dict(violations)
+        await self.begin(number, ended=ended)
+        self._load(tables)
+
+    async def begin(self, number: int, *, ended: bool = True) -> None:
+        """Let a step be judged. If the supervisor has closed the previous step (`ended`), first end its round."""
+        if ended:
+            await self._interceptor.end_step(number - 1, self._violations)
+        await self._interceptor.versions.apply(number)
+        self._interceptor.gate.set(number)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def reads(self) -> bool:
+        """Return whether any rule judges whole steps."""
+        return bool(self._rules())
+
+    async def review(self, number: int, batch: Batch) -> tuple[BatchVerdict, list[AddedMessage]]:
+        """Return the rules' verdicts on a step, and the messages that they add. Then begin a new round for these rules.
+
+        If a rule fails, it blocks the whole step, unless its `on_error` is "allow".
+        """
+        pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
+        added: list[AddedMessage] = []
+        for rule in self._rules():
+            self._note_first(rule)
+            rows, more = await self._ask(rule, number, pipeline.rest)
+            added += more
+            pipeline.take(rule, rows)
+        self._interceptor.new_round(self._rules())
+        return pipeline.verdict, added
+
+    async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
+        """Return a rule's verdicts by row, and the messages that it adds. If it fails, its verdict is for all rows."""
+        self.asking = rule
+        try:
+            found = await self._interceptor.calls.run(
+                rule, lambda: rule.check_step(number, batch, self._interceptor.exp_id), rule.time_limit_s, "verdict"
+            )
+        finally:
+            self.asking = None
+        try:
+            if isinstance(found, BaseException):
+                raise found
+            if not isinstance(found, StepVerdicts):
+                raise TypeError(f"check_step returned {found!r}: it must return StepVerdicts(rows, add)")
+            return checked_rows(found.rows, batch.rows), [self._added(rule, number, each) for each in found.add]
+        except FAILURES as error:
+            verdict = failed(rule, error, max(1, batch.rows))
+            return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
+
+    def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
+        """Return an added message, encoded. Raises TypeError, ValueError or a MessagingError if it is not valid."""
+        if not isinstance(message, Added):
+            raise TypeError(f"StepVerdicts.add has {message!r}, which is no message: write Added(to_id, payload)")
+        deliver = number + 1 if message.deliver_at is None else message.deliver_at
+        if not isinstance(deliver, int) or not number < deliver <= number + self._horizon:
+            raise ValueError(
+                f"deliver_at={message.deliver_at!r} is not possible in step {number}: an added message can be read in "
+                f"the steps {number + 1} to {number + self._horizon}"
+            )
+        return AddedMessage(
+            rule.name,
+            None if message.from_id is None else check_id(message.from_id),
+            check_id(message.to_id),
+            check_subtopic(message.subtopic),
+            deliver,
+            encode_payload(message.payload, PAYLOAD_LIMIT),
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
+        """Return the state of the rules after a step that they have judged, encoded, or None if they have no state."""
+        self._violations = violations
+        tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
+        return _encode((tables, list(violations.items()))) if tables or violations else None
+
+    def _load(self, tables: Tables) -> None:
+        """Load the tables of a `dump` into the rules. A rule that was inserted later begins with its first state."""
+        self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
+        for rule in self._rules():
+            if rule.state is not None:
+                admission, fields = tables.get(rule.name, ("", None))
+                first = self._note_first(rule)
+                rule.state.load(first if fields is None or admission != rule.admission else fields)
+                rule.restored()
+
+    def _note_first(self, rule: StepRule) -> Fields:
+        """Return the state that a rule had when it was inserted."""
+        return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

@@ -1,0 +1,39 @@
+"""Versions of Redis and Valkey with known security holes, by the release notes of both projects."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from ray_messaging.observability.health.findings import Finding, ok, warning
+
+AS_OF: Final = "July 2026"  # of the latest security releases below
+# The first release of each line without known holes. Lines that are not here get no fixes, unless they are newer.
+MENDED: Final[Mapping[str, tuple[tuple[int, int, int], ...]]] = {
+    "Redis": ((7, 2, 15), (7, 4, 10), (8, 2, 8), (8, 4, 5), (8, 6, 5), (8, 8, 1)),
+    "Valkey": ((7, 2, 14), (8, 0, 10), (8, 1, 9), (9, 0, 5), (9, 1, 1)),
+}
+_REMEDY: Final = (
+    "update it. The package of a distribution may have the fixes under the same number: look at its changelog "
+    "(apt-get changelog redis-server)"
+)
+
+
+def check_known_holes(info: Mapping[str, str]) -> Finding:
+    """Return a finding about the version of a server, from what INFO says."""
+    kind = "Valkey" if "valkey_version" in info else "Redis"
+    text = info.get(f"{kind.lower()}_version", "")
+    parts = text.split(".")
+    version = tuple(int(part) for part in parts if part.isdecimal())
+    if len(version) < len(parts) or not version:
+        return ok("server version", f"{kind} {text or 'of an unknown version'}")  # a build of somebody's own
+    mended = {each[:2]: each for each in MENDED[kind]}
+    line = version[:2]
+    if line > max(mended) or (line in mended and version >= mended[line]):
+        return ok("server version", f"{kind} {text} has no holes that were known in {AS_OF}")
+    if line in mended:
+        return warning("server version", f"{kind} {text} has known holes, which {_text(mended[line])} mends", _REMEDY)
+    lines = ", ".join(map(_text, mended.values()))
+    return warning("server version", f"{kind} {text} has known holes, and its line gets no fixes: {lines} do", _REMEDY)
+
+
+def _text(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))

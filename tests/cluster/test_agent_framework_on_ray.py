@@ -1,0 +1,141 @@
+"""Workflows of agent-framework in groups: processes are killed in each superstep, rules judge, and the log has all."""
+
+import asyncio
+import runpy
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("agent_framework", reason="agent-framework is not here: pip install --group agent-framework")
+import ray
+from agent_framework import Executor, WorkflowBuilder, WorkflowContext, handler
+from support import agent_workflows
+from support.agent_workflows import SAMPLES, own, shown
+from support.cluster import die_once
+
+from ray_messaging import Messaging, Steps, rules
+from ray_messaging.compat.agent_framework import RayWorkflowRunner
+from ray_messaging.errors import ConfigError
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
+
+
+@pytest.fixture(autouse=True)
+def samples_by_value(by_value):
+    ray.cloudpickle.register_pickle_by_value(agent_workflows)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(agent_workflows)
+
+
+class Worker(Executor):
+    """An executor that writes that it ran. Some kill their process once, when all others there have ended."""
+
+    def __init__(self, name, folder, *, dies=False):
+        super().__init__(name)
+        self.folder, self.dies, self.heard = folder, dies, 0
+
+    async def ran(self):
+        if self.dies:
+            calls = [task for task in asyncio.all_tasks() if task.get_name() == "ray_messaging remembered call"]
+            await asyncio.gather(*({*calls} - {asyncio.current_task()}))
+            die_once(self.folder / f"{self.id} was killed")
+        with (self.folder / "ran").open("a") as file:
+            file.write(f"{self.id}\n")
+        self.heard += 1
+
+    @handler
+    async def work(self, text: str, ctx: WorkflowContext[str, str]) -> None:
+        await self.ran()
+        await ctx.send_message(f"{text}{self.id[-1]}")
+
+    @handler
+    async def join(self, texts: list[str], ctx: WorkflowContext[str, str]) -> None:
+        await self.ran()
+        ctx.set_state(self.id, self.heard)
+        await ctx.send_message("".join(texts))
+        await ctx.yield_output(f"{self.id} {''.join(texts)} {ctx.get_state('join0', 0)}")
+
+    async def on_checkpoint_save(self):
+        return {"heard": self.heard}
+
+    async def on_checkpoint_restore(self, state):
+        self.heard = state["heard"]
+
+
+def layers(folder, count=2):
+    """Make a workflow whose layers of three executors are each joined; in each superstep one process is killed."""
+    before = Worker("join-", folder, dies=True)
+    built = WorkflowBuilder(start_executor=before, name="layers")
+    for layer in range(count):
+        workers = [Worker(f"work{layer}-{n}", folder, dies=n == 1) for n in range(3)]
+        after = Worker(f"join{layer}", folder, dies=True)
+        built.add_fan_out_edges(before, workers).add_fan_in_edges(workers, after)
+        before = after
+    return built.build()
+
+
+def test_a_process_is_killed_in_each_superstep_and_no_executor_that_has_ended_runs_again(exp_id, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "ours").mkdir()
+    for mark in ("join-", "join0", "join1", "work0-1", "work1-1"):
+        (tmp_path / "own" / f"{mark} was killed").touch()
+    expected = asyncio.run(shown(lambda: layers(tmp_path / "own"), "x", {}, own))
+    groups = {
+        "one": ["join-", "work0-1", "work0-2", "join1"],
+        "two": ["work0-0", "join0", "work1-0", "work1-1", "work1-2"],
+    }
+    with Messaging.start(exp_id, steps=Steps(), log_dir=tmp_path / "log") as messaging:
+        with RayWorkflowRunner(messaging, groups=groups) as runner:
+            found = asyncio.run(shown(lambda: layers(tmp_path / "ours"), "x", {}, runner.run))
+        assert found == expected
+        sent = messaging.log.query().to_pandas()
+    ran = (tmp_path / "ours" / "ran").read_text().split()
+    assert sorted(ran) == sorted((tmp_path / "own" / "ran").read_text().split())  # each once
+    assert len([*(tmp_path / "ours").glob("* was killed")]) == 5
+    assert set(zip(sent.from_id, sent.to_id, strict=True)) >= {("join-", "work0-1"), ("work1-2", "join1")}
+    assert not sent.duplicated(["from_id", "to_id", "step"]).any()
+
+
+def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
+    listed = [rules.BlackList([("first", "bob")])]
+    make, message, answers = SAMPLES["asking"]
+    with (
+        Messaging.start(exp_id, rules=listed, steps=Steps(), log_dir=tmp_path / "log") as messaging,
+        RayWorkflowRunner(messaging, groups=2) as runner,
+    ):
+        workflow = make()
+
+        async def ask():
+            found = await runner.run(workflow, message)
+            (request,) = found.get_request_info_events()
+            messaging.broadcast("*", {"of": "a stranger"})
+            (warning,) = [each.data for each in found if each.type == "warning"]
+            done = await runner.run(workflow, responses={request.request_id: answers["ann"][0]})
+            return request.source_executor_id, warning, done.get_outputs()
+
+        asked, warning, outputs = asyncio.run(ask())
+        with pytest.raises(ConfigError, match="tools"):
+            asyncio.run(runner.attach(workflow).run(message, tools=[print]))
+        with pytest.raises(ConfigError, match="cancelled"):
+            asyncio.run(workflow.cancel_pending_requests(["any"]))
+        assert (asked, outputs) == ("ann", ["x>first1: yes>last1"])
+        assert "'bob'" in warning
+        assert "black_list" in warning
+        with pytest.raises(ConfigError, match="has a workflow already"):
+            runner.attach(make())
+        locked = make()
+        locked.executors["first"].lock = threading.Lock()
+        with pytest.raises(ConfigError, match="Pass a function that builds it"):
+            RayWorkflowRunner(messaging).attach(locked)
+        runner.close()
+        with RayWorkflowRunner(messaging, groups=2) as later:  # whose executors are made anew
+            assert asyncio.run(shown(make, "y", {"ann": ["no"]}, later.run))[0][-2]["data"] == ["y>first1: no>last1"]
+        assert messaging.log.balance().fates["blocked"] == 2
+
+
+def test_the_example_asks_a_person(capsys):
+    runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples/workflow.py"), run_name="__main__")
+    told = [line for line in capsys.readouterr().out.splitlines() if "(raylet)" not in line]
+    drafts = "ann on rain; bob on rain; cleo on rain"
+    assert told == [f"asked: {drafts}", f"printed: {drafts}"]

@@ -1,0 +1,224 @@
+"""Outside agents as agents of a run in steps: what they answer, late, twice, wrongly or never."""
+
+import json
+import pickle
+import threading
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
+
+from support.outside_agents import Outside, application, garbage, served
+
+from ray_messaging import Calls, run
+from ray_messaging.cluster.a2a_remote import RemoteAgent
+from ray_messaging.errors import ConfigError
+
+CARD = json.dumps(
+    {
+        "name": "garbage",
+        "description": "",
+        "version": "1",
+        "supportedInterfaces": [{"url": "URL", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}],
+        "capabilities": {"streaming": False},
+        "defaultInputModes": [],
+        "defaultOutputModes": [],
+        "skills": [],
+    }
+)
+
+
+@pytest.fixture
+def serve():
+    """Return a function that serves an outside agent until the end of the test, and returns its URL."""
+    with ExitStack() as stack:
+        yield lambda make: stack.enter_context(served(make))
+
+
+def remote(url, *, wait_s=20.0, late_steps=3, token=None):
+    return RemoteAgent("weather", url, token=token, wait_s=wait_s, late_steps=late_steps)
+
+
+def asker(me, inbox):
+    """Ask the remote agent in step 0, and keep what is heard, with its step."""
+    for message in inbox:
+        me.state.setdefault("heard", []).append((me.step, bool(message.in_reply_to), message.payload))
+    if me.step == 0:
+        me.state["asked"] = me.ask("weather", {"content": f"rain at {me.id}?"})
+
+
+def ran(agent, until=3, model=asker, **options):
+    models = {"person": model, "weather": agent}
+    agents = {"person": [1], "weather": ["weather"]}
+    return run(models, agents=agents, until=until, progress=False, **options)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("as_task", [True, False])
+def test_an_outside_agent_answers_in_the_step_that_reads_the_question(serve, streaming, as_task):
+    outside = Outside(lambda text: [f"{text} yes"], as_task=as_task)
+    with remote(serve(partial(application, outside, streaming=streaming)), token="secret") as agent:
+        result = ran(agent)
+    assert result.states[1]["heard"] == [(2, True, {"content": "rain at 1? yes"})]
+    assert outside.heard == ["rain at 1?"]
+    assert outside.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_a_message_that_is_no_question_is_answered_by_a_message_that_names_it(serve):
+    def sends(me, inbox):
+        me.state["heard"] = [message.payload for message in inbox]
+        if me.step == 0:
+            me.send("weather", {"content": "rain?", "place": [1, 2.5]})
+
+    with remote(serve(partial(application, Outside(lambda text: ["yes", "really"])))) as agent:
+        result = ran(agent, model=sends)
+    assert result.states[1]["heard"] == [{"content": "yes\nreally", "answers": "0-0-1"}]
+
+
+@pytest.mark.parametrize("as_task", [True, False])
+def test_of_two_answers_the_first_end_counts(serve, as_task):
+    outside = Outside(lambda text: ["one", "two"], as_task=as_task)
+    with remote(serve(partial(application, outside))) as agent:
+        result = ran(agent)
+    ((step, answers, payload),) = result.states[1]["heard"]
+    assert (step, answers) == (2, True)
+    assert payload == {"content": "one\ntwo" if as_task else "one"}
+
+
+def test_a_late_answer_comes_in_a_later_step_and_the_step_waits_only_within_the_limit(serve):
+    hold = threading.Event()
+    outside = Outside(lambda text: ["at last"], hold=hold)
+
+    def person(me, inbox):
+        asker(me, inbox)
+        if me.step == 3:
+            hold.set()
+            me.state["asked_of"] = len(outside.heard)
+
+    with remote(serve(partial(application, outside)), wait_s=0.5, late_steps=10_000) as agent:
+        result = ran(
+            agent,
+            until=lambda now: now["heard"].max() > 0,
+            max_steps=10_000,
+            collect=lambda me: {"heard": len(me.state.get("heard", ()))},
+            model=person,
+        )
+    ((step, answers, payload),) = result.states[1]["heard"]
+    assert step > 3
+    assert (answers, payload) == (False, {"content": "at last", "answers": result.states[1]["asked"]})
+    assert len(outside.heard) == 1
+
+
+def test_who_never_answers_is_an_error_after_some_steps_and_the_run_goes_on(serve):
+    outside = Outside(lambda text: ["never"], hold=threading.Event())
+    with remote(serve(partial(application, outside)), wait_s=0.2, late_steps=2) as agent:
+        result = ran(agent, until=6)
+    ((step, _, payload),) = result.states[1]["heard"]
+    assert step == 4  # asked in step 1; two more steps; the error is read in the step after
+    assert "has not answered in time" in payload["error"]
+    assert "waiting" not in result.states["weather"]
+    outside.hold.set()
+
+
+def test_a_dead_agent_is_an_error_and_the_run_goes_on(serve):
+    with served(partial(application, Outside(lambda text: ["yes"]))) as url:
+        pass
+    with remote(url) as agent:
+        result = ran(agent)
+    ((step, answers, payload),) = result.states[1]["heard"]
+    assert (step, answers) == (2, True)
+    assert "agent card" in payload["error"]
+
+
+def test_an_agent_that_fails_is_an_error(serve):
+    def answer(text):
+        raise ValueError("no \x1b[2J weather")
+
+    with remote(serve(partial(application, Outside(answer)))) as agent:
+        error = ran(agent).states[1]["heard"][0][2]["error"]
+    assert error.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("card", "body", "options"),
+    [
+        ("no json", "", {}),
+        ("[]", "", {}),
+        ("{}", "", {}),
+        (CARD, "no json", {}),
+        (CARD, "[1]", {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1}', {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1, "result": {}}', {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1, "result": []}', {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1, "result": {"task": {"status": {"state": "TASK_STATE_COMPLETED"}}}}', {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1, "result": {"message": {"parts": [{"url": "file:///etc/passwd"}]}}}', {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1, "result": {"message": {"parts": [{"text": "\\ud800"}]}}}', {}),
+        (CARD, '{"jsonrpc": "2.0", "id": 1, "error": {"code": "x", "message": ["y"]}}', {}),
+        (CARD, "x" * 5_000_000, {}),
+        (CARD, "moved", {"status": 301}),
+        (CARD, "down", {"status": 503}),
+        (CARD.replace("false", "true"), "data: {}\n\n", {"content_type": "text/event-stream"}),
+        (CARD.replace("false", "true"), "event: error\ndata: x\n\n", {"content_type": "text/event-stream"}),
+        (CARD.replace("false", "true"), "", {"content_type": "text/event-stream"}),
+    ],
+)
+def test_garbage_is_an_error_in_the_answer_and_the_run_goes_on(serve, card, body, options):
+    with remote(serve(lambda url: garbage(url, card, body, **options))) as agent:
+        ((step, answers, payload),) = ran(agent).states[1]["heard"]
+    assert (step, answers) == (2, True)
+    assert payload["error"]
+    assert len(payload["error"]) <= 500
+
+
+def test_the_token_goes_to_no_other_host_than_that_of_the_url(serve):
+    thief = Outside(lambda text: ["thanks"])
+    elsewhere = serve(partial(application, thief))
+    url = serve(partial(application, Outside(lambda text: ["yes"]), leads_to=elsewhere))
+    with remote(url, token="secret") as agent:
+        assert "another host" in ran(agent).states[1]["heard"][0][2]["error"]
+    assert thief.heard == []
+
+
+async def test_a_late_answer_is_fetched_by_its_task_if_the_process_has_died_meanwhile(serve):
+    hold = threading.Event()
+    outside = Outside(lambda text: ["at last"], hold=hold)
+    with remote(serve(partial(application, outside)), wait_s=2) as first, pickle.loads(pickle.dumps(first)) as second:
+        late = await first._within_limit("0-0-1", {"content": "rain?"}, None, wait=True)
+        assert late["late"]
+        hold.set()
+        found = await second._within_limit("0-0-1", {"content": "rain?"}, late["late"], wait=True)
+    assert found == {"answer": {"content": "at last"}}
+    assert len(outside.heard) == 1
+
+
+def test_runs_that_share_a_store_of_calls_ask_each_for_itself(serve, tmp_path):
+    outside = Outside(lambda text: ["yes"])
+    with remote(serve(partial(application, outside))) as agent:
+        for _ in range(2):
+            assert ran(agent, calls=Calls(store=tmp_path / "calls")).states[1]["heard"] == [
+                (2, True, {"content": "yes"})
+            ]
+    assert len(outside.heard) == 2
+
+
+def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
+    with remote("http://127.0.0.1:1/", token="secret") as agent:
+        assert "secret" not in repr(agent)
+        assert repr(pickle.loads(pickle.dumps(agent))) == repr(agent) == "RemoteAgent('weather', http://127.0.0.1:1/)"
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("weather", {}),
+        ("ftp://x/", {}),
+        ("http://u:p@x/", {}),
+        ("http://x/", {"wait_s": 0}),
+        ("http://x/", {"late_steps": -1}),
+    ],
+)
+def test_what_cannot_be(url, options):
+    with pytest.raises(ConfigError):
+        remote(url, **options)
