@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Calls, Count, LocalServer, Steps, rules, run
+from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, rules, run
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -176,7 +176,7 @@ def test_an_error_ahead_is_raised_by_the_step_itself():
     assert error.value.step == 3
 
 
-def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call():
+def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_path):
     far = threading.Event()
 
     def ask(prompt):
@@ -193,12 +193,17 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call():
             me.send(2, {"to": "a stranger"})
 
     given = {"agents": 4, "graph": TWO_PAIRS, "until": 8}
-    near, everybody = run(person, **given, **NEAR), run(person, **given, progress=False)
+    near = run(person, **given, **NEAR, log_dir=tmp_path / "log")
+    everybody = run(person, **given, progress=False)
     assert near.states == everybody.states
     assert near.states[2]["told"] == everybody.states[2]["told"]
     assert near.digests == everybody.digests
     assert (near.calls.model, near.calls.unused, everybody.calls.unused) == (32, 1, 0)
     assert "1 made in vain" in str(near.calls)
+    found = EventLog.open(tmp_path / "log").calls().to_pylist()
+    assert Counter(row["source"] for row in found) == {"model": 32, "unused": 1}
+    (vain,) = (row for row in found if row["source"] == "unused")
+    assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
 
 
 class Nobody(rules.Rule):
