@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--call-ms", type=float, default=80.0)
+    parser.add_argument("--call-ms", type=float, default=160.0)
     parser.add_argument("--ahead", type=int, default=16)
     parser.add_argument("--parts", nargs="+", choices=["town", "slow", "one"], default=["town", "slow", "one"])
     plan = parser.parse_args()
