@@ -1,6 +1,5 @@
 """Building of edges: from pairs of ids, chunk by chunk, or from positions, where agents near each other are pairs."""
 
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_id
 from ray_messaging.audiences.graph_edges import CHUNK, Adjacency, GraphEdges, gathered, offsets_of
+from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
 from ray_messaging.model.agent_sets import int_places
 from ray_messaging.model.columns import IdColumn
@@ -234,7 +234,7 @@ class Positions(NamedTuple):
         if not len(lengths):
             return lengths, np.zeros(0, np.int32)
         grid = _Grid(self.points, self.radius, self.limit)
-        with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        with ThreadPoolExecutor(min(_THREADS, usable_cores())) as pool:
             for some in pool.map(grid.near, grid.blocks()):
                 for part in some:
                     lengths[part.agents] = part.lengths

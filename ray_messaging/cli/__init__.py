@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line `ray-messaging`."""
 
 from ray_messaging.cli.app import app
 

@@ -1,7 +1,7 @@
 """The list of commands. This is the only place in which commands are registered.
 
-To add a command, write its function in a file of this folder, and add a line to `COMMANDS`; its docstring is its help.
-A family of commands, such as `log stats`, is a `typer.Typer` in a file of its own.
+To add a command, write its function in a file of this folder, and add a line to `COMMANDS`. The docstring of the
+function is the command's help. A family of commands, such as `log stats`, is a `typer.Typer` in a file of its own.
 
 The file of a command is imported when the command is used, because most of them import Ray, which takes a second. So
 `--help`, completion and a mistyped command answer at once.
@@ -19,7 +19,8 @@ from ray_messaging.errors import MessagingError
 
 USAGE, INTERRUPTED = 2, 130
 
-# The place of each command, or family of commands, and its line in the list of commands.
+# For each command, or family of commands, the module and the name of its function, and its line in the list of
+# commands.
 COMMANDS = {
     "demo": ("replay:demo", "Run a society of agents, filtered by a black list."),
     "replay": ("replay:replay", "Send a real trace through groups, and check each message."),
@@ -80,7 +81,7 @@ class LateCommand(TyperCommand):
 
 
 class _Commands(TyperGroup):
-    """Commands whose errors, of this library or the system, are one line on stderr, and exit code 2; Ctrl-C: 130."""
+    """Commands whose expected errors are one line on stderr, with exit code 2. After Ctrl-C the exit code is 130."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
         super().__init__(**settings)

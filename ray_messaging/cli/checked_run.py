@@ -1,4 +1,4 @@
-"""What `demo` and `replay` share: a run whose messages are all checked, and its report."""
+"""The run of `demo` and `replay`, which checks that all messages arrive correctly, and its report."""
 
 import json
 import secrets
@@ -36,18 +36,18 @@ def run(
     log_dir: str | None = None,
     ui: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Run a plan: start Ray and a server if needed, and the groups; send and receive; stop all; print the outcome.
+    """Run a plan: start what is needed, send and receive all messages, stop everything, and print the outcome.
 
     With `ui`, the inspector is open during the run, and everything goes on until Ctrl-C.
 
-    Returns: the outcome in JSON's types, and the reasons for which the account does not balance.
+    Returns: the outcome in JSON's types, and in words the numbers that do not agree.
     """
     check_ray_address()
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
     messaging = Messaging.start(exp_id, redis=redis, rules=rules, log_dir=log_dir)
-    # A run's data have no further use: leave nothing on a user's server.
+    # The data of the run are not needed afterwards, so nothing is left on a user's server.
     with ExitStack() as stack:
         stack.callback(messaging.shutdown, erase=True)
         engine = stack.enter_context(ReplayRunner(messaging, plan))
@@ -81,7 +81,7 @@ def run(
 
 
 def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> dict[str, float | None]:
-    """Measure single messages in an experiment of their own, so that they are not in the traffic and its log."""
+    """Measure the latency of single messages, in an experiment of their own, so that they are not in the traffic."""
     messaging = Messaging.start(exp_id, redis=redis, rules=rules)
     try:
         return lone_latency_ms(messaging)
@@ -90,7 +90,7 @@ def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> d
 
 
 def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> tuple[dict[str, int], list[str]]:
-    """Return the event log's counts by fate, and in words how they differ from the senders' receipts."""
+    """Return the event log's counts by fate, and in words how these differ from the senders' receipts."""
     console.print("Checking the event log ...")
     try:
         counts = dict(messaging.log.balance().fates)
@@ -102,7 +102,7 @@ def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> t
 
 
 def finish(found: dict[str, Any], problems: Sequence[str], *, as_json: bool) -> None:
-    """Print the outcome of a run as JSON if that is wanted; exit with code 1 if the account does not balance."""
+    """Print the outcome of a run as JSON if that is wanted; exit with code 1 if there are problems."""
     if as_json:
         print_json(json.dumps(found).encode())
     for problem in problems:
@@ -114,9 +114,9 @@ def finish(found: dict[str, Any], problems: Sequence[str], *, as_json: bool) -> 
 def check_outputs(log_dir: str | None) -> None:
     """Raise ConfigError if a run's folder already has a log; LogError if the folder cannot be read."""
     if log_dir == "":
-        raise ConfigError("--log-dir '' is no folder: name one, or leave the option out")
+        raise ConfigError("--log-dir '' is not a folder: name one, or leave the option out")
     if log_dir is not None and Folder(log_dir).segments():
         raise ConfigError(
-            f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): choose "
+            f"{log_dir!r} contains the log of an earlier run (ray-messaging log stats {log_dir} shows it): choose "
             "another --log-dir, or remove that folder"
         )

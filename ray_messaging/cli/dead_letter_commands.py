@@ -46,10 +46,10 @@ app = typer.Typer(
 )
 
 
-_WIDE = 120  # the least width of a terminal, in columns, that has room for the reasons beside the letters
+_WIDE = 120  # from this width of the terminal on, in columns, reasons are shown beside the letters
 _TABLE_WIDTH = 80  # the least width of a terminal, in columns, for a table
 _SHOWN = 50  # the most messages of a letter that a table shows
-_BYTES = 64  # the bytes that are shown of a frame that cannot be decoded
+_BYTES = 64  # the number of bytes that are shown of a frame that cannot be decoded
 
 
 def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:
@@ -102,7 +102,10 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 
 
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """Return a letter in JSON's types; `whole`: with its messages, or its bytes (base64) if it cannot be decoded."""
+    """Return a letter in JSON's types.
+
+    With `whole`, it has its messages, or if it cannot be decoded, its bytes in base64.
+    """
     found: dict[str, Any] = {name: getattr(letter, name) for name in ("id", "mailbox", "reason", "at", "readable")}
     found |= {"messages": letter.rows, "bytes": len(letter.frame)}
     if not whole:
@@ -115,7 +118,7 @@ def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     try:
         payload: Any = msgspec.json.decode(message.data)
-    # A foreign client may have sent any bytes: show those that are text.
+    # A foreign client may have sent any bytes. Those that are not text are replaced.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         payload = message.data.decode(errors="replace")
     names = ("id", "channel", "from_id", "to_id", "step", "sent_at")
@@ -149,7 +152,7 @@ def list_letters(
 
 @app.command(short_help="Print the messages of one dead letter.")
 def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = None, as_json: Json = False) -> None:
-    """Print the messages in a dead letter, or the bytes of one that cannot be decoded."""
+    """Print the messages in a dead letter, or its bytes if it cannot be decoded."""
     if export is not None:
         check_file(export, "choose another file")
         if export.exists():
@@ -176,7 +179,7 @@ def requeue(
 ) -> None:
     """Send the messages of dead letters to the mailboxes that listen for them now, each at most once.
 
-    Letters that cannot be sent stay; then the exit code is 1, and the reasons are printed.
+    Letters that cannot be sent are kept, and the reasons are printed. Then the exit code is 1.
     """
     some = _selection(ids, mailbox, every=every)
     done = _open(exp_id, redis).requeue(some, mailbox=mailbox, everything=every)
@@ -196,7 +199,7 @@ def drop(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """Delete dead letters with their messages; the exit code is 1 if one did not exist."""
+    """Delete dead letters with their messages. The exit code is 1 if one of them did not exist."""
     some = _selection(ids, mailbox, every=every)
     dropped = _open(exp_id, redis).drop(some, mailbox=mailbox, everything=every)
     missing = 0 if some is None else len(set(some)) - dropped
@@ -215,9 +218,12 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
 
 
 def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
-    """Return the given ids, None if another option selects letters; raise ConfigError unless exactly one does."""
+    """Return the given ids, or None if another option selects letters.
+
+    Raises: ConfigError unless exactly one option selects letters.
+    """
     if bool(ids) + (mailbox is not None) + every != 1:
-        raise ConfigError("say which dead letters: give their ids, or --mailbox NAME, or --all, and only one of these")
+        raise ConfigError("say which dead letters: pass exactly one of their ids, --mailbox NAME and --all")
     return list(ids) if ids else None
 
 
@@ -230,7 +236,7 @@ def _write(file: Path, frame: bytes) -> None:
 
 
 def _finish(left: Sequence[str], *, quiet: bool) -> None:
-    """Exit with code 1 if some letters are left. They are printed unless `quiet`."""
+    """Exit with code 1 if some letters are left. Their lines are printed, unless `quiet` is true."""
     for letter in () if quiet else left:
         typer.echo(f"left: {letter}", err=True)
     if left:

@@ -44,14 +44,14 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
             f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to the host:port of "
             "its cluster"
         )
-    if exp_id not in (there := experiments_here()):  # The experiment has ended just now.
+    if exp_id not in (there := experiments_here()):  # the experiment has just ended
         raise unknown_experiment(exp_id, there)
     experiment = None if config is None else Experiment(exp_id, "", MessagingConfig(), redis=config)
     return check_health(exp_id, experiment, {})
 
 
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
-    """Return the health of a server: whether it suits experiment `exp_id` (None: an experiment of any name)."""
+    """Return the health of a server for the experiment `exp_id` (None: for an experiment of any name)."""
     facts = backend_of(config).probe(exp_id or f"doctor-{secrets.token_hex(8)}")
     holes = [check_known_holes(facts.info)] if facts.info else []
     return Health(f"the server at {facts.where}", [*check_servers(facts, allow_eviction=config.allow_eviction), *holes])
@@ -60,12 +60,12 @@ def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
 def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> None:
     """Check the health of an experiment, a server or this machine, and suggest remedies.
 
-    With EXP_ID of a running experiment: its server, its actors and their loops, mailboxes, log and dead letters. With
-    --redis alone: whether that server is suitable, and its user has all rights that are needed (with EXP_ID of an
-    experiment that does not run yet: on its keys). Without either: this machine; an embedded server is started and
-    stopped.
+    With EXP_ID of a running experiment, check its server, actors, background tasks, mailboxes, log and dead letters.
+    With --redis alone, check whether that server is suitable, and whether its user has all rights that are needed. With
+    --redis and the EXP_ID of an experiment that does not run yet, check the rights on the keys of that experiment. With
+    neither, check this machine, and start and stop an embedded server.
 
-    The exit code is 0 without critical findings, 1 with one, and 2 if the check itself failed.
+    The exit code is 0 if no finding is critical, 1 if one is, and 2 if the check itself failed.
     """
     config = None if redis is None else RedisConfig.from_url(redis)
     if exp_id is not None:
@@ -89,7 +89,7 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
 
 
 def show_health(console: Console, health: Health) -> None:
-    """Print the findings, problems last: as a table on a terminal, otherwise one line for each."""
+    """Print the findings, the problems last: on a terminal as a table, otherwise as one line for each finding."""
     well = [finding for finding in health.findings if finding.level == "ok"]
     problems = health.problems[::-1]
     if console.is_terminal and console.width >= _TABLE_WIDTH:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ray_messaging.cluster.ray_clusters import look_into_clusters
+from ray_messaging.common.operating_system import available_memory
 from ray_messaging.embedded.machine import find_binary
 from ray_messaging.embedded.redis_server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
@@ -23,10 +24,9 @@ from ray_messaging.observability.health.redis_checks import check_server
 from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.server_probe import ask_server
 
-MEMINFO = Path("/proc/meminfo")
-LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
-SAFE_RAY = 2, 56  # the lowest version in pyproject.toml, which a cluster or an image may not heed
-FEW_FILES, TOO_FEW_FILES = 4096, 1024  # A group needs some 40 open files, and Ray hundreds.
+LITTLE_MEMORY = 2**30  # bytes; Ray takes 0.5 GiB, and each of our actors 80 MB
+SAFE_RAY = 2, 56  # the lowest version in pyproject.toml; a cluster or an image may have an older one
+FEW_FILES, TOO_FEW_FILES = 4096, 1024  # limits of open files: a group needs about 40, Ray hundreds
 EXTRAS = {
     "pandas": "pandas",
     "sql": "duckdb",
@@ -40,7 +40,7 @@ EXTRAS = {
     "agentscope": "agentscope",
     "autogen": "autogen-core",
 }
-_TIME_ERROR = 5  # result of adjtimex(2) if the clock is not synchronised
+_TIME_ERROR = 5  # the result of adjtimex(2) if the clock is not synchronised
 _TIMEX_BYTES = 512  # more than the size of struct timex
 
 
@@ -103,10 +103,8 @@ def _embedded_server() -> Iterator[Finding]:
 
 
 def _memory() -> Finding:
-    try:
-        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
+    free = available_memory()
+    if free is None:
         return ok("memory", "this system does not tell how much is available")
     if free < LITTLE_MEMORY:
         return warning(
@@ -138,7 +136,7 @@ def _files() -> Finding:
 
 
 def _clock() -> Finding:
-    """Check that the clock is synchronised. `health` measures the difference between an experiment's clocks."""
+    """Return the finding whether the clock is synchronised. `health` measures the differences between clocks."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""The command `fork`: another run from the middle of one, under other rules or another model."""
+"""The command `fork`, which begins another run in the middle of a run, under other rules or with another model."""
 
 import importlib
 import sys
@@ -29,9 +29,10 @@ def fork(
     rules: Rules = None,
     by: Annotated[str, typer.Option(help="agent or group, as in messaging.run.")] = "agent",
 ) -> None:
-    """Go on with a run from a checkpoint, as another run, and say where the two differ.
+    """Begin another run from a checkpoint of a run, and say where the two runs differ.
 
-    Agents and groups are the parent's. If a model needs a graph, shared objects or a start, fork the run in Python.
+    The other run has the agents and groups of the first one. If the model needs a graph, shared objects or a start
+    function, fork the run in Python.
     """
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
@@ -53,7 +54,7 @@ def fork(
 def imported_function(named: str) -> Callable[..., Any]:
     """Return a user's function, named as MODULE:FUNCTION; raise ConfigError if it cannot be imported."""
     module, _, name = named.partition(":")
-    sys.path.insert(0, "")  # the present folder, so that models in it can be imported, as by `python -m`
+    sys.path.insert(0, "")  # so that models in the present folder can be imported, as by `python -m`
     try:
         imported = importlib.import_module(module)
         found = getattr(imported, name) if name else imported

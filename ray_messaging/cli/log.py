@@ -30,7 +30,7 @@ from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
 DOES_NOT_BALANCE = 1
-SHOWN = 50  # the rows that a table shows without --limit
+SHOWN = 50  # the number of rows that a table shows without --limit
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
@@ -54,7 +54,7 @@ app = typer.Typer(
 @app.command(short_help="Show fates, rules, the busiest agents, and traffic.")
 @with_fields()
 def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_file: Plot = None) -> None:
-    """Show the messages' fates, the rules' actions, the busiest agents, and traffic over time and between groups."""
+    """Show the fates of messages, what rules did, the busiest agents, and the traffic over time and between groups."""
     if plot_file is not None:
         check_picture(plot_file)
         check_file(plot_file, "draw into another file")
@@ -78,7 +78,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
 
 @app.command(short_help="Write the rows that the log of a killed run lacks.")
 def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The log_dir of a run.")]) -> None:
-    """Write the rows that the log of a killed run lacks, from the data that its embedded server has left."""
+    """Complete the log of a killed run from the data that its embedded server has left."""
     from ray_messaging.cluster.finishing import finish as finish_folder  # noqa: PLC0415 - no other command needs it
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415
 
@@ -90,7 +90,7 @@ def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The lo
 @app.command(short_help="Print the matching rows.")
 @with_fields()
 def query(target: Target, fields: dict[str, Any], as_json: Json = False, expand: Expand = False) -> None:
-    """Print the matching rows in log order: with --json all of them, otherwise the first rows."""
+    """Print the matching rows in the order of the log: with --json all rows, otherwise the first ones."""
     log = open_log(target)
     if as_json:
         for page in log.pages(**fields, text=True, expand=expand):
@@ -115,7 +115,7 @@ def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT over the table messages.")],
     as_json: Json = False,
 ) -> None:
-    """Print the answer to a SELECT over the table messages: with --json all rows, otherwise the first rows."""
+    """Print the result of a SELECT over the table messages: with --json all rows, otherwise the first ones."""
     try:
         table = open_log(target).sql(query)
     except ImportError as error:
@@ -131,7 +131,7 @@ def sql(
 
 
 def _print_lines(table: Any, *, as_json: bool, otherwise: str) -> None:  # noqa: ANN401 - a pyarrow.Table
-    """Print each row as a line, or as JSON; print `otherwise` if there are no rows."""
+    """Print each row as a line of text or JSON. If there are no rows, print `otherwise`."""
     if as_json:
         print_json(*json_lines(table))
         return
@@ -162,16 +162,16 @@ def thread(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message_id of the question, or of an answer.")],
     as_json: Json = False,
 ) -> None:
-    """Print the thread that a message belongs to: its first question, the answers to that, the answers to those."""
+    """Print the thread that a message belongs to: the first question, its answers, their answers, and so on."""
     table = open_log(target).thread(message_id, text=True)
     _print_lines(table, as_json=as_json, otherwise="No message has this id.")
 
 
 @app.command(short_help="Print why a message was sent: what its sender had read, and why that was sent.")
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
-    """Print a message, below it the messages that its sender had read when it sent it, and why those were sent.
+    """Print a message, and below it the messages that its sender had just read, each with its own causes.
 
-    With --json each message of the tree is a line, before its causes; `cause_of` is the message above it in the tree.
+    With --json, each message of the tree is a line, which comes before its causes. `cause_of` is the message above it.
     """
     found = open_log(target).why(message_id, depth)
     if as_json:
@@ -182,7 +182,7 @@ def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Js
 
 @app.command(short_help="Print which agents a message could have influenced, step by step.")
 def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json: Json = False) -> None:
-    """Print how many agents a message could have influenced, step by step: with --json the agents, a line each."""
+    """Print how many agents a message could have influenced, by step. With --json, print a line for each agent."""
     found = open_log(target).effects(message_id, depth)
     if as_json:
         print_json(*map(json_line, found.agents.to_pylist()))
@@ -195,11 +195,11 @@ def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json
 def tail(
     target: Target, fields: dict[str, Any], lines: Lines = 10, limit: TailLimit = None, as_json: Json = False
 ) -> None:
-    """Print the last matching rows, then new rows until Ctrl-C. A finished run has no new rows."""
+    """Print the last matching rows, and then new rows until Ctrl-C. A finished run has no new rows."""
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        before = deque([after], limit + 1)  # the positions of the rows to print, and first the position before them
+        before = deque([after], limit + 1)  # the position before the rows to print, and then their positions
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())
         after, fields = before[0], fields | {"limit": limit}
@@ -217,7 +217,7 @@ def tail(
 
 @app.command(short_help="Show what ran: settings, groups, rules, starts.")
 def run(target: Target, as_json: Json = False) -> None:
-    """Show what ran: steps, groups, the model, each start with its command and versions, and changes of the rules."""
+    """Show the record of a run: steps, groups, model, starts with commands and versions, and changes of rules."""
     found = open_log(target).run
     if as_json:
         print_json(json_line(found or {}))
@@ -255,7 +255,7 @@ def diff(
     other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     as_json: Json = False,
 ) -> None:
-    """Show the first step, agent and message in which two runs in steps differ. The exit code is 1 if they do."""
+    """Show the first step, agent and message in which two runs in steps differ. The exit code is 1 if they differ."""
     found = open_log(one).diff(open_log(other))
     if as_json:
         print_json(json_line({"differ": found is not None}) if found is None else difference_line(found))

@@ -1,4 +1,4 @@
-"""Arguments of the log commands: the log to read, and the options that select rows."""
+"""The arguments of the log commands: the log to read, and the options that select rows."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -30,7 +30,7 @@ Target = Annotated[
 
 
 def _texts(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - a type with an option
-    """Return the type of an option that may be given several times."""
+    """Return the type of an option that may be passed several times."""
     return Annotated[list[str] | None, typer.Option(flag, metavar=metavar, help=text)]
 
 
@@ -62,7 +62,10 @@ _ENDS = ("from_id", "to_id", "agent")
 
 
 def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options in OPTIONS, except those in `without`, to a command, which gets their values as `fields`."""
+    """Return a decorator that adds OPTIONS to a command, which gets their values as `fields`.
+
+    The options in `without` are left out.
+    """
     names = [name for name in OPTIONS if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +86,7 @@ def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a query in the event log's types; raise InvalidQuery if one cannot be read."""
+    """Return the values of options as fields of a query; raise InvalidQuery if one cannot be read."""
     fields = {name: value for name, value in given.items() if value not in (None, [])}
     for name in _ENDS:
         if name in fields:
@@ -98,7 +101,7 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_id(text: str) -> str | None:
-    """Return an id as it is written; None for "", which is the user."""
+    """Return the id that a text stands for; None for "", which is the user."""
     return text or None
 
 
@@ -116,7 +119,7 @@ def _read_step(name: str, text: str) -> int | slice:
 
 
 def _read_time(text: str) -> float | str:
-    if len(text) == len("20260131") and text.isdecimal():  # Eight digits are a date, not seconds since 1970.
+    if len(text) == len("20260131") and text.isdecimal():  # eight digits are a date, not seconds since 1970
         return text
     try:
         return float(text)
@@ -125,7 +128,7 @@ def _read_time(text: str) -> float | str:
 
 
 def open_log(target: str) -> "EventLog":
-    """Open the log of a folder, or of a running experiment; raise as `open_run`."""
+    """Open the log of a folder, or of a running experiment. Raises the same errors as `open_run`."""
     from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415 - it brings pyarrow
 
     found = open_run(target, EventLog.open)
@@ -133,12 +136,13 @@ def open_log(target: str) -> "EventLog":
 
 
 def open_run(target: str, open_folder: Callable[[str], T]) -> "T | Messaging":
-    """Open the folder of a log by `open_folder`, or a running experiment.
+    """Open the folder `target` by `open_folder`, or connect to the running experiment `target`.
 
-    Raises: LogError if the folder holds no log, ConfigError if it is a file, or neither exists.
+    Raises: LogError if the folder contains no log; ConfigError if it is a file, or if there is neither a folder nor an
+    experiment.
     """
     if Path(target).is_file():
-        raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
+        raise ConfigError(f"{target!r} is a file: pass the folder that contains the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():
         return open_folder(target)
     missing = f"there is no folder {target!r} here, and "

@@ -1,4 +1,4 @@
-"""Output of the log commands: tables, bars and lines. It is plain text if the output is not a terminal."""
+"""Output of the log commands: tables, bars and lines. If the output is not a terminal, it is plain text."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, STORED, facts_of
 
 BAR = 24  # the length of a bar, in columns of the terminal
-_LINE = 60  # the most columns of the terminal that the traffic takes
-_BESIDE_LINE = 30  # columns of the terminal to the left of the traffic
-_WIDE = 100  # the least width of a terminal, in columns, that has room for explanations
-_ROOMY = 130  # the least width of a terminal, in columns, in which a row of the log fits one line
+_LINE = 60  # the most columns of the terminal that the line of traffic takes
+_BESIDE_LINE = 30  # the columns of the terminal to the left of the line of traffic
+_WIDE = 100  # from this width of the terminal on, in columns, explanations are shown
+_ROOMY = 130  # from this width of the terminal on, in columns, a row of the log fits into one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
 
@@ -86,7 +86,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
 def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     traffic = stats["traffic"]
     bins = len(next(iter(traffic["fates"].values())))
-    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # bins per column
+    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # the number of bins in one column
     span = span_in_words(round(traffic["width_s"] * merged, 3))
     title = f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}"
     names = ("fate", "most", "rows by time")
@@ -123,7 +123,7 @@ def _bar(console: Console, share: float, fate: str) -> Text:
 
 
 def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
-    """Print rows as a table. On a narrow terminal, a rule's action is printed below the payload."""
+    """Print rows as a table. On a narrow terminal, what a rule did is printed below the payload."""
     roomy = console.width >= _ROOMY
     names = ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy)
     table = plain_table("", *names, right=["position"], whole=("position", "sent at (UTC)", "fate"))
@@ -149,7 +149,7 @@ def show_table(console: Console, found: pa.Table) -> None:
 
 
 def line_of(row: LogRow) -> Text:
-    """Return a row as one line: time, from, to, fate and reason (unless it was delivered), payload."""
+    """Return a row as one line: time, sender, recipient, fate and reason (unless it was delivered), payload."""
     line = Text.assemble((utc_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate not in STORED:
         line.append(row.fate, facts_of(row.fate).terminal)
@@ -182,7 +182,7 @@ def _reason(row: LogRow) -> str:
 
 
 def difference_line(found: Difference) -> bytes:
-    """Return a difference as a line of JSON, with the message as each log has it."""
+    """Return a difference as a line of JSON, with the message from each of the logs."""
     rows = {
         name: None if row is None else msgspec.Raw(json_line(row))
         for name, row in (("mine", found.mine), ("theirs", found.theirs))

@@ -1,4 +1,4 @@
-"""`ray-messaging metrics`: the metrics of an experiment as text, and a dashboard for Grafana."""
+"""The command `ray-messaging metrics`: the metrics of an experiment as text, and a dashboard for Grafana."""
 
 import os
 from importlib.resources import files
@@ -34,13 +34,13 @@ def dashboard(
         ),
     ] = None,
 ) -> None:
-    """Write a dashboard for Grafana, of the metrics that Ray's Prometheus endpoint has with metrics=True."""
+    """Write a dashboard for Grafana, which shows the metrics that Ray exports to Prometheus with metrics=True."""
     given = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
     session = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest")  # noqa: S108 - Ray's own default
     target = folder or (Path(given) if given else session / "metrics" / "grafana" / "dashboards")
     if not target.is_dir():
         raise ConfigError(
-            f"{target} is no folder: start Ray with its dashboard (pip install 'ray[default]'; ray start --head), "
+            f"{target} is not a folder: start Ray with its dashboard (pip install 'ray[default]'; ray start --head), "
             "or name the folder from which your Grafana takes dashboards"
         )
     text = files("ray_messaging.observability.metrics").joinpath("grafana_dashboard.json").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The commands `replay` (a real trace) and `demo` (generated traffic): they check every message that they send."""
+"""The commands `replay` (a real trace) and `demo` (generated traffic), which check every message."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -72,7 +72,7 @@ def demo(
     ui: Ui = False,
     seed: Seed = 1,
 ) -> None:
-    """Run a society of agents that send each other messages, with a black list, and show the result."""
+    """Run a generated society of agents that send each other messages, with a black list, and show the result."""
     from ray_messaging.cli.checked_run import check_outputs, finish, run  # noqa: PLC0415 - it brings Ray
 
     if ui and log_dir is None:
@@ -95,7 +95,7 @@ def demo(
 
 
 def _speed(text: str) -> float | None:
-    """Parse --speed; None for `max`. Raises typer.BadParameter if it is neither `max` nor a positive number."""
+    """Return the value of --speed, or None for `max`; raise typer.BadParameter for an invalid value."""
     if text == "max":
         return None
     try:
@@ -134,9 +134,9 @@ def replay(
     time_field: Time = None,
     text_field: Text = None,
 ) -> None:
-    """Send a trace's messages between groups, and check that each arrives correctly.
+    """Send the messages of a trace between groups, and check that each arrives correctly.
 
-    Exit code 1: the account does not balance. 2: an argument is invalid, or the run failed.
+    The exit code is 1 if a message did not arrive as it should, and 2 if an argument is invalid or the run failed.
     """
     from ray_messaging.cli.checked_run import check_outputs, finish, run  # noqa: PLC0415 - it brings Ray
 

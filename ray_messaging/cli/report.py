@@ -1,4 +1,4 @@
-"""The command `ray-messaging report`: a page about one run, or about two, as one HTML document."""
+"""The command `ray-messaging report`, which writes an HTML page about one run, or about two runs."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.fates import BLOCKED, FATES
 
-# The page may run no script and load nothing from a network, so that a text that an agent wrote can do no harm.
+# The page may not run scripts or load anything from a network, so that texts written by agents can do no harm.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1600px; padding: 0 1em; color: #222 }
@@ -36,7 +36,10 @@ img { width: 100% } p { margin: .4em 0 }
 
 
 def page_of(logs: Mapping[str, EventLog]) -> str:
-    """Return the page about the logs by their names. Raises ImportError without matplotlib or networkx, LogError."""
+    """Return the page about some logs, given by name.
+
+    Raises: ImportError if matplotlib or networkx is not installed; LogError if a log cannot be read.
+    """
     stats = {name: log.stats() for name, log in logs.items()}
     title = " and ".join(logs)
     sections = [
@@ -59,7 +62,7 @@ def page_of(logs: Mapping[str, EventLog]) -> str:
 
 
 def _section(title: str, parts: Sequence[str]) -> str:
-    """Return a section with a part for each run; "" if all parts are empty."""
+    """Return a section of the page with a part for each run, or "" if all parts are empty."""
     if not any(parts):
         return ""
     return f"<section><h2>{title}</h2>{''.join(f'<div>{part}</div>' for part in parts)}</section>"
@@ -85,7 +88,7 @@ def _fates(stats: Mapping[str, Any]) -> str:
 
 
 def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
-    """Return the counts of a run: rows, fates, rules, agents that wrote, agents that were written to."""
+    """Return the numbers of a run: rows, messages by fate and by rule, senders, and recipients."""
     fates = {fate: count for fate, count in stats["fates"].items() if count}
     rules = {f"{name}: {action}": count for name, found in stats["rules"].items() for action, count in found.items()}
     return {"rows": stats["rows"]} | fates | rules | {end: stats[end] for end in ("writers", "readers")}
@@ -111,7 +114,7 @@ def _differences(names: Sequence[str], logs: Sequence[EventLog], stats: Sequence
 def _first_difference(names: Sequence[str], logs: Sequence[EventLog]) -> str:
     try:
         found: Difference | None = logs[0].diff(logs[1])
-    except ConfigError as error:  # runs without steps have no order by which to compare
+    except ConfigError as error:  # runs without steps cannot be compared
         return f"<p>{_escaped(str(error))}</p>"
     if found is None:
         return "<p>Both runs sent the same.</p>"
@@ -159,7 +162,10 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 
 def _settings(rule: object) -> object:
-    """Return a rule as text: its kind and its settings that are not empty. Anything else is returned as it is."""
+    """Return the description of a rule as text: its kind and its settings that are not empty.
+
+    Return other values unchanged.
+    """
     if not isinstance(rule, Mapping):
         return rule
     settings = {
@@ -169,7 +175,7 @@ def _settings(rule: object) -> object:
 
 
 def _told(value: object) -> str:
-    """Return a value of a record in the form in which people write it."""
+    """Return a value of a record in a form for people."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int):
@@ -191,7 +197,7 @@ def report(
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The new file.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
-    """Write a page about a run: settings, traffic, fates, rules, interventions, network; or about two, side by side.
+    """Write a page about a run, or about two runs side by side: settings, traffic, fates, rules, network.
 
     The page is one HTML file, which can be opened without a network.
     """

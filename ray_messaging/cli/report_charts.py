@@ -1,4 +1,4 @@
-"""Pictures of a run, as HTML images: traffic and groups, messages by step, the network of agents."""
+"""Pictures of a run as HTML images: messages by step, and the network of agents."""
 
 from base64 import b64encode
 from collections import Counter
@@ -11,9 +11,9 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.model.fates import FATES, STORED, facts_of
 
-# The most pairs of agents that are drawn, those with the most messages: more would make the picture black.
+# The most pairs of agents that are drawn, those with the most messages. More pairs would make the picture black.
 _PAIRS = 2_000
-_NAMED = 20  # the number of agents with a name in the picture, those with the most messages
+_NAMED = 20  # the number of agents whose names are in the picture, those with the most messages
 _SEED = 7
 _CHANGED = "#CC79A7"  # the colour of messages that a rule has rewritten
 
@@ -40,7 +40,7 @@ def step_chart(log: EventLog) -> str:
     for number, step in enumerate(sorted({change["step"] for change in changes if change["step"] is not None})):
         axes.axvline(
             step - 0.5, color="black", linestyle="--", linewidth=1, label="_" if number else "intervention"
-        )  # matplotlib's legend leaves "_" out
+        )  # matplotlib's legend leaves labels out that begin with "_"
     axes.set_xlabel("step")
     axes.set_ylabel("messages")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -51,7 +51,10 @@ def step_chart(log: EventLog) -> str:
 
 
 def network_chart(log: EventLog) -> str:
-    """Return a chart of the network of those pairs of agents with the most delivered messages; "" if there are none."""
+    """Return a chart of the network of agents, or "" if no messages were delivered.
+
+    It has the pairs of agents with the most delivered messages.
+    """
     import networkx as nx  # noqa: PLC0415 - an optional dependency, which the command names
 
     found = log.count(by=("from_id", "to_id"), fate=STORED)
@@ -73,7 +76,7 @@ def network_chart(log: EventLog) -> str:
     dots = [4 + largest * sizes[node] / most for node in graph]
     nx.draw_networkx_nodes(graph, places, ax=axes, node_size=dots, node_color="#0072B2", linewidths=0)
     named = {node for node, _ in sizes.most_common(_NAMED)}
-    # matplotlib would read text between dollar signs as mathematics.
+    # matplotlib would draw text between dollar signs as formulas.
     names = {node: shortened(printable(str(node))).replace("$", r"\$") for node in named}
     halo = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=8, verticalalignment="bottom", bbox=halo)
@@ -85,5 +88,5 @@ def svg(figure: Any) -> str:  # noqa: ANN401 - matplotlib's Figure
     """Return a figure as an HTML image."""
     out = BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    # The figure is embedded as an image, because the ids of several SVGs in one document would clash.
+    # The figure is embedded as an image, because several SVGs in one document would have equal ids.
     return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(out.getvalue()).decode()}">'

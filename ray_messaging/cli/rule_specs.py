@@ -30,7 +30,7 @@ def parse_rules(specs: Sequence[str]) -> list[Rule]:
     for spec in specs:
         rule = parse_rule(spec)
         name, number = rule.name, 1
-        while any(rule.name == other.name for other in rules):  # receipts and the account identify rules by name
+        while any(rule.name == other.name for other in rules):  # receipts identify rules by name
             number += 1
             rule.name = f"{name}_{number}"
         rules.append(rule)
@@ -69,7 +69,7 @@ def _allow_graph(argument: str) -> Rule:
 def _by_settings(
     make: Callable[..., Rule], kind: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> Callable[[str], Rule]:
-    """Return the builder of a rule that has settings only. `known` and `bare` are the arguments of `_settings`."""
+    """Return a function that builds a rule from a text with settings. `known` and `bare` are those of `_settings`."""
     return lambda argument: make(**_settings(kind, argument, known, bare))
 
 
@@ -86,7 +86,10 @@ def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
 def _settings(
     kind: str, text: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> dict[str, Any]:
-    """Parse `key=value,key=value`. `bare` is a required key that may be left out before the first value."""
+    """Parse `key=value,key=value`.
+
+    The key `bare` is required, and may be left out before the first value.
+    """
     settings: dict[str, Any] = {}
     for place, part in enumerate(filter(str.strip, text.split(","))):
         key, equals, value = part.partition("=")
@@ -102,7 +105,7 @@ def _settings(
         except ValueError as error:
             expected = "a whole number" if known[key] is int else "a number"
             raise ConfigError(
-                f"{kind}: {value.strip()!r} is no number: write {expected}, such as {KNOWN[kind].example}"
+                f"{kind}: {value.strip()!r} is not a number: write {expected}, such as {KNOWN[kind].example}"
             ) from error
     if bare is not None and bare not in settings:
         raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")

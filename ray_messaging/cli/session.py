@@ -1,4 +1,4 @@
-"""Steps that several commands share: a check of a file, the console, JSON, and a running experiment."""
+"""Helpers for several commands: a check of a file, the console, output of JSON, and a running experiment."""
 
 import sys
 from io import TextIOWrapper
@@ -18,7 +18,7 @@ PLAIN_WIDTH = 200  # the width of tables, in columns, if the output is not a ter
 
 
 def check_file(file: Path | None, advice: str) -> None:
-    """Raise ConfigError if a file cannot be created. It is called before anything is started."""
+    """Raise ConfigError if a file cannot be created. Commands call this before they start anything."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         reason = "it is a folder" if file.is_dir() else "its folder does not exist"
         raise ConfigError(f"cannot write {str(file)!r}: {reason}; {advice}")
@@ -31,13 +31,13 @@ def print_json(*lines: bytes) -> None:
 
 
 def output(*, aside: bool = False) -> Console:
-    """Return the console for output. It has colours, live bars and line breaks only on a terminal.
+    """Return the console for output. Only on a terminal it has colours, live bars and line breaks.
 
-    Args: with `aside`, the console is on stderr, because a program reads stdout.
+    Args: With `aside`, the console writes to stderr, because a program reads stdout.
     """
     stream = sys.stderr if aside else sys.stdout
     if isinstance(stream, TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")  # a locale without UTF-8 shows other characters escaped
+        stream.reconfigure(errors="backslashreplace")  # characters that the terminal cannot show are escaped
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width, console.soft_wrap = PLAIN_WIDTH, True
@@ -45,7 +45,10 @@ def output(*, aside: bool = False) -> Console:
 
 
 def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> "Messaging":
-    """Return a running experiment; raise ConfigError, which names `otherwise` as a remedy, if it does not run."""
+    """Return a running experiment; raise ConfigError if it does not run.
+
+    The error names `otherwise` as a remedy.
+    """
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - it brings Ray, which takes a second
     from ray_messaging.cluster.ray_clusters import join_ray  # noqa: PLC0415
 

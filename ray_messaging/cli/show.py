@@ -1,4 +1,4 @@
-"""Output of the commands: tables, a heat map, progress bars. It is plain text if the output is not a terminal."""
+"""Output of the commands: tables, a heat map, progress bars. If the output is not a terminal, it is plain text."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ray_messaging.replay.account import ReplayAccount
     from ray_messaging.replay.runner import Progress as OnProgress
 
-GAP = 2  # blanks between columns
+GAP = 2  # the number of blanks between columns
 
-# From pale to dark blue, with a readable text colour on each.
+# Background colours from pale to dark blue, each with a text colour that can be read on it.
 SHADES = (
     ("black", "#eff3ff"),
     ("black", "#c6dbef"),
@@ -66,7 +66,10 @@ def show_heat_map(console: Console, account: "ReplayAccount") -> None:
 def heat_map(
     console: Console, title: str, rows: Sequence[str], columns: Sequence[str], matrix: Sequence[Sequence[int]]
 ) -> None:
-    """Print a matrix of counts. If it is too wide for the terminal, print digits: 9 means over 90% of the maximum."""
+    """Print a matrix of counts.
+
+    If it is too wide for the terminal, it is printed as digits, where 9 means over 90% of the maximum.
+    """
     most = max((count for row in matrix for count in row), default=0)
     width = max(len(f"{most:,}"), *map(len, columns)) + GAP
     wide = width * len(columns) + max(map(len, rows)) + GAP > console.width
@@ -81,7 +84,7 @@ def heat_map(
 
 
 def show_check(console: Console, account: "ReplayAccount") -> None:
-    """Print the receivers' checks, and whether the account balances."""
+    """Print the results of the receivers' checks, and whether all numbers agree."""
     table = plain_table("What the receivers checked", "check", "messages", right=["messages"])
     for name, count in (
         ("received", account.received),
@@ -127,7 +130,10 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def plain_table(title: str, *columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """Build a table for `print_table`: `right` are columns of numbers, `whole` those whose cells are not broken."""
+    """Build a table for `print_table`.
+
+    Args: `right` are the columns with numbers, `whole` those whose cells are not broken into lines.
+    """
     table = Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)

@@ -1,4 +1,4 @@
-"""`ray-messaging study`: the runs of a study, from its folder."""
+"""The command `ray-messaging study`, which shows the runs in the folder of a study."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ def show(
     level: Annotated[float, typer.Option(help="The level of the intervals.")] = 0.95,
     as_json: Json = False,
 ) -> None:
-    """Show the mean of each outcome with its interval, by row of parameters, and the runs that failed."""
+    """Show, for each row of parameters, the mean of each outcome with its interval; and the runs that failed."""
     from ray_messaging.studies.study import Study  # noqa: PLC0415 - it takes a second
 
     found = Study(folder)

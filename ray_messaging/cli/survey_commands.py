@@ -1,4 +1,4 @@
-"""`ray-messaging surveys`: the surveys of a running experiment."""
+"""The command `ray-messaging surveys`, which lists the surveys of a running experiment."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ _COUNTS: list[str] = STATES[[ANSWERED, OPEN, INVALID, STOPPED, LOST]].tolist()
 def surveys(
     exp_id: Annotated[str, typer.Argument(metavar="EXP_ID", help="A running experiment.")], as_json: Json = False
 ) -> None:
-    """List the surveys of an experiment, each with its numbers of agents: answered, pending, invalid and others."""
+    """List the surveys of an experiment, each with its number of agents that have answered, are pending, and so on."""
     with join_experiment(exp_id, "start the experiment") as messaging:
         found = [messaging.survey(survey_id) for survey_id in messaging.surveys()]
         if as_json:

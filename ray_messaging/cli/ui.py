@@ -67,7 +67,7 @@ Seats = Annotated[
     typer.Option("--seats", help="Serve the pages of people at seats, not the inspector, and print their links."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON, in one object.")]
-# `messaging.ui` passes this option: the command then ends with its standard input.
+# `messaging.ui` passes this option, with which the command ends when its standard input is closed.
 OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]
 
 
@@ -89,7 +89,7 @@ def ui(
     It ends with Ctrl-C.
     """
     check_extra()
-    # These modules bring Ray and pyarrow, which take a second; `ui --help` needs neither.
+    # These modules import Ray and pyarrow, which takes a second, and which `ui --help` does not need.
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415
     from ray_messaging.inspector.sources.live import LiveSource  # noqa: PLC0415
     from ray_messaging.inspector.sources.live_control import LiveControl  # noqa: PLC0415

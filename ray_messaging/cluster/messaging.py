@@ -357,13 +357,16 @@ class Messaging(AbstractContextManager["Messaging"]):
         """
         from ray_messaging.cluster.handles.seat import Seat, SeatPages
 
-        address = (host, port, tuple(allow_host))
-        token = self._connection.ask(self.interceptor.open_seat.remote(agent, consent))
+        agent, address = check_id(agent), (host, port, tuple(allow_host))
         pages: SeatPages | None = self.__dict__.get("_seat_pages")
+        if pages is not None:
+            pages.check(address)
+        # A call that fails makes no seat, because a run would wait for a person who has no link.
+        self._connection.ask(self.interceptor.seat_tokens.remote())  # raises the error if there are no steps
         if pages is None:
             pages = self.__dict__["_seat_pages"] = SeatPages(self._connection, address)
-        pages.check(address)
-        return Seat(self._connection, check_id(agent), pages.url, token)
+        token = self._connection.ask(self.interceptor.open_seat.remote(agent, consent))
+        return Seat(self._connection, agent, pages.url, token)
 
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
@@ -557,9 +560,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all hearers of an audience, or to all agents by "*".
+        """Send one message from the user to all hearers of an audience; return one receipt for each.
 
-        Returns: One receipt for each hearer.
+        Args: `audience` is an audience or its name; "*" means all agents.
 
         Raises the same errors as `Messager.broadcast`.
         """

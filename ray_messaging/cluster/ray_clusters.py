@@ -16,9 +16,10 @@ from ray.exceptions import RayError
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_internals import names_in, ray_session, use_token
+from ray_messaging.common import operating_system
+from ray_messaging.common.operating_system import own_processes
 from ray_messaging.errors import ConfigError, UnknownName
 
-PROCESSES = Path("/proc")
 _ANSWER_S = 5.0  # seconds in which the cluster at RAY_ADDRESS must answer a connection
 _LOOK_S = 2.0  # seconds in which a cluster must say which experiments it has
 _REASON = 300  # the most characters of an error of Ray that are shown
@@ -132,7 +133,7 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
                 raise ConfigError(f"the Ray cluster at {cluster} refuses the connection ({why}): {_REMEDY}")
             return True
     if not found:
-        return not PROCESSES.is_dir() and not _join("auto", as_driver=as_driver)
+        return not operating_system.PROCESSES.is_dir() and not _join("auto", as_driver=as_driver)
     if (named := _named()) and isinstance(seen := found[named], str):
         raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} refuses the connection ({seen}): {_REMEDY}")
     raise UnknownName(
@@ -236,14 +237,9 @@ def local_clusters(*, with_tokens: bool = False) -> list[str]:
     driver would refuse the calls of that cluster's workers, and its actors would never run.
     """
     found = set()
-    for process in PROCESSES.glob("[0-9]*"):
-        try:
-            if process.stat().st_uid != os.getuid():
-                continue  # another user's cluster would only refuse the connection
-            program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # the process has ended
-        if program.endswith(b"/raylet") and (not with_tokens or _has_token(process)):
+    for process in own_processes():  # another user's cluster would only refuse the connection
+        program, *arguments = process.command
+        if program.endswith(b"/raylet") and (not with_tokens or _has_token(process.folder)):
             found |= {given[len(_OPTION) :].decode() for given in arguments if given.startswith(_OPTION)}
     return sorted(found)
 

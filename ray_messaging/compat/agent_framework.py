@@ -60,9 +60,10 @@ _OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)  # The driver keeps them; execu
 
 
 class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
-    """It runs a workflow of agent-framework with its executors in the groups of an experiment.
+    """A runner of a workflow of agent-framework whose executors run in the groups of an experiment.
 
-    Close it, or use it as a context manager. Until then the workflow's own `run` also runs in the groups.
+    Close the runner, or use it as a context manager. Until it is closed, the workflow's own `run` also runs in the
+    groups. `workflow` is the workflow of this process, or None before the first run.
 
     Args:
         messaging: An experiment with `steps=Steps()`. Without one, the executors run in this process, and their
@@ -127,6 +128,11 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
+        if not isinstance(found, Workflow):
+            raise ConfigError(
+                f"{workflow!r} builds {found!r}, which is no Workflow of executors. A functional workflow is one "
+                "function, and runs in one process"
+            )
         values = self._values
         values.add_workflow(found)
         carrier: _Carrier
@@ -135,7 +141,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         else:
             source = Source(make, self._types, found.graph_signature_hash)
             carrier = _Groups(self._messaging, self._groups, [*found.executors], source, self._timeout)
-            found.cancel_pending_requests = _refused  # type: ignore[method-assign]
+            vars(found)["cancel_pending_requests"] = _refused
         self._before, found._runner = found._runner, SuperstepRunner(found, carrier, values)
         self._given, self.workflow, self._carrier = workflow, found, carrier
         return found
@@ -189,7 +195,7 @@ def _same(workflow: Any) -> Any:
 
 
 class StandInExecutor:
-    """What the framework's edges see of an executor: they ask whether it takes a message, and deliver it."""
+    """What the framework's edges see of an executor. They ask whether it takes a message, and deliver the message."""
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self.can_handle = executor.can_handle
@@ -216,7 +222,7 @@ class Blocked(NamedTuple):
 
 
 class _Carrier:
-    """It carries the deliveries of a superstep to their executors, and brings back what these did."""
+    """The way of a superstep's deliveries to their executors, and the way back of what the executors did."""
 
     async def deliver(self, delivery: Delivery) -> None:
         """Take a delivery of the superstep."""
@@ -297,12 +303,16 @@ class SuperstepRunner(RunnerImpl):
 
     async def _save_executor_states(self) -> None:
         snapshots = self._carrier.snapshots()
-        await super()._save_executor_states()  # also of executors that have not run yet
-        if snapshots:
-            states = self._state.get(EXECUTOR_STATE_KEY) | {
-                name: self._values.decode(each) for name, each in snapshots.items()
-            }
-            self._state.set(EXECUTOR_STATE_KEY, states)
+        if snapshots is None:
+            return await super()._save_executor_states()
+        states = {}
+        for name, executor in self._executors.items():
+            if name in snapshots:
+                states[name] = self._values.decode(snapshots[name])
+            else:  # it has not run yet
+                states[name] = await executor.on_checkpoint_save()
+        self._state.set(EXECUTOR_STATE_KEY, states)
+        return None
 
     async def _restore_executor_states(self) -> None:
         await super()._restore_executor_states()

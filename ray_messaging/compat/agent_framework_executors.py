@@ -43,7 +43,7 @@ class Delivery(NamedTuple):
 
 
 class Recorder:
-    """The context in which an executor runs: it keeps what the executor does, in order, as JSON.
+    """The context in which an executor of a group runs, with what the executor does, in order, as JSON.
 
     Args: `values` encodes; `classify` says what kind of event an output is.
     """
@@ -86,7 +86,7 @@ class Recorder:
 
 
 class PassingContext:
-    """The context of executors in the driver's process: it passes on what they do, as it would arrive from another.
+    """The context of executors in the driver's process. What they do is passed on as it would arrive from a group.
 
     Args: `context` is the framework's own.
     """

@@ -14,7 +14,6 @@ temporary directory. If an owner has died, the command `epilogue` in its order r
 data that remain.
 """
 
-import ctypes
 import errno
 import io
 import json
@@ -30,10 +29,11 @@ from typing import TYPE_CHECKING, Any, Final
 if not TYPE_CHECKING:  # in an isolated interpreter, the folder of a script is not on the path
     sys.path.append(str(Path(__file__).parent))
     import data_directory
-    from guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
+    from guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, operating_system
 else:
+    from ray_messaging.common import operating_system
     from ray_messaging.embedded import data_directory
-    from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped, listens
+    from ray_messaging.embedded.guard_watch import Fsync, GuardWatch, HandedOver, Ordered, Port, Stopped
 
 # The server is given up if it neither answers nor uses CPU time for this long; the owner's limit is 10 s.
 ANSWER_TIMEOUT_S: Final = 8.0
@@ -51,7 +51,6 @@ REWRITES: Final = (
 # memory. Older servers copy all replies.
 COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # numbers from linux/prctl.h
 
 
 def send_event(event: str, **facts: object) -> None:
@@ -63,15 +62,6 @@ def send_event(event: str, **facts: object) -> None:
 def busy() -> None:
     """Tell the owner that the guard lives, but is not ready yet."""
     send_event("waiting")
-
-
-def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process by the system call prctl.
-
-    Raises: OSError if that fails.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value)) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
 class Valkey:
@@ -103,8 +93,8 @@ class Valkey:
                 os.dup2(source, target)
             # Valkey's child, which rewrites the append-only file, is in this group, so that a kill reaches it too.
             os.setpgid(0, 0)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == guard:  # otherwise the guard died before the call of prctl
+            operating_system.die_with_parent()
+            if os.getppid() == guard:  # otherwise the guard died before this call
                 environment = self._order["environment"] | os.environ
                 command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
@@ -118,11 +108,8 @@ class Valkey:
 
         It stays a zombie, so that its process id is not used again.
         """
-        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if end is None:
-            return None
-        how = f"exit code {end.si_status}" if end.si_code == os.CLD_EXITED else signal.Signals(end.si_status).name
-        return f"Valkey, process {self.pid}, ended by {how}"
+        how = operating_system.how_ended(self.pid)
+        return None if how is None else f"Valkey, process {self.pid}, ended by {how}"
 
     def log(self) -> str:
         """Return the last lines of this process's log."""
@@ -138,9 +125,7 @@ class Valkey:
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            # The CPU time that the process has used, in user mode and in system mode.
-            now, work = time.monotonic(), int(fields[11]) + int(fields[12])
+            now, work = time.monotonic(), operating_system.processor_ticks(self.pid) or 0
             if work > worked:  # while the server loads a long append-only file, it works without answering
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 send_event("waiting")
@@ -151,7 +136,7 @@ class Valkey:
     def ask(self, command: str) -> bytes:
         """Send AUTH and a command, if Valkey listens on the port; return the answers, or b"" if there are none."""
         answer, address = b"", (self._order["host"], self._order["port"])
-        if not listens(self.pid, address[1]):
+        if not operating_system.listens(self.pid, address[1]):
             return b""
         with suppress(OSError), socket.create_connection(address, PROBE_TIMEOUT_S) as connection:
             connection.sendall(f"AUTH {self._order['password']}\r\n{command}\r\n".encode())
@@ -176,15 +161,17 @@ class Valkey:
     def stop(self) -> None:
         """Stop the process and its children, with SIGTERM and then SIGKILL; return when all of them are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        # The signal is blocked because it could otherwise arrive, and be lost, between exited() and sigtimedwait().
+        # The signal is blocked because it could otherwise arrive, and be lost, between exited() and the wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         os.kill(self.pid, signal.SIGTERM)
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
-            signal.sigtimedwait({signal.SIGCHLD}, left_s)
-        os.kill(self.pid, signal.SIGKILL)
+            operating_system.wait_for_child(left_s)
+        with suppress(ProcessLookupError):  # elsewhere than on Linux it may be forgotten already
+            os.kill(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # the process died before it had a process group
             os.killpg(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # as above
+            os.waitpid(self.pid, 0)
         # Valkey's child that rewrote the append-only file is now a child of the guard, which is a subreaper.
         with suppress(ChildProcessError):
             while True:
@@ -299,7 +286,7 @@ def main() -> None:
     umask = os.umask(0o077)
     os.chdir("/")
     try:
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        operating_system.adopt_orphans()
         with suppress(Stopped, HandedOver):
             guard(owner, umask)
     except data_directory.CannotStart as error:

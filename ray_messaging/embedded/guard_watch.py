@@ -7,16 +7,22 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if not TYPE_CHECKING:  # the folder is not on the path of the guard, which is a script of an isolated interpreter
+    sys.path.append(str(Path(__file__).parents[1] / "common"))
+    import operating_system
+else:
+    from ray_messaging.common import operating_system
 
 GRACE_PAUSE_S: Final = 0.05  # how long to wait between two checks whether a successor has come, in seconds
 FSYNC_S: Final = 1.0  # the time between two calls of fsync, in seconds
-LISTENS: Final = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 class Stopped(Exception):
@@ -35,7 +41,7 @@ class GuardWatch:
     """Waits for whatever the guard must react to: its owner's orders or end, signals, ended children, a successor."""
 
     def __init__(self, owner: int) -> None:
-        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake, wake = operating_system.open_pipe()
         # A Ray worker may have blocked signals, and its children inherit this. So all signals are unblocked.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -45,7 +51,7 @@ class GuardWatch:
         self._poll.register(self._wake, select.POLLIN)
         self._poll.register(0, select.POLLIN)
         # The pipe alone would not show that the owner has died, because a child of the owner may hold the pipe open.
-        self._owner = self._pidfd(owner)
+        self._owner = operating_system.pidfd(owner)
         if self._owner is not None:  # if the kernel is old, or the owner has died already, only the pipe is watched
             self._poll.register(self._owner, select.POLLIN)
         self._host: int | None = None
@@ -53,15 +59,9 @@ class GuardWatch:
         self._deadline: float | None = None
         self._successor: Path | None = None
 
-    @staticmethod
-    def _pidfd(pid: int) -> int | None:
-        with suppress(OSError):
-            return os.pidfd_open(pid)
-        return None
-
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
         """After the owner's death, wait `grace_s` for a successor's file `path`, while the process `host_pid` lives."""
-        self._host = self._pidfd(host_pid)
+        self._host = operating_system.pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
         self._successor = path
 
@@ -125,23 +125,6 @@ class Port:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
-def listens(pid: int, port: int) -> bool:
-    """Return whether the process `pid` listens on a port of this machine."""
-    ours = set()
-    with suppress(OSError):  # the process has ended since
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # the process has closed the file since
-                ours.add(str(file.readlink()))
-    for name in ("tcp", "tcp6"):
-        with suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open() as lines:
-            next(lines)
-            for line in lines:
-                _, local, _, state, *_, inode = line.split(maxsplit=10)[:10]
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == port and f"socket:[{inode}]" in ours:
-                    return True
-    return False
-
-
 class Fsync:
     """A thread that calls fsync for the files of a folder each second.
 
@@ -181,5 +164,5 @@ class Fsync:
                 found = os.fstat(file.fileno())
                 now = found.st_size, found.st_mtime_ns
                 if self._written.get(path.name) != now:
-                    os.fdatasync(file)
+                    operating_system.write_to_disk(file)
                     self._written[path.name] = now

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ray_messaging.common.operating_system import longest_backlog
 from ray_messaging.errors import ConfigError, ServerFailed
 
 BACKLOG: Final = 511  # the length of Valkey's accept queue by default
@@ -109,7 +110,5 @@ def rewrite_bytes(folder: Path) -> int:
 
 
 def backlog() -> int:
-    """Return the longest accept queue that the kernel allows without a warning."""
-    with suppress(OSError, ValueError):
-        return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
-    return BACKLOG
+    """Return the longest queue of new connections that the kernel allows without a warning."""
+    return longest_backlog(BACKLOG)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from ray_messaging.common.operating_system import is_alive
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
 from ray_messaging.default_limits_and_leases import EMBEDDED_CONNECT_S
@@ -215,7 +216,7 @@ class EmbeddedServer:
         """
         if self._running is None:
             return self.start()
-        if self._succession is not None and not Path(f"/proc/{self._succession.host_pid}").exists():
+        if self._succession is not None and not is_alive(self._succession.host_pid):
             # A successor may already run on another node, so this server must not start again.
             raise ServerFailed("this node's Ray has ended, and the embedded server with it", log="", host=self._host)
         config, path = self._running

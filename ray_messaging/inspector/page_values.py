@@ -1,4 +1,4 @@
-"""Values that the pages show: aggregates and shortened texts, which are small however large the run is."""
+"""Values for the pages: aggregates and shortened texts, whose size does not grow with the run."""
 
 import json
 import unicodedata
@@ -13,7 +13,7 @@ from ray_messaging.common.texts import steps_done
 TEXT_WIDTH = 2_000  # the most characters of a payload that are shown
 NAME_WIDTH = 60
 _MOST_VALUES, _VALUE_WIDTH = 40, 200
-_PICTURES = 0x2400  # Unicode has pictures of the control characters from here on.
+_PICTURES = 0x2400  # from here on, Unicode has pictures of the control characters
 _DELETE = 0x7F
 _CONTROLS = 0x20
 _ODD = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -22,11 +22,12 @@ _SHOWN_ELSEWHERE = {"name", "kind", "failures", "on_error", "last_error", "last_
 
 @dataclass(frozen=True, slots=True)
 class TrafficBins:
-    """The numbers of messages in a period, in bins: all messages by fate, and blocked messages by rule.
+    """The numbers of messages over a period, in intervals called bins: all messages by fate, blocked ones by rule.
 
-    The bins are steps if the run has any (`in_steps`), else time: `start` is the first step or the unix time in s of
-    the first bin, `width` the steps or seconds in a bin. `per_second` is the rate of all messages, None if unknown.
-    `share` is the share of the rows that was counted (1.0: all rows); the numbers are scaled up to all rows.
+    If the run has steps (`in_steps`), bins are steps, and otherwise times. `start` is the first step, or the beginning
+    of the first bin in unix seconds. `width` is the number of steps or seconds in a bin. `per_second` is the rate of
+    all messages (None: unknown). `share` is the share of the rows that was counted (1.0: all rows). The numbers are
+    estimates for all rows.
     """
 
     start: float
@@ -50,11 +51,14 @@ class TrafficBins:
 
 @dataclass(frozen=True, slots=True)
 class BusiestAgents:
-    """The agents that write most, each with its number of messages, and the `edges`: numbers of messages between them.
+    """The agents that send the most messages, each with its number of messages, and the pairs of agents.
 
-    `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of all agents, each once, with the
-    number of messages from the first agent to the second. `share` is as in TrafficBins. `values` has the value that
-    `collect` recorded last of each agent, and `measure` is the name of these values ("": nothing was recorded).
+    `edges` has the numbers of messages between these agents.
+
+    `writers` is the number of all agents that sent messages. `pairs` are the pairs of agents with the most messages,
+    and the numbers of messages from the first agent to the second. `share` has the meaning that it has in TrafficBins.
+    `values` has the last value that `collect` recorded of each agent, and `measure` is the name of that value ("":
+    nothing was recorded).
     """
 
     agents: list[tuple[str, int]]
@@ -68,9 +72,9 @@ class BusiestAgents:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values that a run has recorded by `collect`, of all agents or of one.
+    """The values that a run has recorded by `collect`, of all agents or of one agent.
 
-    Each line has a value or None per step.
+    Each line has, for each step, a value or None.
     """
 
     steps: list[int]
@@ -79,14 +83,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class SocietyInStep:
-    """All agents in one step of a run, each with one value that the run collected of it.
+    """All agents in one step of a run, each with one value that the run has collected of it.
 
     `steps` are the steps in which the run collected values, and `measures` the names of the values. `agents` are at
     most 10,000 of the `total` agents, spread evenly over their order. `places` has the position of each of them: what
     the run collected as x and y, or a cell of a lattice (`lattice`). `bounds` are the least and the greatest x, then
-    the least and the greatest y, over the whole run. `edges` are the messages of the step, with agents as indices of
-    `agents`; they are counted only in a small society (`linked`). `scale` is the least and the greatest number over the
-    whole run, or all texts.
+    the least and the greatest y, over the whole run. `edges` are the messages of the step, with agents given by their
+    indices in `agents`. They are counted only in a small society (`linked`). `scale` is the least and the greatest
+    value over the whole run, or all values if they are strs.
     """
 
     steps: list[int]
@@ -106,7 +110,7 @@ class SocietyInStep:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The messages in which two runs differ: `first` says which message is the first, `lines` count them by step."""
+    """The messages in which two runs differ. `first` describes the first such message, `lines` count them by step."""
 
     first: str
     lines: Series
@@ -116,8 +120,9 @@ class Differences:
 class StepFacts:
     """The state of the steps.
 
-    `now` is the first step that is not sealed, `target` the step after which the steps pause (None: they do not pause).
-    `waiting` has the groups for which other groups wait, each with its step. While no step is open, `resting` is True.
+    `now` is the first step that some group has not committed. `target` is the step after which the steps pause (None:
+    they do not pause). `waiting` has the groups for which other groups wait, each with its step. `resting` is True if
+    no step is open.
     """
 
     now: int
@@ -144,7 +149,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the log, for people: names and texts are shortened and printable.
+    """One row of the log for a page. Names and texts are shortened and printable.
 
     `size` is the size of the payload in bytes.
     """
@@ -164,12 +169,12 @@ class Row:
     step: int | None = None
     in_reply_to: str = ""
     asks: bool = False
-    caused: bool = False  # True: the log knows which messages its sender had in hand
+    caused: bool = False  # whether the log knows the causes of the message
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A message and the messages that its sender had in hand: `eventlog.reading.causes.Why` for pages."""
+    """A message and its causes, made for pages from an `eventlog.reading.causes.Why`."""
 
     row: Row
     causes: list["Cause"]
@@ -185,7 +190,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """A search for rows, as a reader has typed it. Any value matches a field that is "".
+    """A search for rows, as a reader has typed it. A field that is "" matches any value.
 
     `between` are the two agents of a conversation.
     """
@@ -203,7 +208,7 @@ class RowQuery:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """An agent: its group, messages by fate, most frequent neighbours, and its state or last recorded values."""
+    """Facts about an agent: its group, its messages by fate, its neighbours, and its state or last values."""
 
     name: str
     sent: dict[str, int]
@@ -220,7 +225,7 @@ class AgentFacts:
 class RuleFacts:
     """A rule, with its settings and its failures.
 
-    For a rule in a log, `done` says what it has done and when it was changed.
+    For a rule in a log, `done` says what the rule has done, and when it was changed.
     """
 
     name: str
@@ -228,13 +233,13 @@ class RuleFacts:
     settings: str
     failures: int = 0
     last_error: str = ""
-    key: str = ""  # the rule's whole name, not cut
+    key: str = ""  # the rule's name, which is not shortened
     done: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterFacts:
-    """A dead letter: its mailbox, the reason, when it became a dead letter, and its first texts."""
+    """A dead letter: its mailbox, the reason, the time at which it became a dead letter, and its first texts."""
 
     id: str
     mailbox: str
@@ -248,10 +253,10 @@ class LetterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a rule would have done with messages that passed lately: how many it would have blocked or changed.
+    """What a new rule would have done with recent messages: how many it would have blocked or changed.
 
-    `seconds` is the time in which the judged messages were sent. `left_out` counts those that were too long to be
-    judged. `examples` are the first messages that the rule would have blocked, with its reasons.
+    `seconds` is the length of the period in which the judged messages were sent. `left_out` counts messages that were
+    too long to be judged. `examples` are the first messages that the rule would have blocked, with the reasons.
     """
 
     rule: str
@@ -280,12 +285,12 @@ def _sign(character: str) -> str:
 
 
 def name(value: object) -> str:
-    """Return an id or a name as text for a page; for None, "the user"."""
+    """Return an id or a name as text for a page. None becomes "the user"."""
     return cut("the user" if value is None else str(value), NAME_WIDTH)
 
 
 def cut(text: object, width: int = TEXT_WIDTH) -> str:
-    """Return the beginning of a text, with visible signs for control characters; "" for None."""
+    """Return the beginning of a text, with visible signs in place of control characters; return "" for None."""
     whole = "" if text is None else str(text)
     return visible(whole) if len(whole) <= width else visible(whole[: width - 1]) + "\u2026"
 
@@ -297,9 +302,9 @@ def in_words(state: Mapping[Any, object]) -> dict[str, str]:
 
 
 def spoken(payload: str) -> tuple[str, str]:
-    """Return the words of a payload (its `content` or `text`) and its other fields as JSON.
+    """Return the text in a payload (its `content` or `text`), and the other fields as JSON.
 
-    A payload without such words is returned whole, with "" for its other fields.
+    A payload without such a text is returned whole, with "" for the other fields.
     """
     try:
         found = json.loads(payload)
@@ -334,12 +339,12 @@ def clock(seconds: float) -> str:
     """Return a time of the log (unix s) as text for people, in UTC."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%d %b %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # A sender's clock may have any value, even one that is no date.
+    except (ValueError, OverflowError, OSError):  # a sender's clock may be wrong by any amount
         return f"{seconds:g}"
 
 
 def settings(description: dict[str, Any]) -> str:
-    """Return settings as `name=value`, shortened; settings without a value are left out."""
+    """Return settings as a text of `name=value`, shortened. Settings without a value are left out."""
     given = {key: value for key, value in description.items() if value not in (None, "", [], {})}
     shown = (f"{key}={value}" for key, value in given.items() if key not in _SHOWN_ELSEWHERE)
     return cut(", ".join(shown), 300)

@@ -1,1 +1,1 @@
-"""Studies: many runs of one model, with the parameters, the outcomes and the seed of each run in one table."""
+"""Studies: many runs of one model, and a table with the parameters, the seed and the outcomes of each run."""

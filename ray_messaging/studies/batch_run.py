@@ -1,4 +1,4 @@
-"""`batch_run`: many runs of one model, by parameters and replicates, on all cores or on a Ray cluster."""
+"""`batch_run`, which makes many runs of one model, by parameters and replicates, on all cores or on a Ray cluster."""
 
 import sys
 import tempfile
@@ -28,13 +28,14 @@ from ray_messaging.studies.run_workers import ProcessWorkers, packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
 
-# If this many workers have died during the same run, the run itself is taken to be the cause, and is not tried again.
+# If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
 _DEATHS = 3
-# Ended runs are written into the folder after this many seconds, or when there are this many runs or bytes.
+# Runs that have ended are written to the folder together: after this many seconds, or when there are this many runs or
+# bytes.
 _FLUSH_S, _FLUSH_RUNS, _FLUSH_BYTES = 1.0, 500, 2**25
-_LOOK_S = 0.5  # The longest wait for a run's end before the progress is shown again.
+_LOOK_S = 0.5  # the longest wait for the end of a run before the progress is shown again
 
-# A function of the result, an aggregate, a dict of functions by name, or a list with any of these.
+# A function of the result, an aggregate, a dict of functions by name, or a list of any of these.
 Outcomes = Any
 
 
@@ -70,31 +71,35 @@ def batch_run(
 ) -> Study:
     """Run a model for each row of parameters and each replicate, and return the study: a table with a row per run.
 
-    Each run is one of `ray_messaging.run`, in a process with one core: in tasks of Ray if this process uses Ray or
-    RAY_ADDRESS names a cluster, otherwise in processes of this machine. The result of a run does not depend on the
-    machine or process. Runs that end are written into the folder. After the death of the program, the same call goes on
-    with the runs that are left; a run whose worker dies is carried out again. A run that raises an exception is a row
-    with its error, and the other runs go on.
+    Each run is a call of `ray_messaging.run` in a process with one core. The processes are tasks of Ray if this process
+    uses Ray or RAY_ADDRESS names a cluster, and otherwise processes of this machine. The result of a run does not
+    depend on the machine or process. Runs that have ended are written to the folder. If the program dies, the same call
+    goes on with the remaining runs. If a worker dies, its run is made again. If a run raises an exception, its row has
+    the error, and the other runs go on.
 
-    The model gets parameters by name, as `def person(me, inbox, *, chance)`, and so do all functions given here. They
-    may also take `seed` and `replicate` of the run, and `row`, the dict of all parameters.
+    The model gets parameters by name, such as `def person(me, inbox, *, chance)`, and so do all functions that are
+    passed here. They may also take the run's `seed` and `replicate`, and `row`, the dict of all parameters.
 
     Args:
         model: The model, as for `run`, which may take parameters by name.
-        parameters: A dict of lists, of which each combination is a row; a list of dicts; or a DataFrame.
+        parameters: The rows of parameters: a dict of lists, each combination of which is a row; a list of dicts; or a
+            DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
-        until: The first step that is not run, or a function of parameters. With `max_steps` a condition as for `run`,
-            which may take parameters by name after the collected values, as `lambda now, goal: now["mood"] > goal`.
-        max_steps: If `until` is a condition, the first step that is not run in any case, or a function of parameters.
-        replicates: The number of runs of each row, each with its own seed. All rows have the same seeds.
+        until: The first step that is not run, or a function of parameters. With `max_steps`, a condition as for `run`,
+            which may take parameters by name after the collected values, such as `lambda now, goal: now["mood"] >
+            goal`.
+        max_steps: If `until` is a condition, the first step that is not run even if the condition is never met, or a
+            function of parameters.
+        replicates: The number of runs of each row, each with a seed of its own. All rows have the same seeds.
         seed: The number from which the seeds of all runs are derived.
         folder: The folder of the study, a path or a URI. None: a temporary folder, which is removed when the process
             ends.
         outcomes: The measures of each run: a dict of functions by name, each of which gets the run's `Result`; a
-            function that returns a dict; an aggregate, such as `Mean("mood")`, whose value in the last step counts; or
-            a list of these. The aggregates of `collect` are always outcomes.
+            function that returns a dict; an aggregate, such as `Mean("mood")`, whose value in the last step is taken;
+            or a list of these. The aggregates of `collect` are always outcomes.
         start: As for `run`; it may take parameters by name.
-        graph: As for `run`, or a function of parameters. With `seed` as an argument, each replicate has a graph.
+        graph: As for `run`, or a function of parameters. If the function takes `seed`, each replicate has a graph of
+            its own.
         shared: As for `run`, or a function of parameters.
         rules: The rules, as for `run`, or a function of parameters.
         groups: As for `run`, or a function of parameters.
@@ -104,20 +109,20 @@ def batch_run(
         collect: As for `run`; `study.series` has the collected values of all runs.
         collect_every: As for `run`.
         only_active: As for `run`.
-        calls: As for `run`: the limits are those of each run. With a store, equal calls are made only once in the
-            study, and only once in all studies that use the same store.
+        calls: As for `run`. The limits are those of each single run. With a store, equal calls are made only once in
+            all studies that use the same store.
         vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
-            are run once for all rows that are otherwise equal, and each row goes on from there. Not with a budget of
-            calls.
+            are run once for all rows that are otherwise equal, and each row goes on from there. This cannot be combined
+            with a budget of calls.
         before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
         logs: Each run keeps its event log in the study's folder: `study.log` opens it, and `study.effects` names the
             first message in which two runs differ. The runs are processes of this machine. Not with `vary_from`.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
-        progress: Show how many runs have ended, and the time left.
+        progress: Show how many runs have ended, and how much time is left.
 
-    Raises: ConfigError for invalid arguments, for a parameter that no function takes, and for a folder with the study
-    of another model, of other arguments or rows; LogError if the folder cannot be used.
+    Raises: ConfigError for invalid arguments, for a parameter that no function takes, and if the folder has a study of
+    another model, or with other arguments or rows; LogError if the folder cannot be used.
     """
     if on_existing not in ("resume", "reset"):
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'resume' or 'reset'")
@@ -142,7 +147,7 @@ def batch_run(
     shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
-        store_of(calls)  # raises an error for an unusable store before a worker begins
+        store_of(calls)  # raises an error if the store cannot be used, before a worker begins
     if logs and shared_steps is not None:
         raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
@@ -170,7 +175,7 @@ def batch_run(
 
 
 class _SharedSteps(NamedTuple):
-    """The steps before `step`, in which some parameters have the values of `row` in all runs."""
+    """The steps before `step`, in which the parameters in `row` have the same values in all runs."""
 
     step: int
     row: Row
@@ -191,7 +196,10 @@ def _rules(rules: Any) -> list[Any]:  # noqa: ANN401 - as the user has written i
 
 
 def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any, before: Any) -> _SharedSteps | None:  # noqa: ANN401 - as the user has written it
-    """Return the steps that runs share, if they share some; raise ConfigError for what cannot vary later."""
+    """Return the steps that runs share, or None; raise ConfigError for arguments that cannot be used.
+
+    Some parameters cannot change during a run, for example.
+    """
     if step is None and before is None:
         return None
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
@@ -201,14 +209,14 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
     if not isinstance(before, Mapping) or not before:
         raise ConfigError(
             f"before={short_repr(before)} must be a dict of parameters, with the values that they have before step "
-            f"{step}, as {{'limit': 'none'}}"
+            f"{step}, such as {{'limit': 'none'}}"
         )
     later = {name: each for name, each in template.functions().items() if name not in (*OF_THE_BEGINNING, "start")}
     row = dict(before)
     for name, value in before.items():
         if name not in design[0].row:
             raise ConfigError(
-                f"before= has {name!r}, which is no parameter: parameters= has {', '.join(map(repr, design[0].row))}"
+                f"before= has {name!r}, which is not a parameter: parameters= has {', '.join(map(repr, design[0].row))}"
             )
         wanted = [wanted_by(function, positional) for function, positional in later.values()]
         if not any(each.any_name or {name, ROW} & each.names for each in wanted):
@@ -226,14 +234,14 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
     for name in ("until", "max_steps"):
         most = template.given[name]
         if isinstance(most, int) and most <= step:
-            raise ConfigError(f"{name}={most} must be above vary_from={step}, as the rows' own steps begin there")
+            raise ConfigError(f"{name}={most} must be above vary_from={step}, because the rows' own steps begin there")
     return _SharedSteps(step, row)
 
 
 def _outcomes(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], list[Aggregate]]:  # noqa: ANN401 - as the user has written it
     """Return the functions in `outcomes`, and the aggregates in `outcomes`.
 
-    The functions are returned by name; a function that returns a dict has the name "".
+    The functions are returned with their names. A function that returns a dict has the name "".
     """
     functions: list[tuple[str, Callable[..., Any]]] = []
     aggregates: list[Aggregate] = []
@@ -277,7 +285,7 @@ def _listed(value: Any) -> Any:  # noqa: ANN401 - as the user has written it
 
 
 def _check(template: RunTemplate, design: Sequence[PlannedRun]) -> None:
-    """Raise ConfigError for arguments that are invalid in each run."""
+    """Raise ConfigError for arguments that would be invalid in every run."""
     options = template.options
     functions = {name for name, _ in template.outcomes}
     for each in aggregates_of(options["collect"]):
@@ -296,7 +304,8 @@ def _check_names(template: RunTemplate, row: Row) -> None:
     if most is None and callable(until):
         for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
             raise ConfigError(
-                f"until= takes {name!r}, which is no parameter of the study: for a condition of the collected values "
+                f"until= takes {name!r}, which is not a parameter of the study: for a condition of the collected "
+                "values "
                 "pass max_steps=, the first step that does not run in any case"
             )
     check_names(template.functions(), row)
@@ -308,15 +317,14 @@ def _check_names(template: RunTemplate, row: Row) -> None:
 def _record(
     template: RunTemplate, design: Sequence[PlannedRun], seed: int, functions: Sequence[tuple[str, Any]]
 ) -> dict[str, Any]:
-    """Return a record of the study: its model, parameters, options, and digests of other arguments.
+    """Return the record of a study: its model, parameters and options, and digests of other arguments.
 
-    A later call compares its own record with this one, to see whether the folder has the same study.
+    A later call compares its own record with this one, to check whether the folder has the same study.
     """
     sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
-    # The digest of an argument that was not given is "". It is None for an argument that was given, but of which no
-    # digest can be made.
+    # If an argument was not given, its digest is "". If it was given, but has no digest, None is stored.
     inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
@@ -345,13 +353,13 @@ def _told(aggregate: Aggregate) -> str:
 
 
 def _rows_of(collect: object) -> list[str]:
-    """Return a text that lists the agents for which a function in `collect` is called; [] if these are all agents."""
+    """Return which agents the functions in `collect` measure, for the record; [] if they measure all agents."""
     among = function_of(collect)[1]
     return [] if among is None else [repr([*among])]
 
 
 def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:
-    """Raise ConfigError if the folder has another study."""
+    """Raise ConfigError if the folder has a study that differs from this one."""
     if (before := files.record()) is None:
         return
     advice = "pass another folder, or begin anew by on_existing='reset'"
@@ -364,7 +372,7 @@ def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[
         if record["sources"].get(name) != before["sources"].get(name):
             raise ConfigError(
                 f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}): its "
-                f"runs so far came from another one. {advice[0].upper()}{advice[1:]}"
+                f"runs so far had another source. {advice[0].upper()}{advice[1:]}"
             )
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)
@@ -374,7 +382,7 @@ def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[
     others = [run for run in files.runs(before).values() if run.key not in planned]
     if others:
         raise ConfigError(
-            f"the folder {files.where!r} has {len(others):,} runs that are not in this design, as replicate "
+            f"the folder {files.where!r} has {len(others):,} runs that are not in this design, such as replicate "
             f"{others[0].replicate} of {others[0].row}: a study may grow, but not shrink; {advice}"
         )
 
@@ -390,9 +398,9 @@ def _carry_out(
     here: bool,
     progress: bool,
 ) -> None:
-    """Carry out the runs that have no result yet, and write all runs into the study's final files.
+    """Make the runs that have no result yet, and write all runs to the study's final files.
 
-    Args: with `here` only processes of this machine carry out runs.
+    Args: With `here`, only processes of this machine make runs.
     """
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]
@@ -402,24 +410,27 @@ def _carry_out(
             shown = StudyProgress(len(design), len(left), shown=progress)
             count = min(len(left), workers) if workers else None
             _drive(ended, _Tasks(left, shared_steps), workers_for(template, count, here=here), shown)
-        finally:  # Ended runs are written after Ctrl-C, too.
+        finally:  # runs that have ended are also written after Ctrl-C
             ended.flush()
         there = files.runs(record)
     files.finish([there[run.key] for run in design])
 
 
 class _Tasks:
-    """The tasks of a study that wait for a worker: whole runs, or first steps that runs share, and then later steps.
+    """The tasks of a study that wait for a worker.
 
-    The shared first steps are a beginning, and the later steps of a run are its rest. All rests of one beginning come
-    before the next beginning, so that few beginnings are in memory.
+    A task is a whole run, or the first steps that runs share, or later steps.
+
+    First steps that runs share are called a beginning, and the later steps of a run are called its rest. The rests of
+    one beginning come before the next beginning, so that only few beginnings are in memory.
     """
 
     def __init__(self, left: Sequence[PlannedRun], shared_steps: _SharedSteps | None) -> None:
         self._shared = shared_steps
         self._waiting: list[Task] = [*reversed(left)]
-        self._runs: dict[str, list[PlannedRun]] = {}  # by the key of their beginning
-        # By the key of a beginning, its calls, which are counted with the first run that goes on from the beginning.
+        self._runs: dict[str, list[PlannedRun]] = {}  # by the key of a beginning, the runs that go on from it
+        # By the key of a beginning, the numbers of its calls, which are added to those of the first run that goes on
+        # from it.
         self._calls: dict[str, tuple[int, int]] = {}
         if shared_steps is not None:
             self._waiting = []
@@ -437,13 +448,13 @@ class _Tasks:
         return self._waiting.pop()
 
     def again(self, task: Task) -> None:
-        """Let a task be carried out again."""
+        """Add a task again, because its worker has died."""
         self._waiting.append(task)
 
     def ended(self, task: Task, ended: EndedRun) -> Iterator[tuple[PlannedRun, EndedRun]]:
         """Yield the runs that have ended because a task has ended.
 
-        If a shared beginning failed, all its runs have ended.
+        If a beginning failed, all runs that would go on from it have ended.
         """
         if isinstance(task, PlannedRun):
             yield task, ended
@@ -492,7 +503,7 @@ def _died(row: Row) -> str:
 
 
 class _EndedRuns:
-    """Runs that have ended, and will be written into the folder together."""
+    """Runs that have ended, and are to be written to the folder together."""
 
     def __init__(self, files: StudyFolder) -> None:
         self._files = files
@@ -519,7 +530,7 @@ class _EndedRuns:
 
 
 class StudyProgress(ProgressLine):
-    """Display of a study's progress: how many runs have ended and failed, the time left, how many calls were saved."""
+    """Display of a study's progress: the numbers of ended and failed runs, the time left, and the calls saved."""
 
     def __init__(self, total: int, left: int, *, shown: bool) -> None:
         super().__init__(total, shown=shown)
@@ -528,7 +539,7 @@ class StudyProgress(ProgressLine):
         self._begun = time.monotonic()
 
     def count(self, *, failed: bool, saved: int = 0) -> None:
-        """Count a run that has ended, and the calls for which the run found an answer in the store."""
+        """Count a run that has ended, and the calls whose answers it found in the store."""
         self._done += 1
         self._failed += failed
         self._saved += saved

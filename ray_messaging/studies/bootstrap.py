@@ -1,4 +1,4 @@
-"""Statistics of outcomes: bootstrap intervals of means, and the difference of two means in standard deviations."""
+"""Statistics of outcomes: bootstrap intervals of means, and effect sizes."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-_CHUNK = 2**20  # the most random numbers that are drawn at once, so that memory stays small
+_CHUNK = 2**20  # the most random numbers that are drawn at a time, which limits the memory
 _NORMAL = NormalDist()
 
 
@@ -26,10 +26,10 @@ def mean_interval(values: Sequence[float], *, level: float, resamples: int = RES
 
     Equal values give equal intervals.
 
-    The bounds are percentiles of the means of resamples. For few values the plain percentiles would give too narrow an
-    interval. So percentiles further out are used, by as much as Student's distribution is wider than the normal one
-    (Hesterberg 2015, "What teachers should know about the bootstrap", the expanded percentile interval). With one value
-    there is no interval.
+    The bounds are percentiles of the means of resamples. For few values the usual percentiles would give an interval
+    that is too narrow. So the percentiles are moved outwards, by as much as Student's distribution is wider than the
+    normal one (the expanded percentile interval of Hesterberg 2015, "What teachers should know about the bootstrap").
+    For a single value there is no interval.
     """
     data = np.asarray(values, np.float64)
     mean = float(data.mean()) if len(data) else math.nan
@@ -51,7 +51,7 @@ def _resampled_means(data: NDArray[np.float64], resamples: int) -> NDArray[np.fl
 
 
 def effect_size(values: Sequence[float], base: Sequence[float]) -> float:
-    """Return Cohen's d: the difference of the means in standard deviations, pooled over both; NaN without variance."""
+    """Return Cohen's d: the difference of the means, divided by the pooled standard deviation; NaN if that is 0."""
     ours, theirs = np.asarray(values, np.float64), np.asarray(base, np.float64)
     if len(ours) < 2:
         return math.nan
@@ -62,8 +62,8 @@ def effect_size(values: Sequence[float], base: Sequence[float]) -> float:
 def student_quantile(p: float, freedom: int) -> float:
     """Return a quantile of Student's distribution, for p of at least 0.5.
 
-    It is exact for one and two degrees of freedom; for more it is an expansion (Abramowitz and Stegun 26.7.5), improved
-    by Newton's method on the exact distribution, which needs no scipy.
+    For one and two degrees of freedom there are exact formulas. For more, an expansion (Abramowitz and Stegun 26.7.5)
+    is improved by Newton's method. This needs no scipy.
     """
     if freedom == 1:
         return math.tan(math.pi * (p - 0.5))

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from ray_messaging.errors import ConfigError
 from ray_messaging.studies.design import REPLICATE, ROW, SEED, PlannedRun
 
-GIVEN = (ROW, REPLICATE, SEED)  # A function may take these names besides the parameters.
+GIVEN = (ROW, REPLICATE, SEED)  # a function may take these besides the parameters
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Wanted(NamedTuple):
-    """The names of a function's arguments. `needed` has the names of the arguments without a default.
+    """The names of a function's parameters. `needed` has the names of those without a default.
 
     `any_name` is True if the function takes **kwargs.
     """
@@ -24,10 +24,10 @@ class Wanted(NamedTuple):
 
 
 def wanted_by(function: Callable[..., Any], positional: int) -> Wanted:
-    """Return the names of a function's arguments, without its first `positional` arguments."""
+    """Return the names of a function's parameters, without its first `positional` ones."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):  # Python does not know the arguments of some builtins.
+    except (TypeError, ValueError):  # Python does not know the parameters of some builtins
         return Wanted(frozenset(), frozenset(), any_name=False)
     any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     by_place = [each for each in parameters if each.kind in (_NAMED[0], inspect.Parameter.POSITIONAL_ONLY)]
@@ -43,9 +43,9 @@ def values_of(run: PlannedRun) -> dict[str, Any]:
 
 
 def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - functions of any kind
-    """Return a function that takes only `positional` arguments. The arguments that it takes by name are filled in.
+    """Return a function of `positional` arguments that calls `function`, and passes the other arguments by name.
 
-    Args: `function` may be a dict of functions by kind of agents; then the result is such a dict too.
+    Args: `function` may be a dict of functions by kind of agents. Then the result is such a dict, too.
     """
     if isinstance(function, Mapping):
         return {kind: bound(each, positional, values) for kind, each in function.items()}
@@ -55,13 +55,13 @@ def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # 
 
 
 def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], parameters: Iterable[str]) -> None:
-    """Raise ConfigError if no function takes some parameter, or if a function takes a name that is not a parameter."""
+    """Raise ConfigError if a parameter is taken by no function, or if a function takes an unknown name."""
     names = [*parameters]
     wanted = {what: wanted_by(function, positional) for what, (function, positional) in functions.items()}
     for what, each in wanted.items():
         if unknown := sorted(each.needed - {*names, *GIVEN}):
             raise ConfigError(
-                f"{what}= takes {unknown[0]!r}, which is no parameter of the study: parameters= has "
+                f"{what}= takes {unknown[0]!r}, which is not a parameter of the study: parameters= has "
                 f"{', '.join(map(repr, names)) or 'none'}, and a function may take 'row', 'replicate' and 'seed', too"
             )
     if any(each.any_name or ROW in each.names for each in wanted.values()):
@@ -70,7 +70,7 @@ def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], paramet
     for name in names:
         if name not in taken:
             raise ConfigError(
-                f"no function takes the parameter {name!r}: name it as an argument of the model, as in def "
+                f"no function takes the parameter {name!r}: name it as an argument of the model, such as def "
                 f"person(me, inbox, *, {name}), or of start=, agents=, graph=, rules=, shared=, until=, groups= or "
                 "outcomes="
             )

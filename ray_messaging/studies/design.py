@@ -16,13 +16,16 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW, MADE, SAVED = TAKEN = (
     *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row", "calls made", "calls saved"),
 )
-_SEED_BITS = 32  # numpy's RandomState, which networkx and others use, refuses seeds of more bits.
+_SEED_BITS = 32  # numpy's RandomState, which networkx and others use, refuses seeds of more bits
 
 Row = dict[str, Any]
 
 
 class PlannedRun(NamedTuple):
-    """One run of a design. `key` is a digest of its parameters and replicate, and names the run in the folder."""
+    """One run of a design.
+
+    `key`, a digest of its parameters and its replicate, is the name of the run in the folder.
+    """
 
     key: str
     row: Row
@@ -33,8 +36,8 @@ class PlannedRun(NamedTuple):
 def design_of(parameters: object, replicates: object, seed: int) -> list[PlannedRun]:
     """Return the runs of a design, row by row; raise ConfigError for parameters or replicates that are invalid.
 
-    The seed depends on the replicate only. So two runs of one replicate, which are compared, differ only in their
-    parameters.
+    The seed depends only on the replicate. So two runs with the same replicate, which are compared, differ only in
+    their parameters.
     """
     if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:
         raise ConfigError(f"replicates={replicates!r} must be the number of runs of each row, at least 1")
@@ -48,7 +51,7 @@ def design_of(parameters: object, replicates: object, seed: int) -> list[Planned
 
 
 def plain_value(value: Any) -> Any:  # noqa: ANN401 - any value
-    """Return a number, bool or text of numpy as Python's own type. Return any other value unchanged."""
+    """Return a numpy number, bool or str as Python's own type. Return any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -64,13 +67,13 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
             raise ConfigError("parameters=[] has no row: for runs without parameters leave parameters= out")
         return [dict(row) for row in parameters]
     raise ConfigError(
-        f"parameters={short_repr(parameters)} must be a dict of lists, of which each combination is a row, as "
+        f"parameters={short_repr(parameters)} must be a dict of lists, each combination of which is a row, such as "
         "{'chance': [0.1, 0.2]}, a list of dicts, or a DataFrame"
     )
 
 
 def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
-    """Return the list of a parameter's values. If the user gave one value instead of a list, it is the only one."""
+    """Return the list of a parameter's values. A value that is not a list is the only one."""
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         return [values]
     found = [*values]
@@ -82,19 +85,20 @@ def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the us
 
 
 def _checked(rows: list[Row]) -> list[Row]:
-    """Return the rows with plain values; raise ConfigError for the first name or value that a table cannot have."""
+    """Return rows with values of Python's own types; raise ConfigError for an invalid name or value."""
     names, seen = [*rows[0]] if rows else [], dict[str, int]()
     if not rows:
         raise ConfigError("parameters= is a DataFrame without a row: for runs without parameters leave parameters= out")
     for name in names:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"the parameter {name!r} must have a name that a function's argument can have")
+            raise ConfigError(f"the parameter {name!r} cannot be the name of a function's argument: rename it")
         if name in (*TAKEN, *OF_SERIES):
             raise ConfigError(f"the parameter {name!r} has the name of a column of the study: rename it")
     for place, row in enumerate(rows):
         if row.keys() != {*names}:
             raise ConfigError(
-                f"row {place} of parameters= has {_listed(row)}, and row 0 has {_listed(names)}: all rows have the same"
+                f"row {place} of parameters= has {_listed(row)}, and row 0 has {_listed(names)}: all rows must have "
+                "the same parameters"
             )
         for name in names:
             row[name] = parameter_value(row[name], f"row {place} of parameters= has {name}=")
@@ -104,16 +108,17 @@ def _checked(rows: list[Row]) -> list[Row]:
 
 
 def parameter_value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
-    """Return the plain value of a parameter; raise ConfigError unless a table can have it."""
+    """Return the value of a parameter as Python's own type; raise ConfigError unless a table can have it."""
     value = plain_value(value)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{where}nan, which stands for no value: give each row a value")
     try:
-        json.dumps(value, ensure_ascii=False).encode()  # The encoding refuses text that is not valid Unicode.
+        json.dumps(value, ensure_ascii=False).encode()  # this refuses strs that are not valid Unicode
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{where}{short_repr(value)}, and a table holds numbers, bools, texts, None and lists of them: give it a "
-            "name, and make the object of the name, as in rules=lambda rule: RULES[rule]"
+            f"{where}{short_repr(value)}, but a table can have only numbers, bools, strs, None and lists of them: use "
+            "a "
+            "name, and make the object from the name, such as rules=lambda rule: RULES[rule]"
         ) from None
     return value
 
@@ -127,14 +132,14 @@ def _text(value: object) -> str:
 
 
 def key_of(row: Row, replicate: int) -> str:
-    """Return the name of a run in the study's folder."""
+    """Return the key of a run, which is its name in the study's folder."""
     return blake2b(_text([row, replicate]).encode(), digest_size=12).hexdigest()
 
 
 def _seeds(seed: int) -> Iterator[int]:
     """Yield seeds, one for each replicate.
 
-    No two seeds are equal, and a seed does not depend on how many are drawn later.
+    No two seeds are equal. The first seeds are the same, however many are drawn.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise ConfigError(f"seed={seed!r} must be a whole number")

@@ -1,4 +1,4 @@
-"""One run of a study, in any process: it takes a row of parameters, and returns a row of the table."""
+"""One run of a study, in any process, from a row of parameters to a row of the study's table."""
 
 import inspect
 import json
@@ -25,7 +25,7 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 
-# These two arguments, and `start`, are used when a run begins, and hold for all its steps.
+# These two arguments, and `start`, are used only when a run begins, so they cannot change in a later step.
 OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
@@ -43,8 +43,8 @@ class EndedRun(NamedTuple):
     seconds: float
     error: str | None = None
     series: bytes | None = None
-    calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
-    end: bytes | None = None  # of a BeginningRun: the state from which other runs go on
+    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
+    end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
 
 
 class BeginningRun(NamedTuple):
@@ -57,7 +57,7 @@ class BeginningRun(NamedTuple):
 class ForkedRun(NamedTuple):
     """The steps of a run from `step` on.
 
-    `beginning` is the state after the steps before; `before` has their parameters.
+    `beginning` is the state before `step`. `before` has the parameters of the steps before it.
     """
 
     planned: PlannedRun
@@ -66,15 +66,15 @@ class ForkedRun(NamedTuple):
     beginning: bytes
 
 
-Task = PlannedRun | BeginningRun | ForkedRun  # what a worker is given
+Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
 
 
 @dataclass(frozen=True)
 class RunTemplate:
-    """The facts that are the same for all runs of a study.
+    """The arguments that all runs of a study share.
 
-    `given` maps the arguments of a run to their values, or for those in OF_THE_ROW to functions of the row. `outcomes`
-    has functions of a run's result, each with its name; the name is "" for a function that returns a dict.
+    `given` maps the names of arguments to their values, which for names in OF_THE_ROW may be functions of the row.
+    `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
     """
 
     model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -82,10 +82,10 @@ class RunTemplate:
     outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
     start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    logs: str | None = None  # the folder in which each run keeps its event log; None: no logs are kept
+    logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
-        """Return the functions that may take parameters by name, with the number of their other arguments."""
+        """Return the functions that may take parameters by name, each with the number of its other arguments."""
         found = {name: (each, 2) for name, each in functions_in("model", self.model)}
         if self.start is not None:
             found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
@@ -101,9 +101,11 @@ class RunTemplate:
 
 
 def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
-    """Run a model once, and return the result. An error of the model, or of another function, is part of the result.
+    """Carry out a task, and return the result.
 
-    Args: `server` is as for `run_part`.
+    An error of the model, or of another user's function, is part of the result.
+
+    Args: `server` is the argument of `run_part`.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
@@ -138,7 +140,7 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
         given[most] = task.step
     elif isinstance(task, ForkedRun) and given[most] <= task.step:
         raise ConfigError(
-            f"{most}={given[most]!r} must be above vary_from={task.step}, as the row's own steps begin there"
+            f"{most}={given[most]!r} must be above vary_from={task.step}, because the row's own steps begin there"
         )
     part = run_part(
         bound(template.model, 2, values),
@@ -169,15 +171,15 @@ def _add_outcomes(found: dict[str, Any], template: RunTemplate, result: Result, 
         if inspect.isawaitable(value):
             raise ConfigError(f"the outcome {name or function!r} must be a plain function, not an async one")
         if not name and not isinstance(value, Mapping):
-            raise ConfigError(f"outcomes= returned {value!r:.100}: it must return a dict, as {{'knows': 12}}")
+            raise ConfigError(f"outcomes= returned {value!r:.100}: it must return a dict, such as {{'knows': 12}}")
         for key, each in value.items() if not name else [(name, value)]:
             plain = plain_value(each)
             fits = isinstance(key, str) and is_text(key) and isinstance(plain, _PLAIN)
             if not fits or (isinstance(plain, str) and not is_text(plain)):
                 raise ConfigError(
-                    f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a valid text or None"
+                    f"the outcome {key!r} is {each!r:.100}: it must be a number, a bool, a valid str or None"
                 )
-            # The type may be an enum's, for example, whose class other processes may not have.
+            # The type may be one that other processes do not know, such as the class of an enum.
             if type(plain) not in _PLAIN:
                 plain = json.loads(json.dumps(plain))
             if key in found:
@@ -193,15 +195,15 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
     if (at := last.pop(STEP)) != result.steps - 1:
         raise ConfigError(
             f"an outcome is the value in the last step, {result.steps - 1}, but the last step with collected values is "
-            f"{at}: use a collect_every= by which until - 1 can be divided"
+            f"{at}: choose collect_every= so that until - 1 is a multiple of it"
         )
     return dict(last)
 
 
 def _digest(result: Result) -> str:
-    """Return a digest of the run: of its steps' count, of its last messages, and of all final states."""
+    """Return a digest of a run: of the number of its steps, its last messages, and all final states."""
     head = encode_exactly([result.steps, [*result.digests.items()], None], "the digests")
-    # The states take the place of None, which is the last byte.
+    # The last byte of `head` is an encoded None, in whose place the states are put.
     whole = head[:-1] + encode_pairs_exactly(result.states, "the states")
     return blake2b(whole, digest_size=16).hexdigest()
 
@@ -214,7 +216,7 @@ def _ipc(table: pa.Table) -> bytes:
 
 
 def _told(error: Exception) -> str:
-    """Return an error's text with the place in the user's code. Errors of steps name that place already."""
+    """Return the text of an error with the place in the user's code, which errors of steps name already."""
     try:
         text = str(error)
     except Exception as other:  # noqa: BLE001 - of the user's own class, of any kind

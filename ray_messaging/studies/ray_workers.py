@@ -1,4 +1,4 @@
-"""Tasks of Ray that carry out the runs of a study, on all machines of a cluster."""
+"""Workers for the runs of a study that are tasks of Ray, on all machines of a cluster."""
 
 import os
 from contextlib import suppress
@@ -9,6 +9,7 @@ import ray
 
 from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
+from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, Task
@@ -16,24 +17,24 @@ from ray_messaging.studies.run_workers import ProcessWorkers, WorkerAnswer, run_
 
 
 class RayWorkers:
-    """Tasks of Ray, each with one core, on all machines of the cluster."""
+    """Workers that are tasks of Ray, each with one core, on all machines of the cluster."""
 
     def __init__(self, template: bytes, count: int | None) -> None:
         self._packed = template
         self._wanted = count
-        self._busy: dict[Any, Task] = {}  # the run of each task, by the ObjectRef of its result
+        self._busy: dict[Any, Task] = {}  # by the ObjectRef of a Ray task's result, what the Ray task carries out
 
     def __enter__(self) -> Self:
         self._session = hold_ray()
         self._template = ray_calls.put(self._packed)
-        # Ray must not repeat a task: the study has to know whether a run has killed its worker, or the machine has
-        # died.
+        # Ray must not repeat a task, because the study must know whether a run has killed its worker, or the machine
+        # has died.
         self._task = ray.remote(num_cpus=1, max_retries=0)(_run_in_task)
         return self
 
     def __exit__(self, *_error: object) -> None:
         for ref in self._busy:
-            with suppress(Exception):  # Any error is ignored, because the cluster may have ended.
+            with suppress(Exception):  # the cluster may have ended
                 ray_calls.cancel(ref)
         release_ray(self._session)
 
@@ -58,7 +59,7 @@ class RayWorkers:
 
 @cache
 def _server_of_process() -> LocalServer:
-    """Return the server of a worker's process, for one run after the other: it ends with the process."""
+    """Return the server of a worker's process. Its runs use it one after the other, and it ends with the process."""
     return LocalServer()
 
 
@@ -71,18 +72,19 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
         ended: EndedRun = ray_calls.get(ref)
     except ray.exceptions.RayTaskError as error:
         raise MessagingError(f"a task of the study cannot begin: {error.cause}") from error
-    except ray.exceptions.RayError:  # The task's worker or machine has died, or memory ran out there.
+    except ray.exceptions.RayError:  # the worker or its machine has died, or had no memory left
         return None
     return ended
 
 
 def workers_for(template: bytes, count: int | None, *, here: bool = False) -> ProcessWorkers | RayWorkers:
-    """Return tasks on the Ray cluster that this process uses, or that RAY_ADDRESS names, else processes.
+    """Return workers for runs: Ray tasks, or processes of this machine.
 
-    Args: `count` is how many runs are carried out at a time; None: one for each core. With `here` the result is always
-    processes of this machine.
+    They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
+
+    Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
+    of this machine.
     """
     if not here and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
         return RayWorkers(template, count)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ProcessWorkers(template, count or cores or 1)
+    return ProcessWorkers(template, count or usable_cores())

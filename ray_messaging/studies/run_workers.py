@@ -1,8 +1,8 @@
-"""The processes of this machine that carry out the runs of a study.
+"""Workers for the runs of a study that are processes of this machine.
 
-A worker may die in the middle of a run, by a signal, by a lack of memory, or with its machine. The run is then lost,
-and `wait` reports that to the caller. All workers get the same bytes, which contain the code of the user's own modules,
-so a worker that starts later does not use a file that was edited meanwhile.
+A worker may die in the middle of a run, because of a signal or a lack of memory, or with its machine. Then the run is
+lost, and `wait` reports that. All workers get the same bytes, which contain the code of the user's own modules. So a
+worker that starts later does not use files that were edited meanwhile.
 """
 
 import os
@@ -27,8 +27,8 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
 
 _CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
-_END_S = 5.0  # A process that is told to end is killed after this many seconds.
-# A process uses one core, as Ray's workers do. Otherwise the libraries of each process would start a thread for each
+_END_S = 5.0  # a process that has been told to end is killed after this many seconds
+# A process uses one core, like Ray's workers. Otherwise the libraries in each process would start a thread for each
 # core, and slow each other down.
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _INSTALLED = tuple(
@@ -38,7 +38,7 @@ _INSTALLED = tuple(
 
 
 class WorkerAnswer(NamedTuple):
-    """The result of a run that a worker got. `ended` is None if the worker died."""
+    """The answer of a worker to a task. `ended` is None if the worker died."""
 
     planned: Task
     ended: EndedRun | None
@@ -49,8 +49,8 @@ def packed(template: RunTemplate) -> bytes:
 
     Raises: ConfigError, which names the part, if something in it cannot be pickled.
     """
-    # Modules may contain objects that cannot be pickled, such as a lock, which raise any kind of error. Then modules
-    # are sent by name, without code.
+    # Modules may contain objects that cannot be pickled, such as locks, whose pickling may raise any error. Then
+    # modules are sent by name, without their code.
     with suppress(Exception), _by_value(_own_modules()):
         return dumped(template)
     return bytes(sent("the study", template, dumped))
@@ -86,7 +86,7 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 
 
 def run_packed(template: bytes, planned: Task, server: LocalServer | None = None) -> EndedRun:
-    """Carry out a run with a fresh copy of the template, so that no run sees what an earlier one has changed.
+    """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
     Args: `server` is as for `run_part`.
     """
@@ -94,7 +94,7 @@ def run_packed(template: bytes, planned: Task, server: LocalServer | None = None
 
 
 class ProcessWorkers:
-    """Python processes of this machine, each with one run at a time. They end with this process, whatever ends it."""
+    """Workers that are Python processes of this machine. They end with this process, even if it is killed."""
 
     def __init__(self, template: bytes, count: int) -> None:
         self._template = template
@@ -119,9 +119,9 @@ class ProcessWorkers:
         while True:
             worker = self._idle.pop() if self._idle else _Worker(self._template)
             try:
-                # A plain pickle may not be able to handle a parameter whose class is in the user's program.
+                # `pickle` may be unable to handle a parameter whose class is in the user's program.
                 worker.pipe.send_bytes(dumped(planned))
-            except (BrokenPipeError, ConnectionResetError):  # The worker died while it had no run.
+            except (BrokenPipeError, ConnectionResetError):  # the worker died while it had no run
                 worker.end()
                 continue
             self._busy[worker.pipe] = worker, planned
@@ -161,10 +161,10 @@ class _Worker:
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             env={**_ONE_CORE, **os.environ},
-            start_new_session=True,  # Ctrl-C is meant for the calling program, so it must not reach the worker.
+            start_new_session=True,  # so that Ctrl-C, which is for the calling program, does not reach the worker
         )
         theirs.close()
-        with suppress(BrokenPipeError, ConnectionResetError):  # The worker has died; `wait` finds that out.
+        with suppress(BrokenPipeError, ConnectionResetError):  # the worker has died, which `wait` notices
             self.pipe.send((sys.path, template))
 
     def end(self) -> None:
@@ -186,7 +186,7 @@ def serve_runs(descriptor: int) -> None:
     """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
-    server = LocalServer()  # for one run after the other: to start one takes as long as a short run
+    server = LocalServer()  # for all runs, because starting a server takes as long as a short run
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         sys.path[:], template = pipe.recv()
         while True:

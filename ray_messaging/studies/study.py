@@ -1,4 +1,4 @@
-"""A study: the runs of `batch_run`, as tables, effects and plots."""
+"""The class `Study`, with the runs of `batch_run` as tables, effects and plots."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,9 +26,9 @@ LEVEL = 0.95
 
 
 class Study:
-    """The runs of a study that are in its folder.
+    """The results of a study, from its folder.
 
-    `batch_run` returns a Study; the folder may be opened during the study.
+    `batch_run` returns a Study. A folder can also be opened while its study is going on.
 
     Args: `folder` is a path, or a URI of pyarrow's file systems.
 
@@ -41,7 +41,7 @@ class Study:
         if record is None:
             raise LogError(f"{str(folder)!r} has no study: pass the folder= of a batch_run", path=str(folder))
         self._record = record
-        self._owner: object = None  # This refers to a temporary folder, which is removed when this object is freed.
+        self._owner: object = None  # a temporary folder, which is removed when this object is freed
 
     @property
     def folder(self) -> str:
@@ -64,7 +64,7 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return how many remembered calls the runs have made, and how many the store of `Calls(store=)` has saved."""
+        """Return the numbers of calls by `me.remember` that were made, and that the store of `Calls(store=)` saved."""
         return CallCounts(model=sum(run.calls[0] for run in self._runs), store=sum(run.calls[1] for run in self._runs))
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Study:
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the collected values (`collect=`): a row per run and step, or per run, step and agent.
+        """Return a DataFrame of the values that `collect=` has recorded, by run and step, or by run, step and agent.
 
         It has the parameters and the replicate of each run.
 
@@ -121,8 +121,8 @@ class Study:
     def summary(self, *, level: float = LEVEL) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame with a row for each row of parameters: its number of runs, and the mean of each outcome.
 
-        The bounds of the mean's interval are in the columns that end with " low" and " high". Outcomes that are texts
-        are left out.
+        The bounds of the mean's bootstrap interval are in the columns that end with " low" and " high". Outcomes that
+        are strs are left out.
 
         Args: `level` is the level of the bootstrap interval, such as 0.95.
 
@@ -139,24 +139,25 @@ class Study:
         level: float = LEVEL,
         resamples: int = RESAMPLES,
     ) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the differences of outcomes to the same outcomes of a base, with bootstrap intervals.
+        """Return a DataFrame of the differences between the outcomes of rows and of a base, with bootstrap intervals.
 
-        Each row of parameters is compared with the row that differs from it only in the values of `base`. Runs are
-        paired by replicate, because the two runs of a pair have the same seed. Each row has `base` and `mean`, the
-        means of the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its interval;
-        `size`, Cohen's d, the difference in standard deviations of the runs; `pairs`, how many pairs were compared;
-        `missing`, how many pairs were not compared, because a run failed or lacks the outcome; and `equal`, in how many
-        pairs both runs have the same digest. With `batch_run(logs=True)`, `first` names the first message, by step and
-        replicate, in which the two runs of a pair differ (None: all pairs sent equal messages).
+        Each row of parameters is compared with the row that has the values in `base` and otherwise the same values.
+        Runs with the same replicate, and so the same seed, are a pair. The columns are `base` and `mean`, the means of
+        the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its interval; `size`,
+        Cohen's d, the difference divided by the standard deviation of the runs; `pairs`, the number of pairs that were
+        compared; `missing`, the number of pairs that were not, because a run failed or lacks the outcome; and `equal`,
+        the number of pairs whose runs have the same digest. With `batch_run(logs=True)`, `first` names the first
+        message, by step and replicate, in which the two runs of a pair differ (None: all pairs sent equal messages).
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.
-            outcomes: The name of an outcome, or several names; None: all outcomes except texts.
+            outcomes: The name of an outcome, or several names; None: all outcomes except strs.
             level: The level of the interval: with 0.95 the interval contains the true difference in about 95 of 100
                 studies.
             resamples: The number of resamples of the bootstrap.
 
-        Raises: ConfigError if no run has these values, or an outcome is unknown or a text; ImportError without pandas.
+        Raises: ConfigError if no run has these values, or if an outcome is unknown or a str; ImportError if pandas is
+            not installed.
         """
         _check_level(level)
         if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
@@ -188,7 +189,7 @@ class Study:
 
         Args:
             row: The values of all parameters.
-            replicate: The number of the run among those of its row.
+            replicate: The number of the run among the runs of its row, from 0.
 
         Raises: ConfigError if the study keeps no logs, or has no such run; LogError if the log cannot be read.
         """
@@ -208,7 +209,7 @@ class Study:
             if other is None or None in (run.digest, other.digest) or run.digest == other.digest:
                 continue
             logs = [EventLog.open(self._files.log_of(each.key)) for each in (run, other)]
-            # Runs without messages have no steps in their logs, and `diff` refuses them.
+            # If a run has sent no messages, its log has no steps, and `diff` would refuse it.
             if any(log.end >= 0 for log in logs) and (first := logs[0].diff(logs[1])) is not None:
                 found.append((first.step, run.replicate, first))
         if not found:
@@ -228,7 +229,7 @@ class Study:
             by: The name of a parameter. The figure has a line for each of its values.
             level: The level of the bootstrap interval.
 
-        Raises: ConfigError for an unknown name, or values that are no numbers; ImportError, which says how to install
+        Raises: ConfigError for an unknown name, or if values are not numbers; ImportError, which says how to install
         matplotlib, if it is not installed.
         """
         intervals, counts = self._curves(x, y, by, level)
@@ -239,12 +240,13 @@ class Study:
     def _curves(
         self, x: str, y: str, by: str | None, level: float, resamples: int = RESAMPLES
     ) -> tuple[dict[Any, dict[Any, Interval]], set[int]]:
-        """Return the means of `plot` with their intervals, by value of `by` and of `x`; and their numbers of runs."""
+        """Return the means of `plot` with their intervals, by values of `by` and `x`, and the numbers of runs."""
         _check_level(level)
         for name in (x, by):
             if name not in (None, STEP if name == x else None) and name not in self.parameters:
                 raise ConfigError(
-                    f"{name!r} is no parameter of the study, which has {_names(self.parameters)}; x may be 'step', too"
+                    f"{name!r} is not a parameter of the study, which has {_names(self.parameters)}; x may be 'step', "
+                    "too"
                 )
         points: dict[Any, dict[Any, list[float]]] = {}
         for run, at, value in self._values(y, over_steps=x == STEP):
@@ -257,7 +259,7 @@ class Study:
         return intervals, {len(values) for some in points.values() for values in some.values()}
 
     def _values(self, name: str, *, over_steps: bool) -> Iterator[tuple[StoredRun, Any, float]]:
-        """Yield the numbers of an outcome by run, or the numbers of a series by run and step."""
+        """Yield the values of an outcome, for each run, or of a collected value, for each run and step."""
         if not over_steps:
             self._named(name)
             for run in self._runs:
@@ -291,10 +293,10 @@ class Study:
             raise ConfigError(f"base={short_repr(base)} must be a dict of parameters, as {{'rule': 'none'}}")
         for name, value in base.items():
             if name not in self.parameters:
-                raise ConfigError(f"base= has {name!r}, which is no parameter: the study has {_names(self.parameters)}")
+                raise ConfigError(f"base= has {name!r}, not a parameter: the study has {_names(self.parameters)}")
             if value not in (levels := self._levels(name)):
                 raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")
-        # The study's own value is returned, because 1, 1.0 and True are equal but look different in a table.
+        # The study's own value is returned, because 1, 1.0 and True are equal, but look different in a table.
         return {name: next(v for v in self._levels(name) if v == plain_value(value)) for name, value in base.items()}
 
     def _numbers(self) -> list[str]:
@@ -309,7 +311,7 @@ class Study:
                 why = f"; runs failed, the first by {failed}" if failed else ""
                 raise ConfigError(f"no run has the outcome {name!r}: the study has {_names(self.outcomes)}{why}")
             if name not in self._numbers():
-                raise ConfigError(f"the outcome {name!r} is a text in some runs: only numbers have means")
+                raise ConfigError(f"the outcome {name!r} is a str in some runs: only numbers have means")
         return names
 
     def _summary(self, level: float, most: int | None = None) -> list[dict[str, Any]]:
@@ -362,7 +364,7 @@ def _message(row: LogRow | None) -> str:
 
 def _check_level(level: float) -> None:
     if isinstance(level, bool) or not isinstance(level, float) or not 0 < level < 1:
-        raise ConfigError(f"level={level!r} must be a number between 0 and 1, as 0.95")
+        raise ConfigError(f"level={level!r} must be a number between 0 and 1, such as 0.95")
 
 
 def _row_key(row: Row) -> str:

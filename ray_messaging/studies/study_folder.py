@@ -1,9 +1,9 @@
 """The folder of a study: Parquet files of the runs that have ended, and `_study.json`, the study's arguments.
 
-While the study goes on, each `runs-{number}.parquet` has some runs, and `series-{number}.parquet` their series. When
-the study has ended, `runs.parquet` and `series.parquet` have all runs and series, in the order of the design. These two
-files have the same bytes for any number of workers. So the seconds of each run are in a file of their own,
-`seconds.parquet`. A file appears when it is complete.
+While the study goes on, each `runs-{number}.parquet` has some runs, and `series-{number}.parquet` the values that
+`collect=` recorded in them, their series. When the study has ended, `runs.parquet` and `series.parquet` have all runs
+and series, in the order of the design. These two files have the same bytes for any number of workers, so the seconds
+that each run took are in another file, `seconds.parquet`. A file appears when it is complete.
 """
 
 import json
@@ -24,19 +24,19 @@ from ray_messaging.studies.one_run import EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
-LOGS = "logs"  # the folder with the event logs of the runs, each in a folder with the name of the run's key
+LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder whose name is the run's key
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
-# The error of a run begins with this text if its worker died. The next call carries that run out again.
+# If the worker of a run died, the run's error begins with this text. The next call makes the run again.
 DIED = "WorkerDied: "
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
-_KEYS = b"ray_messaging.runs"  # This key, in a file of series, has the names of the runs, one for each row group.
+_KEYS = b"ray_messaging.runs"  # the metadata key, in a file of series, of the runs' keys, one for each row group
 
 
 class StoredRun(NamedTuple):
     """A run that has ended, read from the folder.
 
-    `series` names the file that has the run's series, and the row group in that file.
+    `series` is the name of the file with the run's series, and the row group in that file.
     """
 
     key: str
@@ -48,7 +48,7 @@ class StoredRun(NamedTuple):
     error: str | None
     seconds: float | None
     series: tuple[str, int] | None = None
-    calls: tuple[int, int] = 0, 0  # remembered calls that the run has made, and that the store has saved
+    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
 
     @property
     def died(self) -> bool:
@@ -62,26 +62,27 @@ class StudyFolder:
     def __init__(self, where: str | Path) -> None:
         self.folder = Folder(where)
         self.where = str(where)
-        # The kind of each collected value by name, and a run that has collected it.
+        # By name of a collected value, its kind, and a run that has collected it.
         self._kinds: dict[str, tuple[str, str]] | None = None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from writing into the folder.
+        """Return a context manager that keeps other processes from writing to the folder.
 
-        Raises LogError if another process writes into it already; ConfigError if it is not on this machine's disks.
+        Raises: LogError if another process is writing to the folder; ConfigError if the folder is not on a disk of this
+        machine.
         """
         if not self.folder.local:
             raise ConfigError(
-                f"the study's folder {self.where!r} must be on a disk, because its writers keep each other out by a "
-                "lock: pass a path, and copy the folder when the study has ended"
+                f"the study's folder {self.where!r} must be on a disk, because it is locked while it is written: pass "
+                " a path, and copy the folder when the study has ended"
             )
         with self._writing():
             self.folder.filesystem.create_dir(self.folder.path, recursive=True)
         with self.folder.lock() as locked:
             if not locked:
                 raise LogError(
-                    f"another process writes the study in {self.where!r} now: wait for its end", path=self.where
+                    f"another process is writing the study in {self.where!r}: wait until it has ended", path=self.where
                 )
             yield
 
@@ -96,7 +97,7 @@ class StudyFolder:
         return found if isinstance(found, dict) else None
 
     def is_study(self) -> bool:
-        """Return whether the folder has the record of a study, whether it can be read or not."""
+        """Return whether the folder has the record of a study. The record need not be readable."""
         return RECORD in self.files()
 
     def note(self, record: Mapping[str, Any]) -> None:
@@ -113,7 +114,7 @@ class StudyFolder:
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
     def state(self) -> object:
-        """Return a value that changes whenever a file of the folder does."""
+        """Return a value that changes whenever a file in the folder changes."""
         found = self.folder.filesystem.get_file_info(pafs.FileSelector(self.folder.path, allow_not_found=True))
         return sorted((info.base_name, info.size or 0, info.mtime_ns or 0) for info in found)
 
@@ -128,14 +129,14 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
-        """Return the runs that have ended, by key. A run that was carried out again is returned once."""
+        """Return the runs that have ended, by key. A run that was made again is returned only once."""
         while True:
             there = self.files()
             try:
                 return self._runs_in(there, record)
             except LogError as error:
-                # If a file has vanished, another program has ended the study, and has put all parts into one file. So
-                # list the files again.
+                # If a file is gone, another program has ended the study, and has joined the files. Then the files are
+                # listed again.
                 if not isinstance(error.__cause__, FileNotFoundError) or self.files() == there:
                     raise
 
@@ -159,14 +160,13 @@ class StudyFolder:
         return f"{self._path(LOGS)}/{key}"
 
     def next_part(self) -> int:
-        """Return the number of the next part."""
+        """Return the number for the next file of runs."""
         return max((int(part[2]) for name in self.files() if (part := _PART.fullmatch(name))), default=-1) + 1
 
     def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
         """Write some runs that have ended.
 
-        The file of the runs' rows is written after the file of their series: a run counts as stored when its row is
-        written.
+        The file of the runs is written after the file of their series, because a run is stored when its row is.
 
         Raises: ConfigError if a run has collected a value of another kind than an earlier run.
         """
@@ -197,15 +197,19 @@ class StudyFolder:
             if other != kind:
                 raise ConfigError(
                     f"the collected value {field.name!r} is a {kind} in {whose}, and a {other} in {of}: a column of a "
-                    "study's series has one kind. Let collect= return one, and begin anew by on_existing='reset'"
+                    "study's series must have one kind. Let collect= return one, and begin anew by on_existing='reset'"
                 )
 
     def finish(self, runs: Sequence[StoredRun]) -> None:
-        """Write all runs, in a given order, into one file, and all series into another file. Then remove the parts."""
+        """Write all runs in the given order to one file, and all series to another one.
+
+        Then remove the smaller files.
+        """
         with self._writing():
             of_series = [run for run in runs if run.series is not None]
             if of_series:
-                # The new file is complete before it replaces an older `series.parquet`, from which it may be made.
+                # An older `series.parquet`, from which the new file may be made, is replaced only when the new one is
+                # complete.
                 self._write_series(
                     SERIES,
                     [run.key for run in of_series],
@@ -218,7 +222,7 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run. The study may have grown or ended since the run was read."""
+        """Return the series of one run, even if the study has grown or ended since the run was read."""
         assert run.series is not None
         if (table := self._series(*run.series, run.key)) is None:
             for name in filter(_OF_SERIES.fullmatch, self.files()):
@@ -226,7 +230,7 @@ class StudyFolder:
                     table = self._series(name, keys.index(run.key), run.key)
         if table is None:
             raise LogError(
-                f"the study in {self.where!r} was begun anew after it was opened here: open it again by Study(...)",
+                f"the study in {self.where!r} was begun anew after it was opened: open it again by Study(...)",
                 path=self.where,
             )
         return table.drop_columns([KEY])
@@ -234,7 +238,7 @@ class StudyFolder:
     def _series(self, name: str, group: int, key: str) -> pa.Table | None:
         """Return the series in a row group of a file.
 
-        Return None if the row group is absent, or has another run's series.
+        The result is None if the row group is missing, or has the series of another run.
         """
         with self._reading(name):
             try:
@@ -317,8 +321,8 @@ class StudyFolder:
             yield
         except OSError as error:
             raise LogError(
-                f"the study's folder {self.where!r} cannot be written: {error}; the runs that it has are kept: make "
-                "room or pass another folder, and the same call goes on",
+                f"the study's folder {self.where!r} cannot be written: {error}; its runs are not lost: free "
+                "space or pass another folder, and the same call goes on",
                 path=self.where,
             ) from error
 
@@ -329,13 +333,13 @@ class StudyFolder:
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise LogError(
                 f"the file {name} of the study in {self.where!r} cannot be read: {error}; remove the file, and the "
-                "same call carries its runs out again",
+                "same call makes its runs again",
                 path=self._path(name),
             ) from error
 
 
 def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
-    """Return runs with a count of 0 for each value that only other runs have counted (an outcome by `Count`)."""
+    """Return runs with a count of 0 for each value that only other runs have counted, by a `Count`."""
     counted = {name for run in runs.values() for name in run.outcomes if name.partition("=")[0] in counts}
     zeros = dict.fromkeys(sorted(counted), 0)
     return {
@@ -355,7 +359,7 @@ def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, l
 
 
 def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
-    """Return the columns of what runs cost: seconds and calls. Two executions of the same run may differ in these."""
+    """Return the columns of seconds and calls, which may differ if the same run is made twice."""
     made, saved = ([run.calls[place] for run in runs] for place in (0, 1))
     return {SECONDS: [run.seconds for run in runs], MADE: made, SAVED: saved}
 
@@ -373,4 +377,4 @@ def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None,
 def _table(series: bytes | None) -> pa.Table:
     with suppress(pa.ArrowInvalid):
         return pa.ipc.open_stream(series).read_all()
-    raise LogError("a worker has sent series that cannot be read: please report this")
+    raise LogError("a worker sent series that cannot be read: please report this")

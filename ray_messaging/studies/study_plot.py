@@ -1,6 +1,6 @@
-"""Figures of a study: means with their intervals.
+"""Figures of means with their intervals, for a study.
 
-They are lines if the x values are numbers, and points if they are texts.
+The means are drawn as lines if the x values are numbers, and as points if they are strs.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from ray_messaging.studies.bootstrap import Interval
 
 _WIDTH, _HEIGHT = 8, 4.5  # in inches
 _SHADE = 0.2
-_APART = 0.08  # the distance between points of different lines over the same text
+_APART = 0.08  # the distance between points of different lines over the same str
 
 
 def draw(lines: Mapping[Any, Mapping[Any, Interval]], x: str, y: str, by: str | None, note: str) -> Any:  # noqa: ANN401 - matplotlib's Figure
-    """Return a figure with a line for each value of `by`; raise the ImportError of `new_figure` without matplotlib."""
+    """Return a figure with a line for each value of `by`; raise ImportError if matplotlib is not installed."""
     figure, axes = new_figure(_WIDTH, _HEIGHT)
     places = [at for line in lines.values() for at in line]
     numeric = all(isinstance(at, int | float) and not isinstance(at, bool) for at in places)

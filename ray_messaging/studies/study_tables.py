@@ -1,6 +1,6 @@
-"""Tables that keep a study's values exactly. A column with values of several kinds is stored as JSON texts.
+"""Tables that store the values of a study exactly. A column with values of several kinds is stored as JSON texts.
 
-A column of ints and floats is stored as floats, and its metadata say which of the values are ints.
+A column of ints and floats is stored as floats, and the column's metadata say which values are ints.
 """
 
 import json
@@ -68,21 +68,21 @@ def _kind_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def kind_of(column: pa.DataType) -> str | None:
-    """Return the kind of a collected column, which all runs must share; None if the column has no values."""
+    """Return the kind of a collected column, which must be the same in all runs; None if the column has no values."""
     if pa.types.is_null(column):
         return None
     return "bool" if pa.types.is_boolean(column) else "text" if pa.types.is_string(column) else "number"
 
 
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of joined series. A column of ints and floats has floats. `step` and agents come first."""
+    """Return the schema of joined series. A column of ints and floats becomes floats. `step` and agents come first."""
     joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
     first = [name for name in TAKEN if name in joined.names]
     return pa.schema([joined.field(name) for name in [*first, *sorted({*joined.names} - {*first})]])
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return series with the columns of a schema. A count (a column with "=" in its name) that is missing is 0."""
+    """Return series with the columns of a schema. Missing counts, which are columns with "=" in their names, are 0."""
     by_agent = AGENT in schema.names
     columns = []
     for field in schema:

@@ -107,7 +107,7 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
         workflow = make()
 
         async def ask():
-            found = await runner.run(workflow, message)
+            found = await runner.run(workflow, message, checkpoint_storage=runner.checkpoints)
             (request,) = found.get_request_info_events()
             messaging.broadcast("*", {"of": "a stranger"})
             (warning,) = [each.data for each in found if each.type == "warning"]
@@ -129,8 +129,18 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
         with pytest.raises(ConfigError, match="Pass a function that builds it"):
             RayWorkflowRunner(messaging).attach(locked)
         runner.close()
-        with RayWorkflowRunner(messaging, groups=2) as later:  # whose executors are made anew
-            assert asyncio.run(shown(make, "y", {"ann": ["no"]}, later.run))[0][-2]["data"] == ["y>first1: no>last1"]
+        with RayWorkflowRunner(messaging, groups=2) as later:
+            workflow = later.attach(make())
+
+            async def go_on():
+                stored = {"checkpoint_storage": later.checkpoints}
+                before = await later.checkpoints.get_latest(workflow_name="asking")
+                told = dict.fromkeys(before.pending_request_info_events, "no")
+                done = await workflow.run(responses=told, checkpoint_id=before.checkpoint_id, **stored)
+                anew = await workflow.run("y", **stored)
+                return [*done.get_outputs(), *(each.data.words[0] for each in anew.get_request_info_events())]
+
+            assert asyncio.run(go_on()) == ["x>first1: no>last1", "y>first2"]
         assert messaging.log.balance().fates["blocked"] == 2
 
 

@@ -141,7 +141,7 @@ def test_bad_input_gets_an_error_of_one_line(town, letters, url):
         (["show", exp_id, "x"], "'x' is not the id of a dead letter"),
         (["show", exp_id, "1-1"], "there is no dead letter '1-1'"),
         (["requeue", exp_id], "say which dead letters"),
-        (["drop", exp_id, "1-1", "--all"], "only one of these"),
+        (["drop", exp_id, "1-1", "--all"], "pass exactly one of"),
     ):
         error = ask(*args, code=2)
         assert error.startswith("error: ")

@@ -192,7 +192,7 @@ def test_a_model_that_raises_names_agent_and_step(start_steps):
         ({"start": with_a_lock()}, r"^the run's options cannot be .*'start\.lock'"),
         (
             {"agents": pd.DataFrame({"client": [threading.Lock()]})},
-            "^column 'client' of agents holds .*cannot be copied",
+            "^column 'client' of agents has .*cannot be copied",
         ),
     ],
 )

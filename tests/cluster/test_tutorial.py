@@ -57,6 +57,9 @@ def test_the_manifest_for_kubernetes_is_one_that_its_operator_takes():
     (manifest,) = (
         yaml.safe_load(block.text) for block in blocks("docs/guides/kubernetes.md") if block.language == "yaml"
     )
+    assert yaml.safe_load((ROOT / "examples/kubernetes/rayjob.yaml").read_text()) == manifest
+    dockerfile = (ROOT / "examples/kubernetes/Dockerfile").read_text().partition("FROM")[2]
+    assert dockerfile in (ROOT / "docs/guides/kubernetes.md").read_text()
     cluster = manifest["spec"]["rayClusterSpec"]
     parts = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")

@@ -1,1 +1,1 @@
-"""`messaging.run`: a model, its agents and its groups, driven step by step in Ray actors."""
+"""`messaging.run`, which runs a model of agents step by step, and the same without Ray."""

@@ -1,4 +1,4 @@
-"""The agent that a model's function sees, and the loop over a group's agents in one step."""
+"""The class `Agent`, the argument `me` of a model's function, and the loop over a group's agents in one step."""
 
 import re
 from collections import Counter
@@ -54,13 +54,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _STATE = "me.state"  # the name, in errors, of a value that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
-_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last part matches compiled modules, such as numpy's
+_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]` matches compiled modules, such as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
-START = -1  # stands for the step in the random numbers of the `start` function
+START = -1  # the number of the step for the random numbers of the `start` function
 
 
 class Agent:
-    """One agent of a model in one step: its knowledge and its actions.
+    """One agent of a model in one step: what it knows, and what it can do.
 
     `state` is the agent's own dict, which is committed with the step, and has equal values in the next step. `data` is
     the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
@@ -74,7 +74,7 @@ class Agent:
         self.id = agent_id
         self.state: dict[str, Any] = {}
         data, neighbours = society.rows.get(agent_id) or _NO_ROW
-        # A change of the data would be lost when the step runs again, so it is refused.
+        # Changes of the data are refused, because they would be lost when the step runs again.
         if type(data) is not ReadOnlyDict:
             data = ReadOnlyDict(data)
             society.rows[agent_id] = data, neighbours
@@ -96,7 +96,7 @@ class Agent:
 
     @property
     def rng(self) -> np.random.Generator:
-        """Return the agent's random number generator of this step, which depends on seed, step and agent only."""
+        """Return the agent's random number generator of this step, which depends only on seed, step and agent."""
         drawn = self._society.drawn
         found = drawn.get(self._place)
         if found is None:
@@ -105,9 +105,9 @@ class Agent:
 
     @property
     def step_rng(self) -> np.random.Generator:
-        """Return a random number generator of this step, which gives all agents the same numbers, such as the weather.
+        """Return a random number generator of this step with the same numbers for all agents, such as for the weather.
 
-        It depends on the seed and the step only, and begins anew for each agent.
+        It depends only on the seed and the step, and begins anew for each agent.
         """
         drawn, mine = self._society.drawn, ~self._place
         found = drawn.get(mine)
@@ -135,7 +135,7 @@ class Agent:
 
         Raises the same errors as `Step.send`.
         """
-        # This is the common case of `StepSends.send`, inlined, as a call takes a tenth of a send's time.
+        # This is the common case of `StepSends.send`, inlined, because the call would take a tenth of a send's time.
         sends = self._society.sends
         if (
             sends is not None
@@ -202,18 +202,19 @@ class Agent:
     @overload
     def remember(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Call a function, async or plain, and keep its result, so that an equal call is not made again.
+        """Call a function, async or plain, and store its result, so that an equal call is not made again.
 
-        This is for calls that cost money or vary, such as calls of a language model; await it in an async model. Calls
-        are equal if the same agent makes them in the same step, of a function with the same qualified name, with equal
-        arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack cannot encode a
-        call's arguments, the call is known by its place among all such calls of the function by the agent. The result
-        is an equal copy of what the function returned. A plain function runs in a thread. An exception is not kept.
-        With `Calls(store=)` calls of the same content are made once, whoever makes them: see `by_content`.
+        This is for calls that cost money or whose results vary, such as calls of a language model. Await it in an async
+        model. Calls are equal if the same agent makes them in the same step, of a function with the same qualified
+        name, with equal arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack
+        cannot encode the arguments of a call, the call is identified by its number among the agent's calls of the
+        function. The result is an equal copy of what the function returned. A plain function runs in a thread. An
+        exception is not stored. With `Calls(store=)`, calls with the same content are made only once, whichever agent
+        makes them, see `by_content`.
 
-        Raises: what the function raises; ConfigError outside of an async model, and with a store for a call whose
-        content cannot be compared; InvalidPayload, which names the part,
-        for a result that cannot be stored exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
+        Raises: the errors of the function; ConfigError outside of an async model, or with a store if the content of the
+        call cannot be compared; InvalidPayload, which names the part, for a result that cannot be stored exactly;
+        PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -221,7 +222,7 @@ class Agent:
         return calls.call(self, function, args, kwargs)
 
     def move(self, to: str) -> None:
-        """Move the agent, with its state, to another group from the next step on; the last call in a step counts.
+        """Move the agent, with its state, to another group from the next step on. The last call in a step decides.
 
         If the group does not exist, the run ends with StepFailed.
 
@@ -236,7 +237,7 @@ class Agent:
         self._society.staying.add(self._place)
 
     def stop(self) -> None:
-        """Leave the simulation after this step: the model's function is not called for this agent any more."""
+        """Leave the simulation after this step. The model's function is not called for this agent any more."""
         self.stopped = True
 
 
@@ -256,8 +257,8 @@ Model = Callable[[Agent, Messages], object]
 class AgentLoop:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
-    With `only_active` an agent is called only if it has received a message, a rule has blocked what it sent, its state
-    was set from outside, it asked to stay active, or it was never called before.
+    With `only_active`, the function runs for an agent only if the agent has received a message, a rule has blocked what
+    it sent, its state was set from outside, it asked to stay active, or the function has never run for it.
 
     Args: `reached` has the agents of the group that agents of other groups may reach (None: there is no graph, so that
     no agent runs ahead).
@@ -280,15 +281,15 @@ class AgentLoop:
         reached: AgentSet | None = None,
     ) -> None:
         self.step: Step | None = None
-        self.open_step: Step | None = None  # the step while the model's function may send
+        self.open_step: Step | None = None  # the step, while the model's function may send
         self.number = START  # the number of the step
         self.send: Callable[..., None] = self._refuse  # the function by which agents send in the step
         self.sends: StepSends | None = None  # the messages of the step, while agents may send
-        # the last step that this process ran to its end; the states are the states after this step
+        # The last step that this process ran to its end. The states are those after this step.
         self.last_step: int | None = None
-        self.calls: RememberedCalls | None = None  # the remembered calls of the step
+        self.calls: RememberedCalls | None = None  # the calls by `me.remember` of the step
         self.change = NO_CHANGE
-        self.records_calls = False  # True: the step keeps its remembered calls for an event log
+        self.records_calls = False  # whether calls by `me.remember` are recorded for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
@@ -300,12 +301,12 @@ class AgentLoop:
         self.shared = shared
         self.rows = {} if rows is None else rows
         self._kinds = {} if kinds is None else kinds
-        self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
+        self.moves: dict[AgentId, str] = {}  # by agent that moves after this step, the group to which it moves
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
         self.only_active = only_active
-        # With `only_active`: the places of the agents that are called even without messages.
+        # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
-        self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states, once all were encoded
+        self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states of all agents, or []
         self._places = NO_PLACES
         self.group = group
         self._model = model
@@ -316,7 +317,7 @@ class AgentLoop:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        self.drawn: dict[int, np.random.Generator] = {}  # the generators that agents asked for; ~place: of the step
+        self.drawn: dict[int, np.random.Generator] = {}  # by place, agents' generators; by ~place, the step's
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
@@ -330,10 +331,10 @@ class AgentLoop:
     async def run(self, step: Step, memory: CallMemory | None = None, ahead: Ahead | None = None) -> None:
         """Run the model for all agents, in ascending order of their ids.
 
-        Args: `memory` keeps the results of calls that agents remember. `ahead` says how far agents may run ahead (None:
+        Args: `memory` stores the results of calls by `me.remember`. `ahead` says how far agents may run ahead (None:
         not at all).
-        Raises: StepFailed for the first function that raises an exception or is not done in time, after remembered
-        calls in flight have had some time to end and to be kept; StepAborted if a result could not be kept.
+        Raises: StepFailed for the first function that raises an exception or does not end in time, when running calls
+        by `me.remember` have ended or had some time to end; StepAborted if a result could not be stored.
         """
         await self._model_thread.pause()
         anew = step.number - 1 != self.last_step
@@ -363,7 +364,7 @@ class AgentLoop:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
-        if (error := self._broken) is not None:  # the step must fail even if the model has caught the error
+        if (error := self._broken) is not None:  # the step fails even if the model has caught the error
             raise error
         records = [] if look is None else self._unused(look)
         if self.calls is not None and self.records_calls:
@@ -427,7 +428,7 @@ class AgentLoop:
         self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
 
     def _change_states(self) -> None:
-        """Change states from outside; this wakes their agents."""
+        """Apply the changes of states that came from outside. The agents become active."""
         for agent in self._agents:
             if agent.id in self.change.states:
                 try:
@@ -435,7 +436,7 @@ class AgentLoop:
                 except InvalidPayload as error:
                     raise self._failed(agent, error, "states=") from error
                 self._active.append(agent._place)
-        # So that all states are encoded again: an agent that has stopped is not called, but its state may have changed.
+        # All states are encoded again, because the state of an agent that has stopped may have changed, too.
         self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp] | slice:
@@ -449,7 +450,7 @@ class AgentLoop:
     async def end(self) -> None:
         """End the step that runs.
 
-        Return when its remembered calls in flight have ended, or their time limit has passed.
+        Return when its running calls by `me.remember` have ended, or their time limit has passed.
         """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended"))
@@ -460,7 +461,7 @@ class AgentLoop:
             await self._model_thread.call(self._model_thread.wait_for, self._look_ahead.end(closed))
 
     def forget(self) -> None:
-        """Forget the agents of a run that has ended, because they and this object refer to each other."""
+        """Forget the agents of a run that has ended. They and this object refer to each other."""
         self._agents = []
 
     @property
@@ -482,8 +483,8 @@ class AgentLoop:
     ) -> list[Agent]:
         """Load a group's committed state; return the agents that have no state there.
 
-        Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
-        that have come from other groups, with these groups' states.
+        Args: `before` has the agents to which the state belongs (None: the same as `agents`). `arrivals` has the agents
+        that have come from other groups, with the states of those groups.
         """
         self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
@@ -504,7 +505,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return each agent's state, and whether the agent has stopped or is active, from a group's committed state."""
+        """Return each agent's state from a group's committed state, and whether the agent has stopped or is active."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)
@@ -539,7 +540,7 @@ class AgentLoop:
         """Return all states, encoded for the commit, and give the agents copies that are decoded from the result.
 
         After that, as after a restart, a state shares no object with another agent or with the model. With
-        `only_active` only the states of agents that were called are encoded again.
+        `only_active`, only the states of agents for which the model was called are encoded again.
         """
         self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
         changed = called if self._forms else self._agents
@@ -586,7 +587,7 @@ class AgentLoop:
 
     @property
     def _broken(self) -> MessagingError | None:
-        """Return the error of a remembered call because of which the step cannot be committed, or None."""
+        """Return the error of a call by `me.remember` because of which the step cannot be committed, or None."""
         return None if self.calls is None else self.calls.memory.broken or self.calls.spent
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
@@ -594,7 +595,7 @@ class AgentLoop:
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
-    """Decode a group's committed state; raise ConfigError if it belongs to another kind of model."""
+    """Decode a group's committed state; raise ConfigError if another kind of model has written it."""
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(
@@ -615,7 +616,10 @@ def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - 
 
 
 def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:
-    """Build the error for a user's function that failed. If `agent` is None, the function ran for the whole group."""
+    """Build the error for a user's function that failed.
+
+    If `agent` is None, the function was called for a whole group.
+    """
     kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
     place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
     trace, where = users_trace(error)
@@ -636,7 +640,7 @@ def users_trace(error: BaseException) -> tuple[str, str]:
     while each is not None:
         frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
         each.stack = StackSummary.from_list(frames)
-        # If all of the code is installed, the first installed frame is the model.
+        # If all of the code is in installed packages, the first such frame is the model.
         installed = [frame for frame in frames if "-packages/" in frame.filename][:1]
         own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or installed
         where = where or "".join(f" ({frame.filename}:{frame.lineno})" for frame in own[-1:])

@@ -1,4 +1,4 @@
-"""Types of a run's arguments, for type checkers and editors. A run itself checks its arguments when it begins."""
+"""Types of the arguments of a run, for type checkers and editors. A run checks its arguments itself when it begins."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Required, SupportsIndex, TypedDict, TypeVar
@@ -17,16 +17,17 @@ from ray_messaging.steps.step import Step
 
 S_contra = TypeVar("S_contra", contravariant=True)
 
-AgentModel = Callable[[Agent, Messages], object]  # async or not
+AgentModel = Callable[[Agent, Messages], object]  # async or plain
 GroupModel = Callable[[Crowd, Step], object]
 
 
-# Such as a UUID, an integer of numpy's or a node of a lattice of networkx; `check_id` makes an AgentId of it.
+# What a user may pass as an id, such as a UUID, a numpy integer or a node of a networkx lattice. `check_id` makes an
+# AgentId of it.
 AnyId = AgentId | UUID | SupportsIndex | tuple[Any, ...]
 
 
 class Ids(Protocol):
-    """Ids of agents, such as a list, a range or an array. A str does not fit, although it is a sequence of strs."""
+    """The type of ids of agents, such as a list, a range or an array. A str does not fit, although it is a sequence."""
 
     def __iter__(self) -> Iterator[AnyId]: ...
     def __len__(self) -> int: ...
@@ -52,7 +53,7 @@ class NetworkxGraph(Protocol):
         """Return the edges."""
 
     def is_directed(self) -> bool:
-        """Return whether an edge leads in one direction only."""
+        """Return whether an edge leads only in one direction."""
 
 
 Agents = int | Ids | Iterator[AnyId] | DataFrameLike | Mapping[str, Ids | Iterator[AnyId]]  # the last type: ids by kind
@@ -71,7 +72,7 @@ class RunArguments(TypedDict, total=False):
 
 
 class AgentArguments(RunArguments, total=False):
-    """Further arguments where the model is called for each agent."""
+    """Further arguments if the model is called for each agent."""
 
     start: Callable[[Agent], dict[str, Any]] | Mapping[str, Callable[[Agent], dict[str, Any]]] | None
     graph: Edges | str | None
@@ -82,7 +83,7 @@ class AgentArguments(RunArguments, total=False):
 
 
 class GroupArguments(RunArguments, total=False):
-    """Further arguments where the model is called for each group."""
+    """Further arguments if the model is called for each group."""
 
     start: Callable[[Crowd], dict[str, Any]] | Mapping[str, Callable[[Crowd], dict[str, Any]]] | None
     collect: Collect[Crowd]

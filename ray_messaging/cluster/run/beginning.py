@@ -1,4 +1,4 @@
-"""The beginning of a local run, from which other local runs go on: all that its next step begins with."""
+"""The state of a local run between two steps, from which other local runs can go on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class Beginning(msgspec.Struct, array_like=True):
-    """What a run leaves before its step `step`, so that other runs can go on from there.
+    """The state of a run before its step `step`, from which other runs can go on.
 
     `copied` has the run's data on the server, and `memory` what its rules remember, by the rules' names. `digests` has
-    the digests of its last steps. `supervised` says that each of its steps waited for the verdicts of rules on whole
-    steps. The steps of runs that go on wait, too.
+    the digests of the run's last steps. `supervised` says that each step waited for the verdicts of rules for whole
+    steps. The steps of runs that go on from here must wait, too.
     """
 
     step: int

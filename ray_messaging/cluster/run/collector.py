@@ -1,4 +1,4 @@
-"""The part of a run's series that a group records by `collect=` at the end of a step."""
+"""The values that a group records by `collect=` at the end of a step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,9 +43,9 @@ class Collector:
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
-        """Return what `collect=` gives for agents, encoded.
+        """Return the encoded values that `collect=` gives for some agents.
 
-        Raises: the error that `failed` builds for the first bad value.
+        Raises: the error that `failed` builds for the first value that cannot be collected.
         """
         if not agents:
             return b""
@@ -66,7 +66,7 @@ class Collector:
         return encode_aggregates(found)
 
     def of_group(self, crowd: "Crowd") -> bytes:
-        """Return what `collect=` gives for a group's arrays, encoded; raise UnfitValue if a value does not fit."""
+        """Return the encoded values that `collect=` gives for a group; raise UnfitValue if a value does not fit."""
         if not len(crowd.ids):
             return b""
         column = IdColumn.of(crowd.ids.tolist()) if crowd.ids.dtype == object else IdColumn(crowd.ids)
@@ -91,13 +91,13 @@ class Collector:
 
 
 def _places_of(chosen: AgentSet, agents: IdColumn) -> NDArray[np.intp]:
-    """Return the places of the agents that are chosen."""
+    """Return the places of the chosen agents among the group's agents."""
     return np.flatnonzero(chosen.find(agents))
 
 
 @contextmanager
 def _named(agents: Sequence["Agent"], failed: Failed) -> Iterator[None]:
-    """Name the agent of a value that cannot be collected, by the error that `failed` builds."""
+    """Turn an UnfitValue that is raised in this context into the error that `failed` builds, which names the agent."""
     try:
         yield
     except UnfitValue as error:
@@ -115,13 +115,14 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
 
 
 def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> dict[str, Values]:
-    """Return the columns of one dict per agent.
+    """Return the dicts that a function returns for each agent as columns.
 
-    Raises: UnfitValue unless all dicts have the keys of the first; the error that `failed` builds for an exception.
+    Raises: UnfitValue unless all dicts have the keys of the first one; the error that `failed` builds if the function
+    raises.
     """
     names: list[str] = []
-    parts: list[Sequence[Values]] = []  # the columns of some rows
-    for low in range(0, len(agents), _ROWS):  # the values of this few rows stay in the processor's cache
+    parts: list[Sequence[Values]] = []  # the columns of a few rows each
+    for low in range(0, len(agents), _ROWS):  # the values of so few rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) in _DICTS:
             names = [*rows[0]]
@@ -143,7 +144,7 @@ def _joined(parts: Sequence[Values]) -> Values:
 
 
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
-    """Build the error for the first row that does not have these columns."""
+    """Build the error for the first row that does not have the columns `names`."""
     place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
     same = f", those of the first one: {[*names]}" if low + place else ", at least one"
     return UnfitValue(

@@ -1,4 +1,4 @@
-"""Digests of what a model uses besides its agents' states: equal for equal content, also in another process."""
+"""Digests of objects that a model uses besides its agents' states, with which changes of the objects are noticed."""
 
 import pickle
 import sys
@@ -20,12 +20,12 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # if the thread waits for a disk or the processor, a digest ends after this many times its time limit
-_CHUNK: Final = 1 << 20  # bytes between two looks at the clock
-_BYTES_PER_S: Final = 1e9  # blake2b hashes about this many; a digest that would take too long is not begun
-_OBJECTS_PER_S: Final = 5e6  # pickle writes about this many
-_OTHERS = "ray.", "ray_messaging.", "torch."  # modules of handles, and of objects that may be on another device
-_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # only the names of such objects count
+_WALL: Final = 5  # a digest is given up after this many times its time limit, measured by the clock
+_CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
+_BYTES_PER_S: Final = 1e9  # blake2b hashes about this many; digests that would take too long are not begun
+_OBJECTS_PER_S: Final = 5e6  # pickle writes about this many; digests that would take too long are not begun
+_OTHERS = "ray.", "ray_messaging.", "torch."  # their objects are handles, or may be on another device
+_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # in a digest, only by their names
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
 _HOOKS = frozenset(
@@ -36,15 +36,15 @@ _HOOKS = frozenset(
     )
 )
 _IN_C = type(None), GetSetDescriptorType, MethodDescriptorType, WrapperDescriptorType
-# To pickle an object of these modules' classes does not change the object.
+# Pickling an object whose class is from one of these modules does not change the object.
 _PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "scipy"}
 
 
 def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
     """Return a digest of a value; None if it has no digest, or if that would take more than `longest_s`.
 
-    With `anywhere` the digest is the same in all processes. Without `anywhere`, the digest only says whether one object
-    has changed in this process; this is faster, and the object may contain itself. If an object's class has Python code
+    With `anywhere`, the digest is the same in all processes. Without it, the digest can only show whether an object has
+    changed in this process. Then it is faster, and the object may contain itself. If an object's class has Python code
     that pickles the object or reads its attributes, the object has no digest, because the code may be slow, or change
     the object. `longest_s` is in seconds of processor time.
     """
@@ -63,7 +63,7 @@ def _digest(value: object, time: "_Time", anywhere: bool) -> bytes:  # noqa: FBT
 
 
 def _digest_of_array(array: Any, time: "_Time") -> bytes:  # noqa: ANN401 - an array without objects
-    """Return a digest of an array's bytes, and copy no more than a chunk of them at a time."""
+    """Return a digest of an array's bytes. Only a small part of the bytes is copied at a time."""
     time.need(array.nbytes / _BYTES_PER_S)
     written, size = _Written(time), max(1, _CHUNK // max(1, array.itemsize))
     parts: Any = [array]
@@ -76,7 +76,7 @@ def _digest_of_array(array: Any, time: "_Time") -> bytes:  # noqa: ANN401 - an a
 
 @lru_cache(maxsize=10_000)
 def _has_hooks(kind: Any) -> bool:  # noqa: ANN401 - a class
-    """Return whether pickling or reading an object of a class runs Python code that might change the object."""
+    """Return whether a class has Python code that runs when an object is pickled or read, and may change the object."""
     hooks = (vars(base)[name] for base in kind.__mro__ for name in _HOOKS & vars(base).keys())
     return any(
         not isinstance(hook, _IN_C) and f"{getattr(hook, '__module__', '')}".partition(".")[0] not in _PURE
@@ -85,7 +85,7 @@ def _has_hooks(kind: Any) -> bool:  # noqa: ANN401 - a class
 
 
 class _Time:
-    """The time left for a digest, which has `seconds` of the processor."""
+    """The time that is left for a digest, which may take `seconds` seconds of processor time."""
 
     def __init__(self, seconds: float) -> None:
         self._end = thread_time() + seconds
@@ -98,7 +98,7 @@ class _Time:
 
 
 class _Written:
-    """A file that keeps only a digest of what was written."""
+    """A file that stores only a digest of what is written to it."""
 
     def __init__(self, time: _Time) -> None:
         self.hash = blake2b(digest_size=16)
@@ -115,7 +115,7 @@ class _Written:
 
 
 class _ContentPickler(pickle.Pickler):
-    """A pickler whose result nobody reads."""
+    """A pickler whose result is only used for a digest."""
 
     time: _Time
 
@@ -133,7 +133,7 @@ class _ContentPickler(pickle.Pickler):
                 return obj.dtype.str, obj.shape, turned, _digest_of_array(obj.T if turned else obj, self.time)
         if issubclass(kind, _BY_NAME) or f"{kind.__module__}.".startswith(_OTHERS):
             return str(getattr(obj, "__module__", "")), str(getattr(obj, "__qualname__", kind.__qualname__))
-        if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):  # a DataFrame, which may rearrange itself when read
+        if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):  # reading a DataFrame may change its inner layout
             return self._frame(obj)
         if _has_hooks(kind):
             raise TypeError(kind)
@@ -149,7 +149,10 @@ class _ContentPickler(pickle.Pickler):
         return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return the parts of an object, without cached properties, which may appear when the object is read."""
+        """Return the parts of an object.
+
+        Cached properties are left out, because they may appear when the object is read.
+        """
         kind = type(obj)
         if not hasattr(obj, "__dict__"):
             return NotImplemented

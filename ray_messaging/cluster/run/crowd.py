@@ -1,4 +1,4 @@
-"""The agents of a group as arrays, for a model's function that runs once per group and step."""
+"""The class `Crowd`, a group's agents as arrays, for a model that is called once for each group in each step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,13 +45,13 @@ class Crowd:
         self.ids = ids
         self.shared: Any = shared
         self.state: dict[str, NDArray[Any]] = {}
-        # Draws uniform numbers of the step, or of `start`.
+        # A function that draws uniform random numbers of the step, or of `start`.
         self._draw: Callable[[int], NDArray[np.float64]] | None = None
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.
 
-        The numbers depend on the seed, the step and the agent alone. `start` has its own numbers.
+        The numbers depend only on the seed, the step and the agent. `start` has numbers of its own.
 
         Raises: ConfigError unless k is a number of at least 0.
         """
@@ -105,7 +105,7 @@ class CrowdSociety:
         self.last_step = step.number
 
     def _run(self, step: Step, starts: bool) -> None:  # noqa: FBT001 - by the thread's call
-        """Run the step in the model's thread; `starts` says that the group has no state yet."""
+        """Run the step, in the model's thread. If `starts` is true, the group has no state yet."""
         crowd = self._crowd
         assert crowd is not None
         if starts and self._start is not None:
@@ -201,7 +201,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        crowd.state[name] = found.copy()  # after this, as after a restart, no other key or object shares the array
+        crowd.state[name] = found.copy()  # as after a restart, no other key or object shares the array
     return _encode((_ids_of(crowd.ids), kept))
 
 
@@ -217,9 +217,9 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
     """Return the rows of `agents` from the arrays of several groups.
 
-    Arrays of the first group that do not have a row for each agent are returned unchanged.
+    Arrays that do not have a row for each agent are taken unchanged from the first group.
 
-    Raises: ConfigError if the rows of one array differ in shape, or have types so different that values would be lost.
+    Raises: ConfigError if the rows of an array have different shapes, or types that no common type can hold.
     """
     gathered = {name: array for name, array in parts[0][1].items() if array.shape[:1] != (len(parts[0][0]),)}
     rows: dict[str, list[tuple[AgentSet, NDArray[Any]]]] = {}
@@ -228,7 +228,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
             if name not in gathered and array.shape[:1] == (len(before),):
                 rows.setdefault(name, []).append((before, array))
     for name, found in rows.items():
-        # Type and shape of an array without rows do not count, because a group without agents cannot know them.
+        # Arrays without rows are ignored, because a group without agents cannot know their type and shape.
         filled = [(before, array) for before, array in found if len(array)] or found[:1]
         row = _common_row(name, [array for _, array in filled])
         made = np.zeros((len(agents), *row.shape), row.dtype)
@@ -240,7 +240,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
 
 
 def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return a row of zeros with a shape and type for the rows of all arrays; raise ConfigError if none fits all."""
+    """Return a row of zeros with the common shape and type of several arrays; raise ConfigError if there is none."""
     shapes = {array.shape[1:] for array in arrays}
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:
@@ -276,6 +276,6 @@ def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
 
 
 def _ids_of(ids: NDArray[Any]) -> bytes:
-    """Return a digest of the agents, in order."""
+    """Return a digest of the agents' ids in their order."""
     found = ids.tobytes() if ids.dtype != object else b"".join(map(id_bytes, ids.tolist()))
     return blake2b(found, digest_size=16).digest()

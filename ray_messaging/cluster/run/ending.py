@@ -1,4 +1,4 @@
-"""When a run ends: before a given step, or after the first step whose collected values fulfil a condition."""
+"""The end of a run: before a given step, or after the first step whose collected values fulfil a condition."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,20 +31,20 @@ class Ending(NamedTuple):
     counts: Collection[str] = ()
 
     def before(self, step: int) -> int:
-        """Return the first step that is not to run before the next look at the values, if `step` runs next."""
+        """Return the step before which the run must stop to check the condition, if `step` runs next."""
         if self.condition is None:
             return self.most
         collected = -(-step // self.every) * self.every
         return min(self.most, collected + 1)
 
     def looks_at(self, step: int) -> bool:
-        """Return whether the condition is asked after a step."""
+        """Return whether the condition is checked after a step."""
         return self.condition is not None and step >= 0 and step % self.every == 0
 
     def is_fulfilled(self, step: int, values: Mapping[str, Any]) -> bool:
-        """Return whether the run ends after a step with these collected values, which include the step.
+        """Return whether the run ends after a step in which some values were collected.
 
-        If nothing else was collected, as in a call of `run` without `collect=`, the condition is not asked.
+        If only the step's number was collected, as in a call of `run` without `collect=`, the condition is not checked.
 
         Raises: StepFailed if the condition raises an exception; ConfigError if it does not return a bool.
         """
@@ -68,7 +68,7 @@ class Ending(NamedTuple):
 
 
 class _Values(dict[str, Any]):
-    """The values that were collected in a step, by column. A count that no agent has is 0."""
+    """The values that were collected in a step, by column. A count of a value that no agent has is 0."""
 
     def __init__(self, values: Mapping[str, Any], counts: Collection[str]) -> None:
         super().__init__(values)
@@ -77,7 +77,7 @@ class _Values(dict[str, Any]):
     def __missing__(self, name: object) -> int:
         if isinstance(name, str) and name.partition("=")[0] in self._counts and "=" in name:
             return 0
-        raise KeyError(f"{name!r} is not collected: collect= has {', '.join(map(repr, self)) or 'nothing'}")
+        raise KeyError(f"{name!r} is not collected: collect= gives {', '.join(map(repr, self)) or 'nothing'}")
 
 
 def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending:
@@ -86,7 +86,7 @@ def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending
         if max_steps is not None:
             raise ConfigError(
                 f"max_steps={max_steps!r} is for a condition, as in until=lambda now: now['ill'] == 0; here until= is "
-                "the number of steps already: leave max_steps= out"
+                "a number of steps: leave max_steps= out"
             )
         return Ending(check_until(until))
     if max_steps is None:
@@ -109,5 +109,8 @@ def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending
 
 
 def values_after(step: int, parts: Sequence[bytes]) -> dict[str, Any]:
-    """Return the values that all groups have collected in a step, by column, from the encoded parts of the groups."""
+    """Return, by column, the values that all groups have collected in a step.
+
+    `parts` has the encoded values of each group.
+    """
     return {STEP: step} | values_of([decode_series(part) for part in parts if part])

@@ -1,4 +1,4 @@
-"""Several kinds of agents in one run: which agents belong to each kind, and the functions of each kind."""
+"""Several kinds of agents in one run: the agents of each kind, and the functions of each kind."""
 
 import inspect
 from collections import Counter
@@ -21,9 +21,12 @@ Kinds = dict[str, AgentSet]
 
 
 class ByKind:
-    """The functions of several kinds as one function, which calls the function for the kind of its first argument.
+    """One function in place of the functions of several kinds.
 
-    The kind of an agent, or of a group, is its `kind`. A kind without a function gets {}.
+    It calls the function for the kind of its first argument.
+
+    The argument is an agent or a group, and its kind is the attribute `kind`. For a kind without a function, the result
+    is {}.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
@@ -36,10 +39,10 @@ class ByKind:
 
 
 class AsyncByKind(ByKind):
-    """The functions of several kinds as one async function; some of the functions may be plain ones."""
+    """One async function in place of the functions of several kinds, some of which may be plain ones."""
 
     async def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
-        """Call the function of the owner's kind, and await what it returns if this is awaitable."""
+        """Call the function of the owner's kind, and await its result if that is awaitable."""
         answer = super().__call__(owner, *others)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -52,7 +55,10 @@ def as_one(given: Any) -> Any:  # noqa: ANN401 - a function, a dict of functions
 
 
 def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as a user has written it
-    """Yield the functions in an argument, which may be a dict of them by kind, each with its name for errors."""
+    """Yield the functions in an argument, each with a name for errors.
+
+    The argument may be a dict of functions by kind.
+    """
     if isinstance(given, Mapping):
         yield from ((f"{name}[{kind!r}]", function) for kind, function in given.items())
     else:
@@ -60,7 +66,7 @@ def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: A
 
 
 def check_kinds(model: object, start: object) -> None:
-    """Raise ConfigError if the kinds of a run's functions have no valid names, or `start` has other kinds."""
+    """Raise ConfigError if the name of a kind is not valid, or if `start` has a kind that `model` does not have."""
     if isinstance(model, Mapping):
         if not model:
             raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")
@@ -84,7 +90,7 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
     """Return the agents of each kind, in the order of the model's kinds.
 
     Args: `agents` maps each kind to its ids, or is a DataFrame with a column `kind`; `model` has a function by kind.
-    Raises: ConfigError for a kind without a model or without agents, and for an agent with no kind, or with two.
+    Raises: ConfigError for a kind without a model or without agents, and for an agent with no kind or two kinds.
     """
     ids = _ids_by_kind(agents, model)
     for kind, given in ids.items():
@@ -121,7 +127,7 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
 
 
 def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
-    """Build the error for the first agent that comes twice."""
+    """Build the error for the first agent that is in two kinds, or twice in one."""
     owners: dict[AgentId, str] = {}
     for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
         other = owners.setdefault(agent, kind)
@@ -129,17 +135,19 @@ def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
             return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one")
     listed = (check_id(agent) for given in ids.values() for agent in given)
     twice = next(agent for agent, count in Counter(listed).items() if count > 1)
-    return ConfigError(f"agent {twice!r} comes twice in agents: give each once (a DataFrame has the ids as its index)")
+    return ConfigError(
+        f"agent {twice!r} comes twice in agents: give each agent once (a DataFrame has the ids as its index)"
+    )
 
 
 def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids, which may be in a pandas object, as a list or an integer array."""
+    """Return ids as a list or an integer array. They may be in a pandas object."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
 
 def among(agents: AgentSet, kinds: Kinds) -> Kinds:
-    """Return the kinds that some agents have, each with those of these agents that are of this kind."""
+    """Return the agents of each kind, restricted to some agents. Kinds without any of these are left out."""
     found = {kind: agents_of & agents for kind, agents_of in kinds.items()}
     return {kind: agents_of for kind, agents_of in found.items() if len(agents_of)}
 

@@ -1,4 +1,4 @@
-"""`ray_messaging.run`: the engine, rules and order of `Messaging.run` in this process, on a private server."""
+"""`ray_messaging.run`, which does the same as `Messaging.run`, but in one process, on a server of its own."""
 
 import asyncio
 import pickle
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EXPERIMENT = "local"
-_TURN = 1  # the number of each group's only call of `RunActor.run`
+_TURN = 1  # each group has only one call of `RunActor.run`, and this is its number
 MOST_AHEAD = 64  # the highest `ahead`
-_LOOK_S = 1.0  # the time between two checks of the progress
+_LOOK_S = 1.0  # seconds between two checks of the progress
 
 
 @overload
@@ -125,12 +125,12 @@ def run(
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
-    Use this function where one process is enough: for a small model, for a test, or if many runs are made at the same
-    time. Use `Messaging.run` where a run needs several processes or machines, or has to go on after a failure. With the
-    same seed, both give the same messages, verdicts, order, states and digests, whatever `groups` is.
+    Use this function if one process is enough: for a small model, for a test, or if many runs are made at the same
+    time. Use `Messaging.run` if a run needs several processes or machines, or must go on after a failure. With the same
+    seed, both give the same messages, verdicts, order, states and digests, whatever `groups` is.
 
     Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied, so groups share its
-    globals. A plain model that never returns keeps the process from ending, even after a `timeout`. Ctrl-C raises
+    globals. If a plain model never returns, the process cannot end, even after a `timeout`. Ctrl-C raises
     KeyboardInterrupt.
 
     Args:
@@ -151,10 +151,11 @@ def run(
         progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
         rules: The rules, as for `Messaging.start`.
         seed: The seed of all random numbers, as for `Steps`.
-        calls: Limits of the calls that agents remember in this run, and the folder in which answers are shared.
-        log_dir: The folder of the run's event log, as for `Messaging.start`; None: no log is kept. Read it by
-            `EventLog.open`.
-        checkpoint: With `log_dir`, keep a checkpoint after every n-th step and the last one, for `Messaging.fork`.
+        calls: The limits of calls by `me.remember` in this run, and the folder in which their answers are shared.
+        log_dir: The folder of the run's event log, as for `Messaging.start`; None: there is no log. `EventLog.open`
+            reads it.
+        checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
+            `Messaging.fork`.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "reset" deletes that log.
         wait_for: "neighbours" makes calls of a language model early, as for `Steps`.
         ahead: As for `Steps`.
@@ -189,7 +190,7 @@ def run(
 
 
 class _LogOrder(NamedTuple):
-    """The plan of a run's log, and what is noted there: facts about the run, and the number of agents of each group."""
+    """The plan of a run's log, and what its record gets: facts about the run, and the size of each group."""
 
     plan: LogPlan
     facts: dict[str, Any]
@@ -197,7 +198,7 @@ class _LogOrder(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The result of a part of a run, up to some step; `end` is what runs that go on from there begin with."""
+    """The result of the first steps of a run. `end` is the `Beginning` from which other runs can go on."""
 
     result: Result
     end: bytes | None = None
@@ -223,7 +224,7 @@ def run_part(
     log: LogPlan | None = None,
     ahead: int = 0,
 ) -> Part:
-    """Run a model as `run` does, and go on from a beginning, if there is one; with `keep` return the end.
+    """Run a model as `run` does, from the start or from a `Beginning`. With `keep`, the result has the `end`.
 
     Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
     `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one. `ahead`
@@ -253,7 +254,7 @@ def run_part(
             )
         )  # fmt: skip
     except StepFailed as error:
-        raise error.with_traceback(None) from cause_of(error)  # the traceback leaves out our own frames
+        raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
 
 
 def _copy(name: str, value: T) -> T:
@@ -261,7 +262,7 @@ def _copy(name: str, value: T) -> T:
     try:
         return deepcopy(value)
     except Exception:  # noqa: BLE001 - the object's own code may raise any error
-        # It copies more, such as modules.
+        # cloudpickle can copy more than pickle, such as modules.
         found: T = pickle.loads(sent(name, value, dumped))  # noqa: S301 - made here
         return found
 
@@ -284,7 +285,7 @@ async def _run(
     ahead: int,
 ) -> Part:
     if limits is not None:
-        store_of(limits)  # raises the error of a store that cannot be used
+        store_of(limits)  # raises an error if the store cannot be used
     settings_of_calls = Calls() if limits is None else limits
     limit_calls = partial(_limit_calls, settings_of_calls, CallLimits(settings_of_calls), ordered is not None)
     checkpoint = None if ordered is None else ordered.plan.checkpoint
@@ -316,7 +317,7 @@ async def _run(
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
         shown = set[str]()
-        # The supervisor changes digests, so it needs them at once. With a log the server has them, as on Ray.
+        # The supervisor needs the digests at once, because it changes them. With a log, the server has them, as on Ray.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
         calls: list[asyncio.Task[GroupResult]] = []
         actors: list[RunActor] = []
@@ -364,7 +365,7 @@ async def _run(
 async def _judge_and_log(
     stack: AsyncExitStack, ordered: _LogOrder | None, server: LocalServer, steps: Steps, rules: Sequence[Rule]
 ) -> "tuple[Interceptor, LogHost | None]":
-    """Return an interceptor and the run's log, if one is ordered; both end with the stack."""
+    """Return an interceptor, and the run's log if one is wanted. Both are closed with the stack."""
     if ordered is None:
         interceptor = Interceptor(_EXPERIMENT, rules)
         stack.push_async_callback(interceptor.close)
@@ -379,10 +380,10 @@ async def _judge_and_log(
 async def _run_until(
     ending: Ending, step: int, go_on: Callable[..., Awaitable[Sequence[GroupResult]]], *, is_beginning: bool
 ) -> tuple[Sequence[GroupResult], int]:
-    """Run the groups from a step on; return their results with the states, and the step before which the run ends.
+    """Run the groups from a step on; return their results, and the step before which the run has ended.
 
-    Args: `go_on` runs the groups up to a step. With `is_beginning` other runs go on from the end.
-    Raises: ConfigError if a condition ends a beginning, from which no other run could go on.
+    Args: `go_on` runs the groups up to a step. With `is_beginning`, other runs are to go on from the end.
+    Raises: ConfigError if a condition ends the run before other runs can go on from its end.
     """
     if ending.condition is None:
         return await go_on(ending.most, with_states=True), ending.most
@@ -404,13 +405,13 @@ async def _run_until(
 
 
 def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
-    # Limits of calls, or a condition, may end the run earlier, so that its last steps are not known yet.
+    # A budget of calls, or a condition, may end the run early, so the last steps are not known yet.
     first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
     return [LaterDigests(first) for _ in range(groups)]
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
-    """Return the digests of steps that rules on whole steps have judged, and how these rules have changed the fates."""
+    """Return the digests of steps that rules for whole steps have judged, and how these rules changed the fates."""
     found = {
         step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
         for step in last
@@ -429,7 +430,7 @@ async def _series(store: "RedisSteps", last: int, log: "LogHost | None") -> Any:
 
 
 def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence[asyncio.Task[Any]]) -> None:
-    """Let actors and their calls end with a stack."""
+    """Close actors, and cancel their calls, when a stack is closed."""
 
     async def end_all() -> None:
         for call in calls:
@@ -439,7 +440,7 @@ def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence
         stack.push_async_callback(actor.forget)
     stack.push_async_callback(end_all)
     for actor in actors:
-        stack.push_async_callback(actor.close)  # ends first, so that remembered calls in flight are kept
+        stack.push_async_callback(actor.close)  # comes first, so that the results of running calls are stored
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
@@ -447,7 +448,7 @@ def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, s
 
 
 def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: AgentLoop, group: str) -> None:  # noqa: FBT001 - by partial
-    """Apply settings to the remembered calls of a group; `records` says whether the log gets the calls."""
+    """Apply settings to a group's calls by `me.remember`. `records` says whether the calls are logged."""
     society.records_calls = records
     society.call_settings, society.call_store = settings, store_of(settings)
     if settings.limited:
@@ -455,14 +456,17 @@ def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: Ag
 
 
 async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:
-    """Return the result of a group; if the budget of calls has ended it, end the other groups, which wait for it."""
+    """Return the result of a group.
+
+    If the group has ended because the budget of calls is spent, the other groups, which wait for it, are ended, too.
+    """
     found = await running
     if found.spent:
         await store.hold(CTRL_C, STANDSTILL)
         last = (await store.progress()).latest
         for actor in actors:
             await actor.end_after(last, _TURN)
-        await store.hold(CTRL_C, STANDSTILL)  # The second hold also wakes the groups that wait for a step.
+        await store.hold(CTRL_C, STANDSTILL)  # the second hold also wakes groups that wait for a step
     return found
 
 
@@ -473,7 +477,7 @@ def _known(value: T) -> "asyncio.Future[T]":
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:
-    """Return once a step is closed by all groups, and by the rules that judge the step after the groups."""
+    """Wait until a step is closed by all groups, and by the rules that judge the step after the groups."""
     while (progress := await store.progress()).sealed < step:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 
@@ -489,7 +493,10 @@ async def _all_done(
     beside: Iterable[asyncio.Task[None]],
     look: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Wait for all calls, and call `look` now and then; raise the first error of a call, or of a task in `beside`."""
+    """Wait for all calls; raise the first error of a call, or of a task in `beside`.
+
+    Args: `look` is called every second.
+    """
     left: set[asyncio.Task[Any]] = {*calls, *beside}
     while not left.isdisjoint(calls):
         done, left = await asyncio.wait(

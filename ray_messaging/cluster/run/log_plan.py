@@ -1,4 +1,4 @@
-"""Where a local run keeps its event log, if it keeps one."""
+"""The plan of a local run's event log."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from ray_messaging.errors import ConfigError
 
 
 class LogPlan(NamedTuple):
-    """The folder of a local run's log, what to do with a log that is there, and the steps between two checkpoints."""
+    """The folder of a local run's log, what to do if it has a log, and the number of steps between checkpoints."""
 
     folder: str
     on_existing: str
@@ -16,10 +16,10 @@ class LogPlan(NamedTuple):
 
 
 def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan | None:
-    """Return the plan of a log, or None if no log is wanted; raise ConfigError for arguments that do not fit."""
+    """Return the plan of a log, or None if no log is wanted; raise ConfigError for invalid arguments."""
     if on_existing == "resume":
         raise ConfigError(
-            "on_existing='resume': a local run keeps its server's data in memory only, so it cannot go on after its "
+            "on_existing='resume': a local run has its server's data only in memory, so it cannot go on after its "
             "process has ended. Go on after its last checkpoint by Messaging.fork(log_dir, ...), or use "
             "Messaging.start(log_dir=...) and messaging.run, which resume"
         )
@@ -28,11 +28,11 @@ def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan |
     if log_dir is None:
         if checkpoint is not None or on_existing != "error":
             raise ConfigError(
-                "checkpoint= and on_existing= are about the run's log, and there is no log: pass log_dir='a folder'"
+                "checkpoint= and on_existing= are for the run's log, but there is no log: pass log_dir='a folder'"
             )
         return None
     if not isinstance(log_dir, str | Path) or log_dir == "":
-        raise ConfigError(f"log_dir={log_dir!r} is no path: write log_dir='a folder'")
+        raise ConfigError(f"log_dir={log_dir!r} is not a path: write log_dir='a folder'")
     if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1):
         raise ConfigError(f"checkpoint={checkpoint!r} must be the number of steps from one checkpoint to the next")
     return LogPlan(str(absolute(log_dir)), on_existing, checkpoint)

@@ -1,4 +1,4 @@
-"""The event log of a local run: the log's host of an experiment, in the process of the run."""
+"""The event log of a local run, which is written in the process of the run."""
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +19,7 @@ from ray_messaging.transports.experiment_store import RedisExperimentStore, Stat
 
 
 class LoggedRun(NamedTuple):
-    """The interceptor of a run with a log, which keeps the state of its rules on the server, and the log's host."""
+    """The interceptor of a run with a log, which stores the state of its rules on the server, and the log's host."""
 
     interceptor: Interceptor
     log: LogHost
@@ -41,7 +41,7 @@ async def logged_run(
         epoch = await stores.experiment.take_interceptor_epoch()
         interceptor = Interceptor(exp_id, rules, epoch=epoch, store=_StateOnServer(stores.experiment, exp_id))
         try:
-            # The server stands for its address here, which only this process needs.
+            # The server object takes the place of the server's address, which only this process needs.
             redis = cast("ServerConfig", server)
             log = LogHost(Experiment(exp_id, run, settings, plan.folder, steps, redis=redis), plan.on_existing)
             await log.start()
@@ -57,7 +57,7 @@ async def logged_run(
 
 
 class _StateOnServer:
-    """Store of the rules' state, from which a fork of the run begins."""
+    """Store of the rules' state on the server, so that checkpoints, and thus forks, have the state."""
 
     def __init__(self, server: RedisExperimentStore, exp_id: str) -> None:
         self._server = server
@@ -65,7 +65,7 @@ class _StateOnServer:
         self._last: StateChanges | None = None
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write changes to the server, all or none; raise Fenced or ServerBehindError as `StateStore.save` says."""
+        """Write changes to the server, either all of them or none; raises the same errors as `StateStore.save`."""
         again, self._last = kept is self._last, kept
         written = await self._server.write(epoch, kept, None, again=again)
         if written is StateWrite.FENCED:

@@ -1,4 +1,4 @@
-"""Name and source of a model, and digests of its inputs, from which a later call of `run` sees what has changed."""
+"""The name and the source of a model, and digests of its inputs. A later call of `run` compares them."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _encode = msgspec.msgpack.encode
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function, or of an object's class, with its module; of several kinds, all names."""
+    """Return the name of a function, or of an object's class, with its module. For several kinds, return all names."""
     if isinstance(function, Mapping):
         return ", ".join(f"{kind}: {name_of(each)}" for kind, each in function.items())
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -34,10 +34,11 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of a model's file, or of its own text in a notebook or program; None if there is no source.
+    """Return a digest of a model's file, or for a model in a notebook or the main program, of its text.
 
-    If the model is in the program that also calls the run, the digest has only the text of the model, and of all that
-    the model uses from the program. The rest of the program may change. Models of several kinds have one digest.
+    If the model is in the program that calls `run`, the digest covers the text of the model, and of everything that the
+    model uses from the program. The rest of the program may change. Models of several kinds have one digest. If there
+    is no source, the result is None.
     """
     if isinstance(model, Mapping):
         sources = {kind: source_of(each) for kind, each in model.items()}
@@ -59,7 +60,7 @@ def source_of(model: object) -> str | None:
 def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: ANN401 - a function or a class
     """Yield the text of a function or class, and of the functions, classes and plain values that it uses."""
     seen.add(code)
-    if getattr(code, "__name__", "") == "<lambda>":  # the source of a lambda contains the whole call around it
+    if getattr(code, "__name__", "") == "<lambda>":  # the source of a lambda includes the whole call around it
         yield " ".join(_parts_of_code(code.__code__))
     else:
         yield inspect.getsource(code)
@@ -80,9 +81,12 @@ def _parts_of_code(code: CodeType) -> Iterator[str]:
 
 
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
-    """Return digests of a run's DataFrame of agents, graph and `shared`; None: it was not given, or has no digest."""
+    """Return digests of the agents' DataFrame, the graph and `shared` of a run.
+
+    A digest is None if the input was not given, or has no digest.
+    """
     frame = agents if hasattr(agents, "itertuples") and hasattr(agents, "sort_index") else None
-    with suppress(TypeError):  # ids of several types
+    with suppress(TypeError):  # the ids have several types
         frame = None if frame is None else frame.sort_index()
     ends = [[neighbours for _, neighbours in plan.rows.values()] for plan in plans]
     kinds = [{kind: [*found] for kind, found in sorted(plan.kinds.items())} for plan in plans]
@@ -99,7 +103,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return the facts about a call of `run` that are recorded in the folder of its log.
 
-    Args: `inputs` has the digests of `inputs_of`.
+    Args: `inputs` has the digests from `inputs_of`.
     """
     return {
         "model": name_of(model),
@@ -125,7 +129,7 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return a line that says that a run's model has another source than `before`, or None if the source is equal."""
+    """Return a line that says that a run's model has another source than before, or None if the source is equal."""
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:
         return None

@@ -1,6 +1,6 @@
-"""The thread in which a group's model runs, beside the event loop of the actor, and the agent that blocks the thread.
+"""The thread in which a group's model runs, and the search for the agent that blocks the thread.
 
-From one await to the next, only one agent's code runs in the model's event loop. We call this a turn of the agent.
+Between two awaits, only one agent's code runs in the model's event loop. This is called a turn of the agent.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORT_S: Final = 0.02
-BLOCKING_S: Final = 0.1  # asyncio's own measure of a slow callback
+BLOCKING_S: Final = 0.1  # seconds after which a turn is slow; asyncio's debug mode has the same limit
 
 
 class ModelThread:
-    """One thread for all calls of a model, with its own event loop for async models.
+    """One thread for all calls of a model, with an event loop of its own for async models.
 
-    The actor's event loop blocks during a short call, for at most 20 ms, because to wake the loop for the result would
-    cost up to a twentieth of a small step. After a longer call, the loop does not block during the next call. So a call
-    that waits for the actor's event loop may be delayed by 20 ms.
+    During a short call the actor's event loop is blocked, for at most 20 ms, because waking the loop for the result
+    would take up to a twentieth of a small step. After a longer call, the loop is not blocked during the next call. So
+    other calls of the actor may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "model")
-        self._short = True  # the last call was short
+        self._short = True  # whether the last call was short
         self._last: Future[Any] | None = None  # the last call
-        self._loop: asyncio.AbstractEventLoop | None = None  # the same in all steps, because clients are bound to it
+        self._loop: asyncio.AbstractEventLoop | None = None  # one for all steps, because clients are bound to it
         self._between: Future[None] | None = None  # the run of the loop between two calls
 
     async def call(
@@ -48,11 +48,11 @@ class ModelThread:
         *args: Any,  # noqa: ANN401 - the function's
         look: Callable[[], float | None] | None = None,
     ) -> T:
-        """Call a plain function in the thread; raise the function's exceptions, as `raising` does.
+        """Call a plain function in the thread; raise the exceptions of the function, see `raising`.
 
-        Args: `look` is called now and then, and returns after how many seconds it is to be called again. If `look`
-        raises an exception, this call ends with it, even if the function does not end. With `look` the event loop does
-        not block.
+        Args: `look` is called repeatedly, and returns the number of seconds until its next call. If `look` raises an
+        exception, this call raises it, even if the function has not ended. With `look`, the actor's event loop is not
+        blocked.
         """
         began = perf_counter()
         await self.pause()
@@ -70,7 +70,7 @@ class ModelThread:
                     await asyncio.wait({ended}, timeout=look())
                 return await ended
             finally:
-                ended.cancel()  # nobody waits for the result any more
+                ended.cancel()  # the result is not awaited any more
         finally:
             self._short = perf_counter() - began <= _SHORT_S
 
@@ -95,9 +95,9 @@ class ModelThread:
         return self._loop.run_until_complete(coroutine)
 
     async def close(self) -> None:
-        """Close the event loop of the models, after what ends with it, such as the connections of a client.
+        """Close the event loop of the models, and what ends with it, such as the connections of a client.
 
-        While a model does not return, the loop stays.
+        If a model does not return, the loop is not closed.
         """
         if self._loop is not None and self._last is not None and self._last.done():
             await self.pause()
@@ -117,16 +117,19 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_running():  # the loop still runs if the process ends while a model does not
+    if not loop.is_running():  # it still runs if a model has not returned when the process ends
         loop.close()
 
 
 class Holder:
-    """The agent whose turn it is, and the longest turn of the step. The first long turn is logged as a warning."""
+    """Record of the agent whose turn it is, and of the longest turn of the step.
+
+    The first long turn is logged as a warning.
+    """
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._now: tuple[Agent, float] | None = None  # whose turn it is, and since when
+        self._now: tuple[Agent, float] | None = None  # the agent whose turn it is, and the time at which the turn began
         self._longest: tuple[Agent | None, float] = None, 0.0
         self._warned = False
 
@@ -139,7 +142,10 @@ class Holder:
         self._now = agent, perf_counter()
 
     def end(self, what: str) -> None:
-        """Record the end of the turn; `what` names in a warning what the agent ran."""
+        """Record the end of the turn.
+
+        Args: `what` is the name, for a warning, of what the agent ran.
+        """
         assert self._now is not None
         (agent, began), self._now = self._now, None
         seconds = perf_counter() - began
@@ -156,16 +162,16 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent with the longest turn of the step, ended or not, and its seconds; None if all were short."""
+        """Return the agent with the longest turn of the step so far, and its seconds; None if all were short."""
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])
 
 
 class Turns(Awaitable[T]):
-    """An awaited call whose turns are recorded.
+    """An awaitable call whose turns are recorded.
 
-    Args: `what` names in a warning what the agent runs.
+    Args: `what` is the name, for a warning, of what the agent runs.
     """
 
     __slots__ = ("_agent", "_call", "_holder", "_what")

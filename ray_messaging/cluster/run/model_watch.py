@@ -1,6 +1,6 @@
-"""Warnings about a model that keeps data, or draws random numbers, outside of its agents.
+"""Warnings about a model that stores data, or draws random numbers, outside of its agents.
 
-Other groups do not have such data, and a restart loses the data.
+Other groups do not have such data, and the data are lost in a restart.
 """
 
 import logging
@@ -20,35 +20,35 @@ from ray_messaging.cluster.run.content_digest import content_digest
 
 logger = logging.getLogger(__name__)
 
-_SHARE: Final = 100  # the checks take at most one part in this many of a run's time
+_SHARE: Final = 100  # the checks take at most 1/_SHARE of a run's time
 _FUNCTIONS: Final = 200  # the most functions whose names are looked up
 _FIRST_STEPS: Final = 20
 _MT_BYTES: Final = 625 * 4
 _PAGE: Final = "(docs/repeatability.md)"
-_LONGEST_S: Final = 0.1  # the most time for all digests before a step, or after a step, because the group waits
+_LONGEST_S: Final = 0.1  # the most seconds for all digests before a step, or after it, because the group waits
 
 
 class ModelWatch:
     """The checks of one group's model. Each problem is logged once, as a warning.
 
-    The first steps are all checked. A later step is checked only if the checks then take at most a hundredth of the
+    The first steps are all checked. Later steps are checked so seldom that the checks take at most a hundredth of the
     run's time.
 
     Args: `given` has, by name, the objects that a model gets and must not change. `told` has the names of the problems
-    that this run has logged already; groups in one process share it.
+    that this run has already logged. Groups in one process share `told`.
     """
 
     def __init__(self, model: object, given: Mapping[str, object], told: set[str] | None = None) -> None:
         self._model = model
         self._given = given
         self._told: set[str] = set() if told is None else told
-        self._before: dict[str, tuple[int, str | None]] = {}  # by object: a step, and the digest before that step
+        self._before: dict[str, tuple[int, str | None]] = {}  # by name, a step, and the digest before it
         self._begun = 0
         self._next = 0.0  # the time of the next check
 
     @contextmanager
     def over(self, step: int) -> Iterator[None]:
-        """Context of a step: after the step, check the model, if a check is due."""
+        """Return a context manager for a step, which checks the model after the step, if a check is due."""
         began = perf_counter()
         due = began >= self._next
         if not due and self._begun >= _FIRST_STEPS:
@@ -73,7 +73,7 @@ class ModelWatch:
 
     @contextmanager
     def _off_at_an_error(self) -> Iterator[None]:
-        """End all checks if one of them raises an error, because the run itself may be right and must go on."""
+        """Return a context manager that ends all checks if one raises an error. The run itself must go on."""
         try:
             yield
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's objects may raise any error
@@ -87,7 +87,7 @@ class ModelWatch:
                 )  # fmt: skip
 
     def _compare(self, step: int) -> None:
-        """Log which of the kept objects have changed since the last comparison."""
+        """Log which of the objects that outlive a step have changed since the last comparison."""
         for name, now in _digests(self._kept()).items():
             since, before = self._before.get(name, (step, None))
             if None not in (before, now) and before != now:
@@ -95,7 +95,7 @@ class ModelWatch:
             self._before[name] = step + 1, now
 
     def _kept(self) -> Mapping[str, object]:
-        """Return, by name, the objects that outlive a step: from `given`, and those to which the model refers."""
+        """Return, by name, the objects that outlive a step: those in `given`, and those to which the model refers."""
         found = {**_named(self._model), **self._given}
         return {name: value for name, value in found.items() if name not in self._told}
 
@@ -124,7 +124,7 @@ def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
     end = thread_time() + _LONGEST_S
     found = {}
     for name, value in kept.items():
-        left = (end - thread_time()) / 2  # the other half is for the objects that follow
+        left = (end - thread_time()) / 2  # half of the remaining time is for the following objects
         found[name] = content_digest(value, anywhere=False, longest_s=left)
     return found
 
@@ -132,13 +132,13 @@ def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
 def _drawn() -> dict[str, object]:
     """Return the states of the process's random number generators."""
     numpys: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's types lack it
-    # The generator's memory is returned, because numpy takes a hundred times as long to copy the state.
+    # The bytes of the generator are read from memory, because numpy would take a hundred times as long.
     state = string_at(numpys.ctypes.state_address, _MT_BYTES) if type(numpys) is np.random.MT19937 else b""
     return {"the module random": random.getstate(), "numpy.random": state}
 
 
 def _named(model: object) -> dict[str, object]:
-    """Return, by name, what a model's functions refer to in globals and closures, but no modules and classes."""
+    """Return, by name, the objects in globals and closures that a model uses, without modules and classes."""
     found: dict[str, object] = {}
     left, seen = [*model.values()] if isinstance(model, Mapping) else [model], set[int]()
     while left and len(seen) < _FUNCTIONS:
@@ -147,7 +147,7 @@ def _named(model: object) -> dict[str, object]:
             continue
         seen.add(id(function))
         for name, value in _references(function):
-            kind = type(value)  # isinstance would run the value's own code
+            kind = type(value)  # isinstance might run code of the value
             if issubclass(kind, FunctionType | MethodType | partial):
                 left.append(value)
             elif not issubclass(kind, type | ModuleType):
@@ -169,7 +169,7 @@ def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  
 
 
 def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield what a function refers to in globals and closures, with names for a warning."""
+    """Yield the objects in globals and closures that a function uses, with names for a warning."""
     for name in {*_names_in(function.__code__)} & function.__globals__.keys():
         yield f"the global {name!r} of {function.__globals__.get('__name__')}", function.__globals__[name]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -178,7 +178,7 @@ def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function's code, or a function within it, refers to."""
+    """Yield the names that a function's code uses, or a function within it."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):

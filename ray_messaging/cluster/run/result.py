@@ -1,4 +1,4 @@
-"""The result of a run."""
+"""The class `Result`, which `messaging.run` returns."""
 
 import sys
 from collections import Counter
@@ -21,19 +21,19 @@ from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import GroupResult
 
-_NAMED = 5  # the most addresses of undeliverable messages that are named
+_NAMED = 5  # the most addresses of undeliverable messages in a repr
 
 
 class CallCounts(NamedTuple):
-    """How many remembered calls succeeded, by where the result came from, and how many failed tries were repeated.
+    """Numbers of calls by `me.remember` that succeeded, by where the result came from, and of tries that were repeated.
 
     `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
-    the step, and `parent` results from the parent of a fork. `spent` says that the budget of `Calls(budget=)` was
-    spent, which has ended the run. `store` counts results from the store of `Calls(store=)`. `failed` counts calls that
-    have used tokens, and failed. `unused` counts calls that were made ahead of their step, which did not need them.
+    the step, `parent` results from the parent of a fork, and `store` results from the store of `Calls(store=)`.
+    `failed` counts calls that have used tokens, and failed. `spent` says that the budget of `Calls(budget=)` was spent,
+    which has ended the run. `unused` counts calls that were made ahead of their step, which did not need them.
 
-    `input_tokens` (among them `cached_tokens`) and `output_tokens` were used in this run, by failed tries too. `cost`
-    is what they cost by the prices of `Calls(cost=)`, in `currency`.
+    `input_tokens`, among which are the `cached_tokens`, and `output_tokens` were used in this run, including failed
+    tries. `cost` is their cost by the prices of `Calls(cost=)`, in `currency`.
     """
 
     model: int = 0
@@ -52,7 +52,7 @@ class CallCounts(NamedTuple):
 
     @property
     def cost(self) -> Decimal:
-        """Return what the calls of this run have cost, exactly."""
+        """Return the exact cost of the calls of this run."""
         return money_of(self.cost_parts)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class CallCounts(NamedTuple):
 
 
 def calls_text(counts: Mapping[str, int], currency: str) -> str:
-    """Return counts of remembered calls, tokens and money as text; "" if there are none."""
+    """Return a text with the numbers of calls by `me.remember`, tokens and money; "" if there are none."""
     told = {
         "calls": counts.get("model", 0),
         "answered before": counts.get("kept", 0) + counts.get("parent", 0),
@@ -79,14 +79,15 @@ def calls_text(counts: Mapping[str, int], currency: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of `messaging.run`: plain and picklable.
+    """The result of `messaging.run`, a plain object that can be pickled.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
-    experiment began, by fate. `undeliverable` counts, for a few addresses on which nobody listens, the messages to the
-    address, such as an agent that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to
-    the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the
-    budget of calls, ended the run early. `calls` counts the remembered calls of this run.
+    experiment began, by fate. `undeliverable` has, for a few addresses on which nobody listens, the number of messages
+    to the address, such as an agent that no group hosts. With `Steps(digest=True)`, `digests` maps each of the last 64
+    steps to the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if
+    Ctrl-C, or the budget of calls, has ended the run early. `calls` has the numbers of calls by `me.remember` in this
+    run.
     """
 
     states: dict[AgentId, dict[str, Any]]
@@ -102,7 +103,7 @@ class Result:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Compute the digests when they are first read, if `gathered` was given a function for them."""
+            """Compute the digests when they are first read, if `gathered` got a function for them."""
             later = self.__dict__.get("_digests") if name == "digests" else None
             if later is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -111,16 +112,17 @@ class Result:
             return found
 
     def __getstate__(self) -> dict[str, Any]:
-        digests = self.digests  # reading the attribute computes the digests, if that was not done yet
+        digests = self.digests  # reading the attribute computes the digests
         return vars(self) | {"digests": digests}
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each step and agent.
+        """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each agent in each step.
 
-        The DataFrame also has steps of earlier runs, if these are in the log's folder, or without a log, on the server.
+        The DataFrame also has the steps of earlier runs, if their data are in the log's folder, or without a log, on
+        the server.
 
-        Raises: ConfigError if this run had no `collect=`; ImportError without pandas.
+        Raises: ConfigError if this run had no `collect=`; ImportError if pandas is not installed.
         """
         return series_frame(self.collected)
 
@@ -140,16 +142,18 @@ class Result:
         return html_table(repr(self), shown, len(self.states))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the states: a row per agent, a column per key; raise ImportError without pandas.
+        """Return a DataFrame of the states, with a row for each agent and a column for each key.
 
         With by="group" the columns are the arrays that have a value for each agent of the group.
+
+        Raises: ImportError if pandas is not installed.
         """
         ids, columns = self._by_agent() if self.ids else ([*self.states], _columns([*self.states.values()]))
         name = _ids_among(columns)
         return data_frame(columns | {name: ids}).set_index(name).rename_axis("agent")
 
     def _by_agent(self) -> tuple[list[AgentId], dict[Any, Any]]:
-        """Return all agents, ascending, and the groups' arrays joined into columns in the same order."""
+        """Return all agents in ascending order, and the groups' arrays, joined into columns in the same order."""
         ids = [agent for group in self.ids.values() for agent in group.tolist()]
         order = sorted(range(len(ids)), key=lambda place: (isinstance(ids[place], str), ids[place]))
         parts = [
@@ -174,8 +178,8 @@ def gathered(
 ) -> Result:
     """Return the result of a run from the groups' results.
 
-    Args: `by_rules` says how step rules have changed `fates`. If `digests` is a function, it is called when the digests
-    are first read. `currency` is that of the prices of calls.
+    Args: `by_rules` says by how much rules for whole steps have changed `fates`. If `digests` is a function, it is
+    called when the digests are first read. `currency` is the currency of the prices of calls.
     """
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())
@@ -206,7 +210,7 @@ def gathered(
 
 
 def say_cost(result: Result) -> Result:
-    """Write to stderr what the calls of a run have cost, if they have prices; return the run's result."""
+    """Write the cost of a run's calls to stderr, if they have prices; return the run's result."""
     if result.calls.currency and (text := str(result.calls)):
         sys.stderr.write(f"{text}\n")
     return result
@@ -219,15 +223,15 @@ def states_of(parts: Sequence["GroupResult"]) -> dict[AgentId, dict[str, Any]]:
 
 
 def cause_of(error: StepFailed) -> RuntimeError | None:
-    """Return an error with the traceback of the user's own frames, without frames of Ray and of this package."""
+    """Return an error whose traceback has only the user's own frames, and none of Ray and this package."""
     return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
 
 
 def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pandas.DataFrame
-    """Return a table of series as a DataFrame, whose index is the step, or the step and the agent."""
+    """Return a table of collected values as a DataFrame, whose index is the step, or the step and the agent."""
     if table is None:
         raise ConfigError(
-            "this call of run has no collect=, so it has no series: pass collect=, such as collect=lambda me: "
+            "this call of run had no collect=, so it has no series: pass collect=, such as collect=lambda me: "
             "{'mood': me.state['mood']}; if the run has a log, messaging.log.series() has what earlier calls have "
             "collected"
         )
@@ -254,7 +258,7 @@ def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
 
 
 def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | list[Any]:
-    """Join the arrays of groups. If they differ in type or shape, or one is missing, return a list of values."""
+    """Join the arrays of groups. If they differ in type or shape, or if one is missing, return a list of values."""
     filled = [(rows, array) for rows, array in parts if rows]
     arrays = [array for _, array in filled if array is not None]
     if len(arrays) == len(filled) and {array.ndim for array in arrays} == {1} and len({a.dtype for a in arrays}) == 1:
@@ -263,7 +267,7 @@ def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | 
 
 
 def _listed(array: NDArray[Any]) -> list[Any]:
-    """Return an array's rows. Dates stay numpy objects, because Python's would be numbers of nanoseconds."""
+    """Return the rows of an array as a list. Dates stay numpy objects, because `tolist` may turn them into ints."""
     return [*array] if array.dtype.kind in "mM" else array.tolist()
 
 

@@ -1,4 +1,4 @@
-"""`messaging.run`: start the groups, drive all steps, gather the result."""
+"""`messaging.run`, which starts the groups, runs all steps, and collects the result."""
 
 import itertools
 import secrets
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-# Idle processes are kept for this time: they take memory, but a new process takes a second or two.
+# Idle processes are kept for this many seconds, because a new process takes a second or two to start.
 _IDLE_S: Final = 60.0
-_CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once their remembered calls have ended
-_LOOK_S = 0.25  # the time between two checks of the progress
-_NODES_EVERY = 8  # one in this many checks also looks whether a machine with a server is lost
-_COUNTED_S = 0.1  # the longest wait until groups answer how many remembered calls they have made
-_TOLD_S = 1.0  # the longest wait until groups answer that they will end early
+_CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, besides the time for running calls
+_LOOK_S = 0.25  # seconds between two checks of the progress
+_NODES_EVERY = 8  # every n-th check of the progress also looks for lost machines
+_COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls by `me.remember`
+_TOLD_S = 1.0  # the longest wait for the groups' answers that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
 
 class RunActors:
-    """Actors that have run a model, by group, kept for the next run.
+    """Actors that have run a model, which are kept for the next run, by group.
 
-    The kept actors have left their mailboxes. After a minute without a run the actors are ended.
+    The kept actors have left their mailboxes. They are ended after a minute without a run.
     """
 
     def __init__(self) -> None:
-        self.run: Run | None = None  # the run that waits between two of its steps
-        self.inputs: Mapping[str, Any] = {}  # digests of what the last call of `run` was given
+        self.run: Run | None = None  # the run of `start_run` that is not closed, and waits between two of its steps
+        self.inputs: Mapping[str, Any] = {}  # digests of the arguments of the last call of `run`
         self.turns = itertools.count(1)  # the numbers of the calls of the actors' `run`
         self._kept: dict[str, Any] = {}
         self._options: Mapping[str, Mapping[str, Any]] = {}  # by group, the options in the last call of `take`
@@ -118,10 +118,10 @@ def _end(actors: Mapping[str, Any]) -> None:
 
 
 class EarlyEnd:
-    """Context in which Ctrl-C ends a run after the open steps; a second Ctrl-C raises KeyboardInterrupt as usual.
+    """Context in which Ctrl-C ends a run after the open step. A second Ctrl-C raises KeyboardInterrupt as usual.
 
-    From the first Ctrl-C to the end of the context no step begins. A pause of the steps is not changed. Python handles
-    signals only in the main thread, so in other threads this does nothing.
+    From the first Ctrl-C to the end of the context, no step begins. If the steps are paused, they stay paused. Python
+    handles signals only in the main thread, so in other threads this context does nothing.
 
     Args: `turn` is the number of the current call of the actors' `run`.
     """
@@ -131,8 +131,8 @@ class EarlyEnd:
         self._interceptor = interceptor
         self._actors = actors
         self._turn = turn
-        self._former: Any = None  # the earlier handler of the signal
-        self._holds = False  # the steps may be on hold because of this object
+        self._former: Any = None  # the earlier handler of Ctrl-C
+        self._holds = False  # whether this object may have stopped the steps
         self._name = secrets.token_hex(8)  # the name of the hold
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._holds:  # the call is sent first, so that another Ctrl-C can only end the wait for its answer
+        if self._holds:  # the call is made before the wait, which another Ctrl-C may end
             result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
@@ -156,12 +156,12 @@ class EarlyEnd:
         sys.stderr.write("\nthe run ends after the open step; Ctrl-C once more ends it at once\n")
 
     def tell(self) -> None:
-        """Tell all groups to end after the last open step. Repeat this for groups that have restarted."""
+        """Tell all groups to end after the open step. Call this repeatedly, because groups may restart."""
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         wait(told, num_returns=len(told), timeout=_TOLD_S)
-        # The hold also wakes the groups that wait for a step.
+        # This also wakes the groups that wait for a step.
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
@@ -217,15 +217,15 @@ class Run(AbstractContextManager["Run"]):
         seats = seats_of(messaging, parent, options, plans)
         shared_ref = sent("shared", shared, put)
         given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead)
-        # The groups get a reference, which Ray does not resolve in a list.
+        # The groups get a reference in a list, because Ray would replace a plain reference by its value.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})
         self._open = True
         self._spent = False
         self._when = ending or Ending(0)
-        self._fulfilled = False  # whether the condition of the run's end is
-        self._looked = -1  # the last step after which the condition was asked
-        self._parts: list[GroupResult] = []  # of the last steps that ran up to such a look
+        self._fulfilled = False  # whether the condition that ends the run is fulfilled
+        self._looked = -1  # the last step after which the condition was checked
+        self._parts: list[GroupResult] = []  # the groups' results at the last check of the condition
         with self._ending():
             inputs = inputs_of(agents, graph, shared, plans)
             most = None if ending is None else ending.most
@@ -234,7 +234,7 @@ class Run(AbstractContextManager["Run"]):
                 sys.stderr.write(line)
             kept.inputs = inputs
 
-            opened: dict[Any, str] = {}  # the calls that open the mailboxes
+            opened: dict[Any, str] = {}  # by call that opens a mailbox, the group's name
 
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
@@ -260,7 +260,7 @@ class Run(AbstractContextManager["Run"]):
         return f"Run(step {self.step}, {len(self._actors):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Let n more steps run; return the first step that did not run. After Ctrl-C no further step begins.
+        """Run n more steps; return the first step that did not run. After Ctrl-C no further step begins.
 
         Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
         before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
@@ -278,7 +278,7 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
-        """Return what `collect=` has recorded up to now, as `Result.series` does."""
+        """Return what `collect=` has recorded so far, as `Result.series` does."""
         return series_frame(self._series())
 
     def result(self) -> Result:
@@ -286,7 +286,10 @@ class Run(AbstractContextManager["Run"]):
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
     def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
-        """Let the steps before `until` run; return the groups' results. A fork does its work between the steps."""
+        """Run the steps before `until`; return the groups' results.
+
+        Between the steps, a fork checks and sends messages, see `Fork`.
+        """
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
                 parts = self._drive(step, progress=progress, with_states=with_states, stands=False)
@@ -319,8 +322,8 @@ class Run(AbstractContextManager["Run"]):
                 go_on(self.step if looks else until, with_states=with_states, stands=stands)
                 parts = _watch(refs, end, bar, self._lost)
                 self.step = min(part.until for part in parts)
-                # After the groups, rules on whole steps judge the last step. Without such rules the last group to
-                # commit the step knows that it is sealed, and asking for it would take one more round trip.
+                # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
+                # the step last knows that the step is sealed, and asking the server would take another round trip.
                 if max(part.sealed for part in parts) < self.step - 1:
                     steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
@@ -340,7 +343,7 @@ class Run(AbstractContextManager["Run"]):
         parts = [part.collected for part in self._parts]
         if parts and None not in parts:
             values = values_after(last, [part for part in parts if part is not None])
-        else:  # another process has run the step
+        else:  # another process ran the step
             from ray_messaging.eventlog.series_tables import values_in  # noqa: PLC0415 - pyarrow takes a second
 
             values = {"step": last} | values_in(self._series(), last)
@@ -352,11 +355,14 @@ class Run(AbstractContextManager["Run"]):
         return lost_machine(experiment.exp_id, experiment.redis, error)
 
     def _calls_text(self) -> str:
-        """Return a text with the counts of remembered calls in groups that answer at once; "" if there are no calls."""
+        """Return a text with the numbers of calls by `me.remember`; "" if there are none.
+
+        Groups that do not answer at once are left out.
+        """
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
         for answer in wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
-            with suppress(RayError):  # a group's process has died, and starts again
+            with suppress(RayError):  # raised if a group's process has died, which then starts again
                 found, waiting = get(answer)
                 counts.update(found, waiting=waiting)
         return calls_text(counts, self._currency)
@@ -374,7 +380,10 @@ class Run(AbstractContextManager["Run"]):
         )
 
     def close(self) -> None:
-        """Leave the mailboxes. All committed steps stay, and another run goes on from there."""
+        """End this run.
+
+        The groups leave their mailboxes. Committed steps are kept, and another run can go on from there.
+        """
         if self._open:
             self._detach()
             self._kept.keep(self._actors)
@@ -385,7 +394,7 @@ class Run(AbstractContextManager["Run"]):
 
     @contextmanager
     def _ending(self) -> Iterator[list[Any]]:
-        """Context that ends the run's actors if an error is raised. It yields a list for the actors' calls."""
+        """Return a context manager that ends the run's actors after an error. It yields a list for their calls."""
         refs: list[Any] = []
         try:
             yield refs
@@ -396,12 +405,12 @@ class Run(AbstractContextManager["Run"]):
         except BaseException as error:
             self._detach()
             leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
-            if isinstance(error, StepFailed):  # the frames of this library do not help a user
+            if isinstance(error, StepFailed):  # the traceback within this library would not help a user
                 raise error.with_traceback(None) from error.__cause__
             raise
 
     def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
-        """Return the result of all steps up to now. The run should have gone up to the step before `until`."""
+        """Return the result of all steps so far, for a run that was to end before step `until`."""
         steps = self._messaging.steps
         by_rules = steps.fates_by_rules(self.step - 1) if self.step else {}
         return gathered(parts, until, by_rules, _digests(steps, self.step), self._series(), self._currency)
@@ -417,7 +426,7 @@ class Run(AbstractContextManager["Run"]):
 
 
 def parent_of(messaging: "Messaging") -> str | None:
-    """Return the folder of this run's parent, also if this is a resumed fork; None if the run is no fork."""
+    """Return the folder of the parent of a fork, even if the fork was resumed; None if the run is not a fork."""
     record = None if messaging.log_dir is None else messaging.log.run
     return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 
@@ -458,9 +467,9 @@ def _note(
     inputs: Mapping[str, str | None],
     seats: frozenset[AgentId],
 ) -> Mapping[str, Any] | None:
-    """Record this call in the folder of the event log, if there is a log; print a line if the model has changed.
+    """Record this call of `run` in the log's folder, if there is one; print a line if the model has changed.
 
-    Returns: the record of the last call, if an earlier start made that call.
+    Returns: the record of the last call, if an earlier start of the experiment made that call; otherwise None.
     """
     if messaging.log_dir is None:
         return None
@@ -478,7 +487,7 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
     for step in range(max(0, until - StepSettings().horizon), until):
         try:
             found[step] = steps.digest(step).hex()
-        except UnknownName:  # the step was too long ago
+        except UnknownName:  # the server no longer has the digest of this step
             continue
         except ConfigError:
             break
@@ -504,7 +513,7 @@ def _watch(
     while waiting:
         done, waiting = wait(waiting, timeout=_LOOK_S)
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
-            raise gone  # at once, because groups may wait for minutes for the server of the lost machine
+            raise gone  # groups may wait for minutes for the lost machine's server
         try:
             spent = spent or any(part.spent for part in _results(done))
         except ConnectionFailed as error:
@@ -521,10 +530,10 @@ def _watch(
 def check_same(
     plans: Sequence[GroupPlan], before: Mapping[str, AgentSet], *, begun: bool, moved: Collection[str] = ()
 ) -> None:
-    """Raise ConfigError, which names the difference, unless a run has the groups and agents of `before`.
+    """Raise ConfigError, which names the difference, unless a run has the same groups and agents as `before`.
 
-    Args: `before` has the groups that are members of the steps. If no step has `begun`, more groups may join. Groups in
-    `moved` may have other agents than the plan says, because agents have moved between them.
+    Args: `before` has the groups that take part in the steps. If no step has `begun`, further groups may join. Groups
+    in `moved` may have other agents than in the plan, because agents have moved between them.
     """
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():

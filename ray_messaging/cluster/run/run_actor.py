@@ -1,4 +1,4 @@
-"""Ray actor of one group of a run: it hosts the agents, and runs the model step by step."""
+"""The Ray actor of one group of a run, which hosts the agents, and runs the model step by step."""
 
 import gc
 import logging
@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states after the steps before `until`, and the counts of its messages by fate.
+    """The result of one group: its states before step `until`, and the numbers of its messages by fate.
 
     `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
-    arrays. `unheard` counts, for a few addresses on which nobody listens, the messages to the address. `calls` counts
-    remembered calls, by where the result came from, and retries of calls. `spent` says that the budget of calls was
-    spent before step `until`. `sealed` is the last step that all groups have committed, as far as this group knows.
-    `collected` has the encoded values that the group collected in its last step, if they were asked for (None: another
-    process has run that step).
+    arrays. `unheard` has, for a few addresses on which nobody listens, the number of messages to the address. `calls`
+    has the numbers of calls by `me.remember`, by where the result came from, and of retries. `spent` says that the
+    budget of calls was spent before step `until`. `sealed` is the last step of which this group knows that all groups
+    have committed it. `collected` has the encoded values that the group collected in its last step, if they were asked
+    for (None: another process ran that step).
     """
 
     states: dict[Any, Any]
@@ -91,9 +91,9 @@ class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
-    inputs that it needs, and each only once. `parent_calls` is the log folder of an earlier run, whose results answer
-    equal calls (None: no such run). `change` sets states before a step. People act for the agents in `seats`. `ahead`
-    is for how many steps after the open one agents may run ahead.
+    inputs that it needs, and each only once. `parent_calls` is the log's folder of the parent of a fork, whose results
+    answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents in
+    `seats`. `ahead` is for how many steps after the open one agents may run ahead.
     """
 
     model: Any
@@ -109,10 +109,12 @@ class RunInputs(NamedTuple):
 class RunActor:
     """Ray actor of one group of a run.
 
-    It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
+    It gets its arguments by calls and not from the constructor, because Ray does not store large arguments of a
+    constructor for a restart.
 
     Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`,
-    `later` to `step_loop`. `limit_calls` applies the settings of remembered calls, if the run belongs to no experiment.
+    and `later` to `step_loop`. If the run belongs to no experiment, `limit_calls` applies the settings of calls by
+    `me.remember`.
     """
 
     def __init__(
@@ -125,8 +127,8 @@ class RunActor:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
-        self._steps: AsyncGenerator[Step | None, None] | None = None  # the steps of the loop
-        self._stands = False  # no call of `run` is under way, and the loop waits for the next call
+        self._steps: AsyncGenerator[Step | None, None] | None = None  # the iterator over the steps
+        self._stands = False  # whether the iterator waits between two calls of `run`
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
@@ -136,15 +138,15 @@ class RunActor:
         self._told = told
         self._limit_calls_here = limit_calls
         self._later = later
-        self._thread = ModelThread()  # the same for all runs, because clients in a user's module are bound to its loop
+        self._thread = ModelThread()  # one for all runs, because clients in a user's module are bound to its loop
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
-        self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and what was collected in it
+        self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and its collected values
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
         if self._messager is None:
-            # Agents may have moved before this process was restarted: the directory knows which agents are here.
+            # Agents may have moved before this process was restarted. Then the directory says which agents are here.
             moved = await _has_moved(messaging, plan.name)
             try:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
@@ -154,7 +156,7 @@ class RunActor:
                         f"{error}. A run hosts its agents in groups of its own: remove that one, or pass groups= to run"
                     )
                     raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
-                self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # the agents moved just now
+                self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # agents have just moved
             tune_process()
 
     async def run(
@@ -170,10 +172,10 @@ class RunActor:
     ) -> GroupResult:
         """Run the steps of a group that come before step `until`; return the group's result.
 
-        Args: `given` has one element, which only the first call of a process awaits: to unpickle the experiment and
-        the inputs in each call would take some milliseconds. `turn` is the number of this call, for `end_after`. With
-        `with_states` the result has the agents' states, with `with_collected` what was collected in the last step. With
-        `stands` the group keeps its driver for the next call.
+        Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
+        and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
+        the result has the agents' states, with `with_collected` what was collected in the last step. With `stands`,
+        this process stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         if self._society is None:
@@ -193,8 +195,8 @@ class RunActor:
             spent = True
         loop = self._loop
         assert loop is not None
-        # If the two steps differ, the states here do not count: another process has run the last committed step, or
-        # the last step here was not committed.
+        # If the two steps differ, the states here are not the committed ones. Another process ran the last committed
+        # step, or the last step here was not committed.
         if with_states and society.last_step != loop.committed:
             await homes.prepare(loop.before)
             society.read(AgentPlaces(loop.before), loop.state)
@@ -229,11 +231,11 @@ class RunActor:
                     again = False
                     await self._run_step(step, loop, society, homes)
         except Fenced:
-            if not again:  # if this call goes on with old steps, another driver has had the group since the last call
+            if not again:  # with an iterator of an earlier call, another driver may have had the group since then
                 raise
             return False
         except StepAborted as error:
-            if type(error.__cause__) is ConnectionFailed:  # the step has waited for the server for as long as it may
+            if type(error.__cause__) is ConnectionFailed:  # the step waited for the server as long as it may
                 raise error.__cause__ from None
             logger.warning("%s; it runs again", error)
             return False
@@ -256,7 +258,9 @@ class RunActor:
             await self._reopen(messaging, plan)
 
     async def _reopen(self, messaging: "Messaging", plan: GroupPlan) -> None:
-        """Host the group's agents again, if this process was started anew; wait for the server as a step does.
+        """Host the group's agents again if this process was restarted.
+
+        If the server cannot be reached, wait as long as a step may.
 
         Raises: ConnectionFailed if the wait takes longer than MessagingConfig.cut_timeout_s.
         """
@@ -310,7 +314,7 @@ class RunActor:
         return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
-        """Apply the experiment's settings of remembered calls to a group."""
+        """Apply the experiment's settings of calls by `me.remember` to a group."""
         society.records_calls = messaging.log_dir is not None
         if messaging.calls is not None:
             society.call_settings = messaging.calls
@@ -320,54 +324,57 @@ class RunActor:
             interceptor = messaging.interceptor
             at_ends = (
                 settings.concurrency is not None or settings.needs_usage
-            )  # limits of which a call's end frees a part
+            )  # limits that the end of a call frees in part
             noted = interceptor.note_calls.remote if at_ends else lambda _: None
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def _end_steps(self) -> None:
-        """Give up the group, so that another driver can take it."""
+        """Stop driving the group, so that another process can drive it."""
         steps, self._steps, self._stands = self._steps, None, False
         if steps is not None:
             await steps.aclose()
 
     async def end_after(self, last: int, turn: int) -> None:
-        """Let the call of `run` with the number `turn` end after step `last`, unless it ends earlier or has ended."""
+        """Make the call of `run` with the number `turn` end after step `last`. Ignore this if the call has ended."""
         if turn == self._turn:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return the counts of remembered calls in the current call of `run`, and how many remembered calls wait."""
+        """Return the numbers of calls by `me.remember` in the current call of `run`, and how many of them wait."""
         if not isinstance(self._society, AgentLoop):
             return {}, 0
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def close(self) -> None:
-        """Let remembered calls end and be kept; then leave the mailbox, which stays on the server for a resumed run."""
+        """Wait for running calls by `me.remember`, and then leave the mailbox.
+
+        The mailbox stays on the server, for a run that is resumed.
+        """
         if isinstance(self._society, AgentLoop):
             await self._society.end()
-        if self._stands:  # if a call of `run` is under way, that call ends the remembered calls
+        if self._stands:  # otherwise the running call of `run` does this
             await self._end_steps()
         if self._messager is not None:
             await self._messager.close()
 
     async def rest(self) -> None:
-        """Leave the mailbox and forget the run, whose steps have ended. The process stays for the next run."""
+        """Leave the mailbox, and forget the run, which has ended. The process is kept for the next run."""
         await self.close()
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
         self._is_judged = False
         gc.collect()  # agents and their group refer to each other
 
     async def forget(self) -> None:
-        """Forget a run that has ended: its agents are freed without the garbage collector, its clients are closed."""
+        """Forget a run that has ended: free its agents without the garbage collector, and close its clients."""
         if isinstance(self._society, AgentLoop):
             self._society.forget()
         await self._thread.close()
 
     def is_current(self) -> bool:
-        """Return whether a new process would run the same code: no file of an imported module has changed."""
+        """Return whether this process still has the current code: no file of an imported module has changed."""
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
             with suppress(OSError):  # some modules have no file, such as modules in an archive
@@ -377,7 +384,7 @@ class RunActor:
 
 
 def store_of(settings: "Calls") -> "CallStore | None":
-    """Return the store of calls that settings name, if they name one; raise the same errors as `CallStore`."""
+    """Return the store of calls that `Calls(store=)` names, or None; raises the same errors as `CallStore`."""
     if settings.store is None:
         return None
     from ray_messaging.steps.call_store import CallStore  # noqa: PLC0415 - sqlite3 is for those who use it
@@ -418,7 +425,7 @@ def society_of(
 async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], step: int) -> None:
     """Move agents of an open step to the groups that they have chosen.
 
-    An agent that has already left is ignored: another call has moved it, or this step runs again.
+    An agent that has already left is ignored, because another call has moved it, or this step runs again.
 
     Raises: StepFailed if a group does not exist, or an agent cannot move.
     """

@@ -1,4 +1,4 @@
-"""The checks of a run's arguments, and the run's plan: the agents of each group, with their data and neighbours."""
+"""The checks of a run's arguments, and the plan of a run: the agents of each group, their data and their neighbours."""
 
 import inspect
 from collections import Counter, deque
@@ -25,7 +25,7 @@ from ray_messaging.receiving.call_checks import check_timeout
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import RunOptions
 
-# By agent, the agent's data and neighbours; empty if the run has neither data nor a graph.
+# For each agent its data and its neighbours. It is empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 
@@ -33,10 +33,11 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types o
 
 
 class GroupPlan(NamedTuple):
-    """One group of a run: its agents in canonical order, and their data and neighbours.
+    """The plan of one group of a run: its agents in canonical order, and their data and neighbours.
 
-    `kinds` maps each kind of agents to those of the group that are of the kind; empty if the run has one model for all.
-    `reached` are the agents of the group to which agents of other groups have edges (None: no agent runs ahead).
+    `kinds` maps each kind of agents to the group's agents of that kind. It is empty if the run has one model for all
+    agents. `reached` has the agents of the group to which agents of other groups have edges (None: no agent runs
+    ahead).
     """
 
     name: str
@@ -56,7 +57,7 @@ def plan_groups(
     by: str = "agent",
     near: bool = False,
 ) -> list[GroupPlan]:
-    """Return the groups of a run; arguments and errors are as for `Messaging.run`.
+    """Return the groups of a run. Arguments and errors are those of `Messaging.run`.
 
     With `near` neighbours in the graph are in the same group, as far as groups of one size allow, and each group knows
     which of its agents the agents of other groups may reach.
@@ -139,7 +140,7 @@ def plans_for(
     *,
     near: bool = False,
 ) -> list[GroupPlan]:
-    """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group".
+    """Return the groups of a run; raise ConfigError for arguments that are invalid, or cannot be used with by="group".
 
     Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all). `near` is
     as for `plan_groups`.
@@ -152,14 +153,12 @@ def plans_for(
             if all(data.keys() <= {KIND} for data, _ in plan.rows.values()):
                 plan.rows.clear()
     if options.by == "group" and (graph is not None or any(plan.rows for plan in plans)):
-        raise ConfigError(
-            'with by="group" the model gets no graph and no data of agents by itself: pass both in shared='
-        )
+        raise ConfigError('with by="group" the model gets neither a graph nor data of agents: pass both in shared=')
     return plans
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
-    """Return the rows of a DataFrame, in which rows share no object that can be changed."""
+    """Return the rows of a DataFrame. They share no object that can be changed."""
     records: list[dict[str, Any]] = frame.to_dict("records")
     for name in (name for name, dtype in frame.dtypes.items() if dtype.kind == "O"):
         if {type(record[name]) for record in records} <= _FIXED:
@@ -167,16 +166,16 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
         for record in records:
             try:
                 record[name] = deepcopy(record[name])
-            except Exception as error:  # the object's own code may raise any error
+            except Exception as error:  # code of the object may raise any error
                 raise ConfigError(
-                    f"column {name!r} of agents holds {short_repr(record[name])}, which cannot be copied, although "
-                    f"each agent needs its own copy: pass that object as shared= ({type(error).__name__}: {error})"
+                    f"column {name!r} of agents has {short_repr(record[name])}, which cannot be copied "
+                    f"({type(error).__name__}: {error}), but each agent needs its own copy: pass that object as shared="
                 ) from error
     return records
 
 
 def changeable(rows: Rows) -> list[Any]:
-    """Return the values in agents' data that a model can change; [] if the first agent has no such value."""
+    """Return the values in the agents' data that a model can change; [] if the first agent has no such value."""
     kinds = {type(value) for data, _ in [*rows.values()][:1] for value in data.values()}
     if kinds <= _FIXED:
         return []
@@ -218,7 +217,7 @@ def _dealt_by_graph(
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
-    """Return, for each group, the groups of all agents that have a neighbour in the group."""
+    """Return, for each group, the groups from which an edge leads to an agent of the group."""
     owners = {agent: plan.name for plan in plans for agent in plan.agents}
     found: dict[str, set[str]] = {plan.name: set() for plan in plans}
     for plan in plans:
@@ -238,7 +237,7 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
     if len(everybody) < len(ids):
         twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
         raise ConfigError(
-            f"agent {twice!r} comes twice in agents: give each once (a DataFrame has the ids as its index)"
+            f"agent {twice!r} comes twice in agents: give each agent once (a DataFrame has the ids as its index)"
         )
     if isinstance(groups, Mapping):
         return _given_groups(everybody, groups)
@@ -247,7 +246,7 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
 
 
 def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Iterable[AgentId]]:
-    """Return groups each of which has agents of one kind only; each kind has at least one group."""
+    """Return groups that each have agents of only one kind. Each kind has at least one group."""
     if isinstance(groups, Mapping):
         named = _given_groups(reduce(or_, kinds.values()), groups)
         for name, ids in named.items():
@@ -266,7 +265,7 @@ def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Itera
 
 
 def _group_count(groups: object, cpus: int) -> int:
-    """Return the number of groups of a run; raise ConfigError if it is no number."""
+    """Return the number of groups of a run; raise ConfigError if `groups` is not a number."""
     count = groups if groups is not None else max(1, cpus // 2)
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise ConfigError(f"groups={groups!r} must be a number of groups, or {{name: ids}}")
@@ -274,7 +273,7 @@ def _group_count(groups: object, cpus: int) -> int:
 
 
 def _dealt_out(agents: AgentSet, count: int) -> list[Iterable[AgentId]]:
-    """Deal agents out, sorted and in turn, to `count` groups; return the agents of each group."""
+    """Assign sorted agents in turn to `count` groups; return the agents of each group."""
     listed: Any = list(agents) if agents.strings else agents.ints
     return [listed[number::count] for number in range(count)]
 
@@ -293,7 +292,7 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
 
 
 def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN401 - edges of any kind
-    """Return for each agent the agents to which it has edges, each once, in the order of their first edges."""
+    """Return, for each agent, the agents to which it has edges, each only once, in the order of the edges."""
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     if isinstance(graph, str):
@@ -310,13 +309,13 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
         try:
             one, other = [pair] if isinstance(pair, str | bytes) else pair
         except (TypeError, ValueError):
-            raise ConfigError(f"graph holds {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
+            raise ConfigError(f"graph has {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
         found.setdefault(check_id(one), {})[check_id(other)] = None
     return {agent: tuple(others) for agent, others in found.items()}
 
 
 def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[AgentId, ...]]:
-    """Return the same as `_neighbours`, in a fifth of the time, for an array of ints (m, 2)."""
+    """Return the same as `_neighbours`, for edges in an array of ints (m, 2), in a fifth of the time."""
     order = np.argsort(edges[:, 0], kind="stable")
     senders, hearers = edges[order, 0], edges[order, 1].tolist()
     firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))
@@ -328,18 +327,20 @@ def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[
 
 
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
-    """Raise ConfigError if an edge begins or ends at an id that is not an agent of the run."""
+    """Raise ConfigError if an edge begins or ends at an id that is not that of an agent of the run."""
     ends = AgentSet.of({*neighbours}.union(*neighbours.values()))
     for hosted in groups:
         ends -= AgentSet.of(hosted)
     if len(ends):
         raise ConfigError(
-            f"graph has edges of {len(ends):,} ids that are no agents of this run, such as {next(iter(ends))!r}"
+            f"graph has edges of {len(ends):,} ids that are not agents of this run, such as {next(iter(ends))!r}"
         )
 
 
 class Homes:
-    """The rows of the agents that are in a group now. Rows of agents that began in other groups are loaded when needed.
+    """The data and neighbours of the agents that are in a group now.
+
+    Those of agents that began in other groups are loaded when they are needed.
 
     Args: `others` has the plans of all groups, as Ray references by name.
     """
@@ -348,10 +349,10 @@ class Homes:
         self._plan = plan
         self._others = others
         self._loaded = False
-        self._seen: AgentSet = plan.agents  # the agents that were prepared last, most often the same in every step
+        self._seen: AgentSet = plan.agents  # the agents of the last call of `prepare`
 
     async def prepare(self, agents: AgentSet) -> None:
-        """Load the rows of the other groups' agents, if some of `agents` began in other groups."""
+        """Load the data and neighbours of those of `agents` that began in other groups."""
         if agents is self._seen:
             return
         if not self._loaded and len(agents - self._plan.agents):

@@ -1,4 +1,4 @@
-"""The calls of a model in one step, with a time limit for each, and the calls that agents remember."""
+"""The calls of a model's function in one step, each with a time limit, and the calls by `me.remember`."""
 
 import asyncio
 import contextvars
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.steps.call_store import CallStore
 
-CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
-_END_S: Final = 1.0  # a cancelled model gets this time to end; a blocked thread does not notice the cancellation
+CALLS_END_S: Final = 30.0  # if a step fails, calls by `me.remember` have this time to end, because they cost money
+_END_S: Final = 1.0  # a cancelled model has this time to end; a blocked thread does not notice the cancellation
 
 _Call = tuple["Agent", Awaitable[object]]
-# The keys of the counts of retries, of tokens, and of what they cost, in parts of 10^-12 of the currency.
+# Keys of `counts`: retries, numbers of tokens, and their cost in units of 10^-12 of the currency.
 RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens", "output_tokens", "cost_parts"
 NO_LIMITS = Calls()
-_TOO_MANY, _SERVER_ERRORS = 429, 5  # an HTTP status, and the first digit of the statuses of server errors
-RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be kept
+_TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP: the status "too many requests", and the first digit of server errors
+RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be stored
 
 
 @dataclass(eq=False)
 class StepCalls:
-    """The calls of a model for the agents of a group in one step; they run in the model's thread.
+    """The calls of a model's function for the agents of a group in one step. They run in the model's thread.
 
     Args: `timeout` is the number of seconds for one agent (None: no limit), except for the agents in `untimed`;
     `failed` builds the error for an agent's failure. `begin` is called in the event loop before the first call is
@@ -79,14 +79,14 @@ class StepCalls:
     stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
     def __post_init__(self) -> None:
-        self._running: dict[Agent, float] = {}  # when the call for an agent began
+        self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
         self._error: BaseException | None = None  # the error that ends the step
-        self._end_by: float | None = None  # the time until which the model, which was told to end, may run
+        self._end_by: float | None = None  # the time until which the calls may run; None: they need not end
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
-        """Call the model for agents, in ascending order; raise the first error."""
+        """Call the model for agents in ascending order; raise the first error."""
         watched = self.timeout is not None or is_async(self.model)
         try:
             await self.thread.call(self._call_all, agents, look=self._look if watched else None)
@@ -94,15 +94,18 @@ class StepCalls:
             self._over.set()
 
     async def end_and_wait(self, error: BaseException) -> None:
-        """End the calls with an error. Return when the calls have ended, or the time for remembered calls is over."""
+        """Make all calls end with an error.
+
+        Return when they have ended, or when the time for calls by `me.remember` is over.
+        """
         self.end(error)
         assert self._end_by is not None
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._end_by - perf_counter()):  # wait_for could lose a cancellation
+            async with asyncio.timeout(self._end_by - perf_counter()):  # not wait_for, which could lose a cancellation
                 await self._over.wait()
 
     def end(self, error: BaseException) -> None:
-        """End the calls with an error, from any thread. Remembered calls in flight get some time to end."""
+        """Make all calls end with an error, from any thread. Running calls by `me.remember` have some time to end."""
         under_way = self.stop is not None or (self.remembered is not None and self.remembered.under_way)
         if self._end_by is None and self.thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
@@ -111,7 +114,7 @@ class StepCalls:
         self._error = self._error or error
 
     def _look(self) -> float | None:
-        """Return the seconds until the next check of the time (None: no more), or raise the step's error."""
+        """Return the seconds until the next check of the time (None: no further check), or raise the step's error."""
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
             self.end(late)
@@ -135,8 +138,7 @@ class StepCalls:
         assert self.timeout is not None
         text = f"it was not done after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
-        # The error names the agent that cost the others most of their time, even if their calls began long before its
-        # call.
+        # The error names the agent that took most of the time of the others, even if their calls began long before.
         if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
             text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
@@ -148,13 +150,13 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not is_async(self.model):  # the model may still return awaitables, for example if it is decorated
+        if not is_async(self.model):  # such a model may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))
 
     def _calls(self, agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
-        """Call the model for agents; yield the calls that are to be awaited; raise the error of the first failure."""
+        """Call the model for agents, and yield the calls that must be awaited; raise the error of the first failure."""
         model, timed = self.model, self.timeout is not None
         for agent, inbox in agents:
             if timed:
@@ -166,13 +168,13 @@ class StepCalls:
             if answer is None and not timed:
                 continue
             if answer is not None and inspect.isawaitable(answer):
-                self._running.pop(agent, None)  # the call's time begins when it is awaited
+                self._running.pop(agent, None)  # the time limit counts from the moment at which the call is awaited
                 yield agent, answer
             else:
                 self._check_done(agent, answer)
 
     def _check_done(self, agent: "Agent", answer: object) -> None:
-        """Raise an error if a call did not return None, or took too long without being ended."""
+        """Raise an error if a call did not return None, or if it took too long."""
         began = self._running.pop(agent, None)
         now = perf_counter()
         if began is not None and self.timeout is not None and now - began > self.timeout:
@@ -181,7 +183,10 @@ class StepCalls:
             raise self.failed(agent, unfit_answer(answer))
 
     async def _await_all(self, calls: Iterator[_Call]) -> None:
-        """Await calls, at most `concurrency` at once; raise the first error after remembered calls have ended."""
+        """Await calls, at most `concurrency` at once.
+
+        The first error is raised when the running calls by `me.remember` have ended.
+        """
         if self.begin is not None:
             self.begin()
         self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self.concurrency)]
@@ -219,7 +224,7 @@ class StepCalls:
             except RAISED as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # another agent has failed, or this agent has exceeded its time
+                    raise  # another agent has failed, or this one has exceeded its time
                 raise self.failed(agent, error) from error
             self._check_done(agent, answer)
             if self.remembered is not None and self.remembered.forgotten(agent.id):
@@ -232,7 +237,7 @@ class StepCalls:
 
 
 def unfit_answer(answer: object, which: str = "me") -> TypeError:
-    """Build the error for a model that did not return None; `which` is the name of its first parameter."""
+    """Build the error for a model that did not return None. `which` is the name of the model's first parameter."""
     found = type(answer).__name__
     return TypeError(
         f"it returned an object of type {found}, and must return None: keep results in {which}.state, or send them in "
@@ -241,17 +246,20 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
 
 
 class _Remembered(msgspec.Struct):
-    """A remembered call that an agent asks for. `n` numbers the agent's equal calls in the step, from 1."""
+    """A call that an agent makes by `me.remember`.
+
+    `n` is its number among the agent's equal calls in the step, from 1.
+    """
 
     agent: "Agent"
     asked: AskedCall
     n: int
     key: str
     arguments: str | None
-    place: int  # the call's place among all calls of the step, in the order in which they began
+    place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
     by_person: bool = False  # a person at a seat answers: the limits of calls are for models
-    meter: CallMeter | None = None  # counts what a call uses that is made
+    meter: CallMeter | None = None  # counts the tokens that the call uses
     answered: bool = False  # the call was made here, and has a result
 
 
@@ -297,15 +305,16 @@ class Flights:
 
 @dataclass(eq=False)
 class RememberedCalls:
-    """The remembered calls of one step: an equal call of an agent has the same result each time the step runs.
+    """The calls by `me.remember` in one step. If the step runs again, equal calls of an agent get the same results.
 
-    The calls are made in the model's event loop. Each call is a separate task, which goes on if the step fails.
+    The calls are made in the model's event loop. Each call is a task of its own, which goes on if the step fails.
     `under_way` has the calls that have not ended.
 
-    Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log. Calls wait at
-    `gate` (None: they do not wait). A call whose answer `store` has is not made. `counts` gets the numbers of calls, by
-    where the result came from, and of retries. `flights` has the calls that the step shares with the look-ahead (None:
-    nothing looks ahead); with `early` this is the look-ahead, whose results nobody counts until the step asks.
+    Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
+    `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
+    gets the numbers of calls, by where the result came from, and of retries. `flights` has the calls that the step
+    shares with the look-ahead (None: nothing looks ahead). With `early` this object is the look-ahead's, whose results
+    count only once the step asks for them.
     """
 
     memory: CallMemory
@@ -323,13 +332,13 @@ class RememberedCalls:
     def __post_init__(self) -> None:
         self._price = None if self.settings.cost is None else self.settings.price
         self._needs_usage = self.settings.needs_usage
-        self.spent: BudgetSpent | None = None  # set once the budget is spent: the step can then not be committed
+        self.spent: BudgetSpent | None = None  # set if the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
-        self.ending = False  # the step has failed, so no more calls may begin
-        # The records by the calls' places; None: the call has neither succeeded nor used anything.
+        self.ending = False  # whether the step has failed, so that no more calls may begin
+        # The records of the calls, by their places. None: the call has neither succeeded nor used anything.
         self._records: list[CallRecord | None] = []
-        self._failed: dict[str, int] = {}  # by key, the places of calls that have used something, and failed
-        self._asked: dict[str, int] = {}  # how many calls have each digest
+        self._failed: dict[str, int] = {}  # by key, the places of calls that have used tokens, and failed
+        self._asked: dict[str, int] = {}  # by digest, the number of calls
         self._unended: dict[AgentId, int] = {}
 
     def call(
@@ -380,16 +389,16 @@ class RememberedCalls:
         return STORE, made
 
     def forgotten(self, agent: AgentId) -> bool:
-        """Return whether an agent has remembered calls that have not ended."""
+        """Return whether an agent has calls by `me.remember` that have not ended."""
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
-        """Return the calls that succeeded or have used tokens, sorted by agent, and by the order of their starts."""
+        """Return the calls that have succeeded or used tokens, sorted by agent, and for each agent by their start."""
         ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return a result that is known already. Nothing is waited for, so no task is needed."""
+        """Return the result of a call whose result is known already, without a task."""
         if self.ending:
             raise asyncio.CancelledError
         self._unended[call.agent.id] -= 1
@@ -401,7 +410,7 @@ class RememberedCalls:
         if not call.by_person:
             self.counts[source] += 1
         if source == STORE and (failed := self.memory.failed(call.key)) is not None:
-            # The answer cost this agent nothing, but its own call has failed before, and was paid.
+            # The answer was free for this agent, but its own call, which had failed before, was paid.
             made = KeptCall(made.seconds, made.tries, made.result, failed.usage)
         self._record(call, source, made)
         return decode_exactly(made.result)
@@ -409,7 +418,7 @@ class RememberedCalls:
     def _record(self, call: _Remembered, source: str, made: KeptCall) -> None:
         if self.recorded:
             if (failed := self._failed.pop(call.key, None)) is not None:
-                self._records[failed] = None  # what it has used is part of what `made` has used
+                self._records[failed] = None  # the usage of the failed call is part of that of `made`
             if source == FAILED:
                 self._failed[call.key] = call.place
             self._records[call.place] = _record_of(call, source, made)
@@ -426,11 +435,11 @@ class RememberedCalls:
             # The model itself has cancelled the call, or the step has failed, and need not wait for a person.
             if not self.ending or made.by_person:
                 call.cancel()
-                await asyncio.wait({call})  # wait, so that the call has left the gate before the model goes on
+                await asyncio.wait({call})  # so that the call has left the gate before the model goes on
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
-        """Make a call in a separate task, which goes on even if the step fails and nobody waits for the answer."""
+        """Make a call, in a task that goes on even if the step fails and nobody waits for the answer."""
         try:
             result = await self._made(made, function)
             if not answer.done():
@@ -446,7 +455,7 @@ class RememberedCalls:
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
         call.meter = CallMeter(self._price)
-        metering.set(call.meter)  # in the context of this call's task
+        metering.set(call.meter)  # only for this task
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
@@ -512,7 +521,7 @@ class RememberedCalls:
         return source, made
 
     async def _keep_failed(self, call: _Remembered) -> None:
-        """Keep what a call has used that has failed: whether or not it is made again, it was paid."""
+        """Record what a failed call has used, because it was paid."""
         assert call.meter is not None
         if call.meter.used is not None and self.memory.broken is None:
             made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
@@ -526,7 +535,7 @@ class RememberedCalls:
     async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return the answer of a call, and its source.
 
-        The call is made unless the store has its answer, or is getting it.
+        The call is made unless the store has its answer, or another process is making the same call.
         """
         if call.content is None:
             return MODEL, await self._answer(call, function)
@@ -540,7 +549,7 @@ class RememberedCalls:
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         """Make a call whose answer is to be stored.
 
-        First keep the answer for this step, because the disk may be full.
+        The answer is first stored for this step, because the store's disk may be full.
         """
         made = await self._answer(call, function)
         await self.memory.keep(call.key, made)
@@ -607,9 +616,10 @@ def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:
 
 
 def _sample(agent: "Agent", n: int, samples: int) -> int:
-    """Return the number of the stored answer that an agent's `n`-th equal call in a step gets.
+    """Return the number of the stored answer that the `n`-th equal call of an agent in a step gets.
 
-    The first `samples` calls get the answers 0 to `samples` - 1; with which they begin depends on agent, step and seed.
+    The first `samples` calls get the answers 0 to `samples` - 1, each one once. With which of them they begin depends
+    on agent, step and seed.
     """
     whole, place = divmod(n - 1, samples)
     chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()
@@ -617,7 +627,7 @@ def _sample(agent: "Agent", n: int, samples: int) -> int:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a call that has failed may succeed if it is made again, as the docs of `Calls` say."""
+    """Return whether a failed call may succeed if it is repeated, see `Calls`."""
     if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
         return True
     for place in (error, getattr(error, "response", None)):

@@ -1,4 +1,4 @@
-"""The page that draws why a message was sent, and how many agents it could have moved (influenced)."""
+"""The page that draws why a message was sent, and how many agents it could have influenced."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from ray_messaging.inspector.pages.layout import (
 from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _DEPTHS = [1, 2, 3, 4]
-_STEPS = 10  # the most steps of which effects are shown
-_LEAF = 36  # the height of a leaf of the tree, in pixels
+_STEPS = 10  # the most steps for which effects are shown
+_LEAF = 36  # the height, in pixels, of a message at the end of the tree
 
 
 class CausesPage:
@@ -63,12 +63,12 @@ class CausesPage:
                 draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
             self._fork.set_text(_fork_without(source.log_dir, found.row))
             fill(self._table, list({row.position: row for row in reversed(found.rows())}.values()))
-            if found.row.step is not None:  # Effects are counted by step, so a message outside of steps has none.
+            if found.row.step is not None:  # effects are counted by step, so messages outside of steps have none
                 draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return the command that forks the run at a message's step, with a rule that blocks the message, or ""."""
+    """Return the command for a fork at a message's step, with a rule that blocks the message; "" if there is none."""
     if log_dir is None or row.step is None or not (row.from_id.isdecimal() and row.to_id.isdecimal()):
         return ""
     folders = shlex.join([log_dir, log_dir.rstrip("/") + "-fork"])

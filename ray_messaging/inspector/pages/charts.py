@@ -1,7 +1,7 @@
 """Options of the charts.
 
-Names of agents and groups are only ever used as values, because NiceGUI runs the text under a key that begins with ":"
-as code. Tooltips are drawn as text (`richText`), not as HTML.
+Names of agents and groups are only used as values, and never as keys, because NiceGUI runs the value of a key that
+begins with ":" as code. Tooltips are drawn as text (`richText`), not as HTML.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ Options = dict[str, Any]
 PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
 _LIGHT, _DARK = (169, 200, 245), (30, 58, 138)
 _LONGEST = 40
-_MOST_LABEL = 14  # the most characters of a text beside a map
+_MOST_LABEL = 14  # the most characters of a label beside a map
 _POINT = 7  # the size of an agent at its position, in pixels
 FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
 TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
@@ -100,9 +100,9 @@ def _place(traffic: TrafficBins, at: float) -> str:
 
 
 def network(society: BusiestAgents) -> Options:
-    """Draw who writes to whom.
+    """Draw a network of who sends messages to whom.
 
-    The value that `collect` recorded last, or else the number of messages, colours an agent.
+    The colour of an agent shows the last value that `collect` recorded, or if there is none, its number of messages.
     """
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
@@ -151,8 +151,8 @@ def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Optio
 
     Args:
         runs: The values of each run.
-        kinds: The names of the lines that have the colours of a map.
-        step: The step of the map.
+        kinds: The names of the lines that have the same colours as on the map.
+        step: The step that the map shows.
     """
     steps = sorted({each for run in runs for each in run.steps})
     options = _over([f"step {each:,}" for each in steps], [])
@@ -178,9 +178,9 @@ def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Optio
 
 
 def society_map(found: SocietyInStep, size: int) -> Options:
-    """Draw the agents of a step where they are, in the colours of their values, `size` pixels wide and high."""
+    """Draw the agents of a step at their places, in the colours of their values, `size` pixels wide and high."""
     left, right, low, high = found.bounds
-    # Half a cell around a lattice, or some percent around positions.
+    # The margin: half a cell around a lattice, or 3% around positions.
     aside, above = (0.5, 0.5) if found.lattice else (0.03 * (right - left) or 1, 0.03 * (high - low) or 1)
     cell = size / (1 + max(right - left, high - low))
     axis = {"type": "value", "show": False}
@@ -190,7 +190,7 @@ def society_map(found: SocietyInStep, size: int) -> Options:
         "visualMap": _value_colours(found, size),
         "grid": {"left": 0, "top": 0, "width": size, "height": size},
         "xAxis": axis | {"min": left - aside, "max": right + aside},
-        # The first row of a lattice is on top. Positions have their y upwards.
+        # The first row of a lattice is at the top. For positions, y grows upwards.
         "yAxis": axis | {"min": low - above, "max": high + above, "inverse": found.lattice},
         "series": [
             {
@@ -260,7 +260,7 @@ def _value_colours(found: SocietyInStep, size: int) -> Options:
 
 
 def _drawn(value: float | str, found: SocietyInStep) -> float:
-    """Return the number by which a value gets its colour. A value without a colour is below all others."""
+    """Return the number that decides the colour of a value. For a value without a colour it is below all others."""
     if isinstance(found.scale, list):
         return found.scale.index(str(value)) if value in found.scale else -1
     return float(value) if isfinite(value) else found.scale[0]  # type: ignore[arg-type]
@@ -313,7 +313,7 @@ def _node(found: Cause) -> Options:
 
 
 def leaves(found: Cause) -> int:
-    """Return the number of leaves of a tree as `tree` draws it."""
+    """Return the number of messages at the ends of a tree, as `tree` draws it."""
     return max(1, sum(map(leaves, found.causes)) + bool(found.more or found.note))
 
 
@@ -339,5 +339,5 @@ def shade(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text with ( and ) for braces, because a formatter takes braces for variables."""
+    """Return a text with ( and ) in place of braces, which a formatter of the charts would read as variables."""
     return text.replace("{", "(").replace("}", ")")

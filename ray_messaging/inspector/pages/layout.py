@@ -1,4 +1,4 @@
-"""Parts that the pages share: a frame with title, links and colours, a line for errors, and the table of rows."""
+"""Elements that the pages share: a frame with title, links and colours, a line for errors, and the table of rows."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -126,7 +126,7 @@ _TITLES = {
 
 @contextmanager
 def page_layout(cache: AnswerCache, here: str) -> Iterator[None]:
-    """Draw the frame of the page at the path `here`; the `with` block draws the content."""
+    """Draw the frame of the page at the path `here`. The body of the `with` statement draws the content."""
     ui.page_title(f"{cache.source.title} - inspector")
     ui.add_css(_STYLE)
     dark = ui.dark_mode(None)
@@ -155,7 +155,7 @@ def page_layout(cache: AnswerCache, here: str) -> Iterator[None]:
 
 @contextmanager
 def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
-    """Draw a card with a title; the `with` block draws the content."""
+    """Draw a card with a title. The body of the `with` statement draws the content."""
     with ui.column().classes("card gap-1").style(f"flex: {grow}" if grow else "width: 100%") as column:
         ui.label(title).classes("head")
         yield column
@@ -173,7 +173,7 @@ def _arrived(element: ui.element) -> None:
 
 @contextmanager
 def refilled(column: ui.column) -> Iterator[None]:
-    """Empty a column; the `with` block draws its new content."""
+    """Empty a column. The body of the `with` statement draws the new content."""
     _arrived(column)
     column.clear()
     with column:
@@ -221,7 +221,7 @@ def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awai
 
 
 class Problem:
-    """A line that shows the last errors, each until the failed action succeeds, and a sign while an answer takes long.
+    """A line that shows errors, each until the failed action succeeds, and a sign while an answer takes long.
 
     Args: with `quiet`, there is no sign.
     """
@@ -239,7 +239,10 @@ class Problem:
 
     @contextmanager
     def told(self, about: str = "") -> Iterator[None]:
-        """Show an error of the `with` block, and go on after the block. A later block with this `about` replaces it."""
+        """Show an error of a `with` block, and go on after the block.
+
+        The error is shown until a later block with the same `about` ends.
+        """
         self._wait(1)
         try:
             yield
@@ -266,7 +269,7 @@ class Problem:
 
 
 class Changes:
-    """A line that shows the result of the last change, or why the change was not made."""
+    """A line that shows the result of the last change, or why that change was not made."""
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache = cache

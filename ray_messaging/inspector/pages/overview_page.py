@@ -90,7 +90,7 @@ class OverviewPage:
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache, self._source = cache, cache.source
-        self._problem = Problem(quiet=True)  # Quiet, because each card shows already that its data are still to come.
+        self._problem = Problem(quiet=True)  # quiet, because each card shows by itself that it waits for data
         with ui.row().classes("w-full gap-3"):
             self._figures = {
                 key: self._figure(label, key)
@@ -172,7 +172,7 @@ class OverviewPage:
                 return
             health = await self._cache.shared("health", source.health, _HEALTH_S)
             await self._cache.follow()
-            # If the source is another one, the run has ended meanwhile, and nothing needs a remedy.
+            # If the source has changed, the run has ended meanwhile, and its health does not matter.
             if self._cache.source is source:
                 self._show_health(health)
 

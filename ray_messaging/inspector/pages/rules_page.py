@@ -37,7 +37,7 @@ class RuleForm:
 
     @property
     def spec(self) -> str:
-        """Return the rule as the reader has typed it."""
+        """Return the text of the rule that the reader has typed."""
         return self._spec.value or ""
 
     def tell(self, steps: StepFacts | None) -> None:

@@ -58,7 +58,7 @@ class SocietyPage:
             self._cards, self._maps = [], []
             for place, run in enumerate(self._runs):
                 with card(f"Agents of {run.title}", grow=f"0 1 {self._size + _LEGEND}px") as drawn:
-                    drawn.style("overflow-x: auto")  # A map keeps its size on a narrow screen.
+                    drawn.style("overflow-x: auto")  # so that a map keeps its size on a narrow screen
                     self._maps.append(chart(f"map-{place}", self._size + 10).style(f"min-width: {self._size + 100}px"))
                 self._cards.append(drawn)
             with ui.column().classes("gap-3").style("flex: 1 1 380px; min-width: 0"):
@@ -68,9 +68,9 @@ class SocietyPage:
                 with card("Messages that differ") as self._differs:
                     self._counts = chart("differences", 160)
         self._differs.set_visibility(source.beside is not None)
-        self._drawing = False  # While True, changes of the choices are the page's own.
-        self._asked = self._shown = 0  # the numbers of the last question and of the last answer that is shown
-        self._waiting = 0  # how many questions have no answer yet
+        self._drawing = False  # whether the page itself, and not the reader, is changing the choices
+        self._asked = self._shown = 0  # the numbers of the last question, and of the question whose answer is shown
+        self._waiting = 0  # the number of questions that have no answer yet
         self._timer = ui.timer(_PLAY_S, self._next, active=False)
         ui.timer(0.05, self._begin, once=True)
 
@@ -133,7 +133,7 @@ class SocietyPage:
         measure, step = (measure, self._step) if first is None else (first.measure, first.step)
         for other in others:
             found = values = None
-            with self._problem.told(f"the run {other.title}"):  # The other run may lack the value.
+            with self._problem.told(f"the run {other.title}"):  # the other run may lack the value
                 found = await self._cache.ask(other.society_in_step, measure, step, columns)
                 values = await self._cache.ask(other.over_steps, measure)
             societies.append(found)
@@ -164,7 +164,7 @@ class SocietyPage:
                 self._line_note.set_text("Agents with each value." if kinds else f"The mean of {first.measure}.")
 
     def _choose(self, found: SocietyInStep | None) -> None:
-        """Give the choices the values that are shown."""
+        """Set the page's fields of choices to the values that are shown."""
         self._drawing = True
         self._slider.props(f"max={max(1, len(self._steps) - 1)}")
         self._slider.set_value(self._steps.index(self._step or 0))

@@ -6,7 +6,7 @@ from ray_messaging.inspector.page_values import cut
 from ray_messaging.inspector.pages.charts import FONT, LINE, TOOLTIP, Options, shade
 from ray_messaging.inspector.sources.study_facts import Curves, HeatMap
 
-# Neighbours differ, also for who sees few colours.
+# Successive colours can also be told apart by colour-blind readers.
 _COLOURS = "#2f6fde", "#e5484d", "#2f9e5f", "#d99a1c", "#8e6bd1", "#5bb8c4", "#b5598f", "#7a8b3b", "#8b93a1"
 _MOST_NAME = 14  # the most characters of a value beside an axis
 

@@ -1,1 +1,1 @@
-"""Sources of the values that the pages show: a running experiment, or the folder of a log."""
+"""Sources of the values that the pages show: a running experiment, the folder of a log, or the folder of a study."""

@@ -1,4 +1,4 @@
-"""The society of a run: the agents that write most, who among them writes to whom, and the busiest pairs."""
+"""The agents of a run that send the most messages, and the pairs of agents with the most messages."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,13 +10,13 @@ from ray_messaging.model.fates import STORED
 
 AGENTS = 60
 PAIRS = 12
-MOST = 500_000  # the most rows that are counted
+MOST = 500_000  # the most rows that are counted; of more rows a sample is counted
 
 
 def society_of(log: EventLog, *, after: int = -1) -> BusiestAgents:
     """Return who writes to whom in a log's rows after a position, without the user and broadcasts.
 
-    Of many rows a sample is counted.
+    If there are more than MOST rows, a sample of them is counted.
     """
     sample = log.sample(["from_id", "to_id", "fate"], after=after, most=MOST)
     delivered = pc.is_in(sample.counts["fate"], pa.array(STORED))

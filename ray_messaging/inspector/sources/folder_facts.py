@@ -37,15 +37,15 @@ from ray_messaging.transports.step_values import CollectedKind
 
 T = TypeVar("T")
 
-_SERIES_FILES = 8  # the most files of a series, of some MB each; a longer series does not fit a page
+_SERIES_FILES = 8  # the most files of collected values, of some MB each; more would be too many for a page
 _MOST, _LONGEST = 15, 400  # the most lines of the record that are shown, and the most characters of each
 
 
 class FolderFacts(RunFacts):
-    """Source for the folder of a log. It counts the log once, and again if the log has grown."""
+    """Source for the folder of a log. The rows are counted once, and again if the log has grown."""
 
     def __init__(self, log_dir: str | Path, beside: str | Path | None = None) -> None:
-        """Open a folder, and the folder of another run beside it; raise LogError if one of them holds no log."""
+        """Open a folder, and the folder of another run for comparison; raise LogError if one of them has no log."""
         self.beside = None if beside is None else FolderFacts(beside)
         self.log_dir = str(log_dir)
         self.log = EventLog.open(log_dir)
@@ -82,7 +82,7 @@ class FolderFacts(RunFacts):
         unit, width = unit_for(span)
         counts = self.log.count(by=[unit, "step", *Key._fields])
         bins = binned(counts, "step")
-        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # a message from outside may have no step
+        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # even with steps, some messages have no step
         if in_steps:
             width = (max(bins) - min(bins)) // BINS + 1
         else:
@@ -92,7 +92,7 @@ class FolderFacts(RunFacts):
         return traffic_of(bins, start, width, count, rows, rows / span if span else None, in_steps=in_steps)
 
     def society(self) -> BusiestAgents:
-        """Return the society of the whole run."""
+        """Return the busiest agents and pairs of the whole run."""
         return self._once(self._society)
 
     def _society(self, _rows: int) -> BusiestAgents:
@@ -102,7 +102,7 @@ class FolderFacts(RunFacts):
         return replace(found, measure=name(measure), values=values) if values else found
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent, with the values that `collect` recorded last."""
+        """Return facts about one agent, with the last values that `collect` recorded."""
         found = super().agent(agent)
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 
@@ -117,7 +117,9 @@ class FolderFacts(RunFacts):
     def over_steps(self, measure: str) -> Series | None:
         """Return the mean of a collected value of all agents by step, or how many agents have each text.
 
-        If the run collected values of all agents together, return these. Raises InvalidQuery as `society_in_step`.
+        If the run collected aggregates over all agents, return these.
+
+        Raises: the same errors as `society_in_step`.
         """
         series = self._by_agent()
         return self.series() if series is None else over_steps(series, measure)
@@ -183,7 +185,7 @@ class FolderFacts(RunFacts):
         return self.log.series()
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the facts of the run: experiment, starts, groups, steps, rules; raise LogError if damaged."""
+        """Return the record of the run: experiment, starts, groups, steps, rules; raise LogError if it is damaged."""
         run = self.log.run
         if run is None:
             return [("record", "none: its folder has no _run.json")]
@@ -199,7 +201,7 @@ class FolderFacts(RunFacts):
         return [(title, cut(value, _LONGEST)) for title, value in found[:_MOST]]
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules of the run, in order of their first mention, with what each has done."""
+        """Return the rules of the run, and what each has done, in the order in which they first occur in the log."""
         return self._once(self._rules)
 
     def _rules(self, _rows: int) -> list[RuleFacts]:

@@ -36,17 +36,17 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows it counts a sample of this size
-_FIRST_COUNTED = 500_000  # the same for the first call, which counts more because it also counts earlier rows
+_MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows, a sample of this size is counted
+_FIRST_COUNTED = 500_000  # the most rows that the first call counts, which also counts earlier rows
 _LETTERS = 50
 _TEXTS = 3  # the most texts of a dead letter that are shown
 _TEXT = 300  # the most characters of each text that are shown
-# No states are shown of a group with more agents, because the states of all its agents would be read.
+# If a group has more agents, no states are shown, because for one state those of all its agents must be read.
 _MOST_HOSTED = 20_000
 
 
 class LiveSource(RunFacts):
-    """Source for a running experiment. Each call counts only the rows that have come since the last call."""
+    """Source for a running experiment. Each call counts only the rows that have come since the call before."""
 
     live = True
     phase = "live"
@@ -66,7 +66,7 @@ class LiveSource(RunFacts):
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
             return None
-        # Ray would kill this process some time after its cluster has ended, but this process goes on with the log.
+        # This process goes on with the log. Ray would kill it some time after its cluster has ended.
         ray.shutdown()
         if log_dir is None:
             return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
@@ -77,13 +77,16 @@ class LiveSource(RunFacts):
 
     @cached_property
     def log(self) -> EventLog:  # type: ignore[override]  # nobody sets it
-        """Return the log; raise ConfigError if the experiment keeps none."""
+        """Return the log; raise ConfigError if the experiment has no log."""
         if self._messaging.log_dir is None:
-            raise ConfigError("this experiment keeps no event log: start it with log_dir=... to see its messages")
+            raise ConfigError("this experiment has no event log: start it with log_dir=... to see its messages")
         return self._messaging.log
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of the last minute, or of the last steps. If many rows came at once, they are sampled."""
+        """Return the traffic of the last minute, or of the last steps.
+
+        If many rows have come since the last call, a sample of them is counted.
+        """
         if self._messaging.log_dir is None:
             return None
         begin, most = self._position, _MOST_COUNTED
@@ -103,13 +106,13 @@ class LiveSource(RunFacts):
         return replace(by_step, per_second=in_time.per_second)
 
     def society(self) -> BusiestAgents | None:
-        """Return the society of the last messages."""
+        """Return the busiest agents and pairs of the last messages."""
         if self._messaging.log_dir is None:
             return None
         return society_of(self.log, after=max(-1, self.log.end - _MOST_COUNTED))
 
     def state(self) -> State:
-        """Return the queues, the steps, and the number of dead letters."""
+        """Return the numbers of waiting messages, the state of the steps, and the number of dead letters."""
         stats = self._messaging.stats()
         waiting = {mailbox: count for mailbox, count in stats["waiting"].items() if count or not is_internal(mailbox)}
         return State(waiting, self._steps(), stats["dead_letters"]["letters"])
@@ -159,7 +162,7 @@ class LiveSource(RunFacts):
             return {}
         try:
             state = ask(interceptor.step_state.remote(group))
-        except (ConfigError, UnknownName):  # the experiment has no steps, or the group takes no part in them
+        except (ConfigError, UnknownName):  # the experiment has no steps, or the group does not take part in them
             return {}
         return {} if state is None else in_words(state_of(agent, hosted, state))
 

@@ -26,20 +26,19 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.fates import BLOCKED, FATES, SENT
 
 ASK_S = 20.0
-_LONGEST = 100_000  # the most characters of a text, or of a rule, that a page sends
-# Limits of a preview:
-PERIOD_S = 60.0
-MOST = 5_000  # the most messages
-WIDTH = 10_000  # the most characters of a message
+_LONGEST = 100_000  # the most characters of a text, or of a rule, that a page may send
+PERIOD_S = 60.0  # the preview of a rule judges the messages of the last PERIOD_S seconds
+MOST = 5_000  # the most messages that are judged
+WIDTH = 10_000  # the most characters of a message that is judged
 _EXAMPLES = 8
 
 ReadRule = Callable[[str], Rule]
 
 
 class LiveControl:
-    """Changes of a running experiment by a reader of the pages, who steers it, or writes messages as the user.
+    """What a reader of the pages can do with a running experiment: steer it, and send messages as the user.
 
-    Args: `read_rule` builds a rule from what a reader has typed; `examples` show how rules are written.
+    Args: `read_rule` builds a rule from the text that a reader has typed. `examples` show how rules are written.
     """
 
     def __init__(self, messaging: Messaging, read_rule: ReadRule, examples: Sequence[str]) -> None:
@@ -61,7 +60,7 @@ class LiveControl:
         return "the steps go on"
 
     def advance(self, steps: int) -> str:
-        """Run some steps, then pause again."""
+        """Run some steps, and then pause again."""
         return f"runs up to step {self._messaging.steps.advance(steps):,}"
 
     # -- messages of the user -------------------------------------------------------------------------------------
@@ -96,7 +95,10 @@ class LiveControl:
         return self._read_rule(spec.strip())
 
     def preview(self, spec: str) -> Preview:
-        """Return which messages of the last minute a rule would have blocked; raise ConfigError if it is invalid."""
+        """Return what a rule would have done with the messages of the last minute.
+
+        Raises ConfigError if the rule is invalid.
+        """
         return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
 
     def insert_rule(self, spec: str, index: int | None, at_step: int | None) -> str:
@@ -143,12 +145,12 @@ def _from(at_step: int | None) -> str:
 
 
 def payload_of(text: str) -> dict[str, Any]:
-    """Return the payload that a reader has typed: a JSON object, or a text, which becomes the field `content`.
+    """Return the payload for a text that a reader has typed: a JSON object, or a dict with the text as `content`.
 
-    Raises: InvalidPayload if the text begins like JSON but is not valid, ConfigError if it is too long.
+    Raises: InvalidPayload if the text begins like JSON but is not valid JSON; ConfigError if it is too long.
     """
     if len(text) > _LONGEST:
-        raise ConfigError(f"a text of {len(text):,} characters is too long for a page")
+        raise ConfigError(f"a text of {len(text):,} characters is too long: write at most {_LONGEST:,}")
     if text.lstrip().startswith("{"):
         try:
             return dict(json.loads(text))
@@ -193,7 +195,10 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
-    """Yield the rows that a rule would not pass unchanged, with its verdicts. Rates are judged by the log's times."""
+    """Yield the rows that a rule would block or change, with the rule's verdicts.
+
+    A rule about rates is applied with the times in the log.
+    """
     if isinstance(rule, RateLimit):
         moment = [0.0]
         rule = RateLimit(rule.per_second, rule.per_round, name=rule.name, clock=lambda: moment[0])

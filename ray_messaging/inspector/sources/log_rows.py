@@ -37,7 +37,10 @@ _USER = "the user"
 
 
 def agent_id(text: str) -> AgentId | None:
-    """Return the id that a reader has typed, None for "the user" and ""; raise InvalidQuery if it is not valid."""
+    """Return the id for a text that a reader has typed; None for "the user" and "".
+
+    Raises: InvalidQuery if the id is not valid.
+    """
     if text.strip() in {"", _USER}:
         return None
     try:
@@ -132,7 +135,7 @@ def cause_of(found: Why) -> Cause:
 class RunFacts:
     """Facts about one run, from a running experiment or from the folder of a log.
 
-    All calls block, so pages make them in threads, and all might raise a MessagingError. The answer None means that the
+    All calls block, so pages make them in threads. All calls may raise a MessagingError. The result None means that the
     source cannot know the answer. `live` says whether the run goes on, and `phase` is a word for that. `lacks` has the
     titles of the pages that would be empty. If there is no log, `log` raises ConfigError, and `log_dir` is None.
     `beside` is another run with which this one is compared.
@@ -147,15 +150,15 @@ class RunFacts:
     beside: "RunFacts | None" = None
 
     def ended(self) -> "RunFacts | None":
-        """Return the source that takes over when the run has ended; None while it goes on, and for a log."""
+        """Return the source for the log of a run that has just ended; otherwise None."""
         return None
 
     def traffic(self) -> TrafficBins | None:
-        """Return the traffic of the last minute or steps if the run is live, else of the whole run; None: no log."""
+        """Return the traffic of a running experiment's last minute or steps, or of a whole log; None without a log."""
         return None
 
     def society(self) -> BusiestAgents | None:
-        """Return the society of the last messages if the run is live, else of the whole run; None: there is no log."""
+        """Return the busiest agents in a running experiment's last messages, or in a whole log; None without a log."""
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
@@ -172,7 +175,7 @@ class RunFacts:
     def over_steps(self, measure: str) -> Series | None:  # noqa: ARG002 - a log has some
         """Return the mean of a collected value of all agents by step, or how many agents have each text.
 
-        If the run collected values of all agents together, return these.
+        If the run collected aggregates over all agents, return these.
         """
         return None
 
@@ -188,7 +191,7 @@ class RunFacts:
         return None
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the facts of the run, as names and values; [] if the pages show the present state instead."""
+        """Return the record of the run, as names and values; [] if the pages show the present state instead."""
         return []
 
     def health(self) -> Health | None:
@@ -200,7 +203,7 @@ class RunFacts:
         return []
 
     def rows(self, query: RowQuery) -> Sequence[Row]:
-        """Return the last matching rows, the newest last.
+        """Return the last matching rows, with the newest row at the end.
 
         Raises: InvalidQuery if a field of the query is not valid, LogError if the log cannot be read, ConfigError if
         there is no log.
@@ -242,7 +245,7 @@ class RunFacts:
 
 
 class LostSource(RunFacts):
-    """An experiment that has ended without a log that can be read here; `why` says what to do."""
+    """Source for an experiment that has ended, and whose log cannot be read here. `why` says what to do."""
 
     lacks = ("Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
 

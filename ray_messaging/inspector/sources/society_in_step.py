@@ -1,4 +1,4 @@
-"""A society in one step: what a run collected of each agent then, where each agent is, and who wrote to whom."""
+"""All agents in one step: a collected value of each agent, its place, and who sent messages to whom."""
 
 from math import ceil, isfinite, sqrt
 from typing import Any
@@ -16,7 +16,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP, TAKEN
 
 MOST_DRAWN = 10_000
-_MOST_LINKED = 150  # In a larger society, lines between agents show nothing.
+_MOST_LINKED = 150  # with more agents than this, lines between agents would show nothing
 _MOST_KINDS = 9
 _MEAN = "mean"
 
@@ -34,11 +34,11 @@ def society_in_step(
     """Return the agents of a step (None: the last one), with the value `measure` of each ("": the first one).
 
     Args:
-        series: The series of the run, in order of steps, with a row per step and agent.
+        series: The collected values of the run, in the order of the steps, with a row for each agent in each step.
         log: The log of the messages; None: there is none, so no messages are returned.
         measure: The name of a value.
-        step: A step in which values were collected; for another one, the last step before it is taken.
-        columns: The number of agents in a row of the lattice; None: as many as make a square.
+        step: A step. If no values were collected in it, the last step before it with values is taken.
+        columns: The number of agents in a row of the lattice; None: so many that the lattice is a square.
 
     Raises: InvalidQuery if the run has collected no such value.
     """
@@ -73,7 +73,9 @@ def society_in_step(
 
 
 def over_steps(series: pa.Table, measure: str) -> Series:
-    """Return the mean of a value over the agents by step; of texts and bools, how many agents have each of them.
+    """Return, by step, the mean of a value over the agents.
+
+    For strs and bools, return how many agents have each of them.
 
     The arguments and errors are those of `society_in_step`.
     """
@@ -91,17 +93,17 @@ def over_steps(series: pa.Table, measure: str) -> Series:
     lines: dict[str, list[float | None]] = {}
     for step, text, count in zip(*(counts[key].to_pylist() for key in (STEP, measure, "count_all")), strict=True):
         line = lines.setdefault(name(text), [0] * len(steps))
-        line[rows[step]] = (line[rows[step]] or 0) + count  # `name` makes one name of texts that begin alike.
+        line[rows[step]] = (line[rows[step]] or 0) + count  # `name` may shorten several strs to the same name
     most = sorted(lines, key=lambda text: (-max(each or 0 for each in lines[text]), text))[:_MOST_KINDS]
     return Series(steps, {text: lines[text] for text in sorted(most)})
 
 
 def _measure_of(measures: list[str], asked: str) -> str:
-    """Return the value that is asked for by its name, or by its name on a page ("": the first one)."""
+    """Return the name of a collected value. `asked` is that name, or its form on a page, or "" for the first value."""
     found = next((each for each in measures if asked in {"", each, name(each)}), None)
     if found is None:
         raise InvalidQuery(
-            f"the run has not collected {asked!r} of its agents, but {', '.join(measures)}",
+            f"the run has not collected {asked!r} of its agents: it has {', '.join(measures)}",
             field="measure",
             value=asked,
         )
@@ -157,10 +159,10 @@ def _places(
 
 
 def _cells(series: pa.Table, rows: pa.Table) -> tuple[list[int], int]:
-    """Return the cell of each agent in a lattice, and how many cells there are.
+    """Return the cell of each agent in a lattice, and the number of cells.
 
-    The id of an agent is its cell if the ids of the run are numbers from 0 on with few gaps, so that a cell keeps its
-    place when another agent departs. Otherwise agents fill the cells in their order.
+    If the ids of the run are numbers from 0 on with few gaps, the id of an agent is its cell, so that cells do not move
+    when an agent leaves. Otherwise agents fill the cells in the order of their ids.
     """
     named = AGENT_NAME in series.column_names
     low, high = (pc.min_max(series[AGENT])[end].as_py() for end in ("min", "max"))

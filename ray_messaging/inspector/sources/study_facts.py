@@ -1,4 +1,4 @@
-"""A study as the page of a study shows it: its runs, their outcomes by parameters, and its progress."""
+"""Source for the page of a study: its runs, their outcomes by parameters, and its progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from ray_messaging.studies.study_folder import StudyFolder
 
 MOST_ROWS = 200  # the most rows of parameters in the table
 _MOST_POINTS, _MOST_LINES, _MOST_CELLS = 200, 9, 2_500
-_RESAMPLES = 2_000  # of a page, which is drawn again while a study goes on
+_RESAMPLES = 2_000  # for intervals on a page, which is drawn again and again while a study goes on
 _PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
 
 
 class Choice(NamedTuple):
-    """What a page draws: an outcome over the parameter `x`, a line for each value of `by` ("": one line)."""
+    """What a page draws: an outcome over the parameter `x`, with a line for each value of `by` ("": one line)."""
 
     outcome: str
     x: str
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StudyTable:
-    """The state of a study. `planned` is the number of its runs, or None if its folder does not say it.
+    """The state of a study. `planned` is the number of its runs, or None if that is not in its folder.
 
     `rows` has a row for each row of parameters, at most MOST_ROWS of `all_rows`.
     """
@@ -46,7 +46,7 @@ class StudyTable:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The means of an outcome with their intervals, by value of `by` and of `x`, and what else a page says of them."""
+    """The means of an outcome with their intervals, by the values of `by` and of `x`, and notes for the page."""
 
     choice: Choice
     lines: dict[str, dict[Any, Interval]]
@@ -56,7 +56,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The mean of an outcome by the values of two parameters; None where no run has both values."""
+    """The mean of an outcome for each pair of values of two parameters; None if no run has both values."""
 
     choice: Choice
     columns: list[str]
@@ -86,7 +86,7 @@ class StudyFacts(RunFacts):
         return self._study
 
     def table(self) -> StudyTable:
-        """Return the state of the study, which is the same object until the study has gone on.
+        """Return the state of the study. It is the same object as before, if the study has not gone on.
 
         The intervals are those of `Study.summary`.
         """
@@ -110,7 +110,7 @@ class StudyFacts(RunFacts):
         return self._table
 
     def curves(self, asked: Choice) -> Curves | None:
-        """Return the curves of a choice, or None if the study has no outcome that is a number, or no parameter.
+        """Return the curves for a choice, or None if the study has no parameter, or no outcome that is a number.
 
         Raises: ConfigError if the parameter or `by` has too many values for a page.
         """
@@ -154,7 +154,10 @@ class StudyFacts(RunFacts):
 
 
 def _known(study: Study, asked: Choice) -> Choice | None:
-    """Return a choice of the study's own names: those that are asked for, and else its first ones."""
+    """Return `asked` with the names that the study lacks replaced: by its first outcome or parameter, or "" for `by`.
+
+    Returns None for a study without numeric outcomes or without parameters.
+    """
     outcomes, parameters = study._numbers(), study.parameters
     if not outcomes or not parameters:
         return None

@@ -1,4 +1,4 @@
-"""Traffic made from counts of log rows. Each row is counted once, into small bins of time or of steps."""
+"""The numbers of messages over time or steps, in intervals called bins. Each row of the log is counted once."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def unit_for(seconds: float) -> tuple[str, float]:
 
 
 def binned(counts: pa.Table, by: str) -> dict[float, Counter[Key]]:
-    """Return counts by a unit of time (as unix s) or by step; rows without a step are left out."""
+    """Return counts by a unit of time (in unix seconds) or by step. Rows without a step are left out."""
     found: dict[float, Counter[Key]] = {}
     for row in counts.select([by, *Key._fields, "count"]).to_pylist():
         at: Any = row.pop(by)
@@ -70,7 +70,7 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`. Its share is the smallest share of its bins."""
+        """Return the traffic of the period that ends at `now`. Its `share` is the smallest one of its bins."""
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}
@@ -105,7 +105,7 @@ def traffic_of(
 
 
 def _of_busiest_rules(by_rule: dict[str, list[int]], count: int) -> dict[str, list[int]]:
-    """Return the bins of the rules that block most. All other rules together have the bins OTHERS."""
+    """Return the bins of the rules that block the most messages. All other rules are joined under the name OTHERS."""
     order = sorted(by_rule, key=lambda rule: -sum(by_rule[rule]))
     found = {rule: by_rule[rule] for rule in order[:RULES]}
     if order[RULES:]:

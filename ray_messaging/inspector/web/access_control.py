@@ -1,6 +1,7 @@
-"""Access control before all pages and websockets: it checks host, origin and token, and adds protective headers.
+"""Access control for all pages and websockets: checks of host, origin and token, and protective headers.
 
-A request must use one of the names of the server. If there is a token, a browser must bring it once.
+A request must use one of the names of the server. If there is a token, a browser must present it once, and then has a
+cookie.
 """
 
 import hmac
@@ -14,7 +15,8 @@ from ray_messaging.inspector.web.serve import Access
 
 COOKIE = "ray_messaging_inspector"
 _STATIC = "/_nicegui/"
-# NiceGUI's pages have inline scripts, and Vue compiles templates in the browser; nothing comes from another host.
+# The content security policy. NiceGUI's pages have inline scripts, and Vue compiles templates in the browser. Nothing
+# may be loaded from another host.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'self'; "
@@ -29,7 +31,8 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _NO_STORE = {"cache-control": "no-store"}
-# The page leads on by a script, because browsers send no strict cookie on a redirect after a link from another site.
+# This page goes to the next one by a script. On a redirect, browsers would not send the strict cookie if the link was
+# on another site.
 _ENTER = """<!doctype html><meta charset="utf-8"><title>Inspector</title>
 <script>location.replace("/")</script><noscript><a href="/">Open the inspector</a></noscript>"""
 
@@ -62,7 +65,7 @@ class AccessControl:
             await self.app(scope, receive, send)
 
     def _refusal(self, asked: HTTPConnection) -> tuple[int, str] | None:
-        """Return status and reason if a request names another host or comes from another site's page, else None."""
+        """Return the status and the reason if a request's host or origin is not allowed; otherwise None."""
         hosts, origins = asked.headers.getlist("host"), asked.headers.getlist("origin")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
             return 421, "this host name is not allowed: allow it with --allow-host NAME"
@@ -76,7 +79,7 @@ class AccessControl:
         return None
 
     async def _enter(self, given: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Exchange the token for a cookie, and lead the browser away from the URL that has the token."""
+        """Exchange the token for a cookie, and send the browser to a URL without the token."""
         if self._access.token is None or not _is_secret(given, self._access.token):
             await _refuse(scope, receive, send, 403, "this token is wrong: open the URL that the command printed")
             return
@@ -85,7 +88,7 @@ class AccessControl:
 
 
 def _is_secret(given: str, secret: str) -> bool:
-    """Compare in a time that does not depend on how much of the secret is right."""
+    """Return whether a secret is right. The time does not depend on how many of its characters are right."""
     return hmac.compare_digest(given.encode(), secret.encode())
 
 
@@ -104,7 +107,10 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, why: 
 
 
 def _protected(send: Send, *, is_static: bool) -> Send:
-    """Return a `send` that adds the protective headers. Browsers may store static files only, not agents' texts."""
+    """Return a `send` that adds the protective headers.
+
+    Browsers may store only static files, and no texts of agents.
+    """
 
     async def sending(event: Message) -> None:
         if event["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Cache between the pages and a source of values: it computes answers in threads, and shares them among all pages."""
+"""Cache between the pages and a source. It computes answers in threads, and shares them among all pages."""
 
 import asyncio
 import time
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 _THREADS = 4
 _LOOK_S = 1.0
-_WAITING = 32  # the most questions that are asked at a time; further questions wait
+_WAITING = 32  # the most questions that are answered at a time; further questions wait
 
 
 @dataclass(slots=True)
 class _Answer:
-    """A value, when it was computed, and the task that computes a new value (`coming`; None: no task runs)."""
+    """A value, the time at which it was computed, and the task that computes a new one (`coming`; None: no task)."""
 
     value: Any = None
     at: float = float("-inf")
@@ -41,7 +41,10 @@ class AnswerCache:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return an answer that is at most `max_age_s` old, shared under a key. Raises what the question raises."""
+        """Return the shared answer to a question, which has the name `key`, and may be `max_age_s` seconds old.
+
+        Raises: the errors of the question.
+        """
         answer = self._answers.setdefault(key, _Answer())
         if answer.coming is None:
             if time.monotonic() - answer.at <= max_age_s:
@@ -53,19 +56,20 @@ class AnswerCache:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # A slow question is asked less often, so that at most a fourth of the time goes to it.
+            # The answer to a slow question counts as newer than it is, so that the question takes at most a fourth of
+            # the time.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None
         return answer.value
 
     async def ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Return the answer to one page's own question, computed in a thread. Raises what the question raises."""
+        """Return the answer to a question of one page, computed in a thread. Raises the errors of the question."""
         async with self._room:
             return await asyncio.get_running_loop().run_in_executor(self._threads, question, *arguments)
 
     async def change(self, call: Callable[..., T], *arguments: object) -> T:
-        """Make a change in a thread, and return its result. All shared answers count as outdated from then on."""
+        """Make a change in a thread, and return its result. All shared answers are outdated afterwards."""
         async with self._room:
             done = await asyncio.get_running_loop().run_in_executor(self._changes, call, *arguments)
         for answer in self._answers.values():
@@ -73,7 +77,7 @@ class AnswerCache:
         return done
 
     async def follow(self) -> None:
-        """Replace the source of a running experiment by the source of its log once the run has ended."""
+        """Replace the source of a running experiment by the source of its log, when the run has ended."""
         source = self.source
         found = await self.shared("ended", source.ended, _LOOK_S)
         if found is not None and self.source is source:
@@ -81,7 +85,7 @@ class AnswerCache:
             self.source, self.control, self._answers = found, None, {}
 
     async def close(self) -> None:
-        """Shut the threads down, without waiting for questions that are being answered."""
+        """End the threads, without waiting for questions that are being answered."""
         if self.control is not None:
             await asyncio.to_thread(self.control.close)
         self._changes.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The web application: it has one URL path for each page."""
+"""The web application of the inspector, with a URL path for each page."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -59,7 +59,7 @@ _PAGES: dict[str, _Draw] = {
 
 
 def _add_page(cache: AnswerCache, path: str, draw: _Draw) -> None:
-    """Register a page under its path. It is drawn anew for each browser, with the parameters of the URL."""
+    """Register a page under its URL path. The page is drawn anew for each browser, with the parameters in the URL."""
 
     @ui.page(path)
     def show(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The server's process: its socket, its URL, and its end."""
+"""The socket, the URL, the start and the end of the inspector's web server."""
 
 import secrets
 import socket
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ray_messaging.errors import ConfigError
 
-_GRACE_S = 2  # at the end, open pages are awaited for this long
+_GRACE_S = 2  # seconds for which the server waits for open pages when it ends
 _ANY = {"0.0.0.0", "::"}  # noqa: S104 - what a user may ask for
 _LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
+    """Return whether an address can be reached only from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -40,16 +40,16 @@ def names_of(host: str) -> frozenset[str]:
     if host not in _ANY:
         return frozenset({host.lower()})
     own = {socket.gethostname(), socket.getfqdn()}
-    with suppress(OSError):  # The machine's own name may have no address.
+    with suppress(OSError):  # the machine's own name may have no address
         own |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
     return _LOOPBACK_NAMES | {name.lower() for name in own}
 
 
 @dataclass(frozen=True)
 class Access:
-    """Conditions of a request: its host must be a known name, and it must have the cookie, if there is a token.
+    """The conditions for a request: its host must be a known name, and if there is a token, it must have the cookie.
 
-    The token is exchanged for the cookie's value, which is another secret, so neither can be derived from the other.
+    The token is exchanged for the cookie, whose value is another secret. Neither can be derived from the other.
     """
 
     hosts: frozenset[str]
@@ -65,7 +65,7 @@ class Access:
 
 
 class Bound(NamedTuple):
-    """A socket that is bound, the conditions of access, and the URL to open."""
+    """A socket that is bound, the conditions for requests, and the URL to open."""
 
     socket: socket.socket
     access: Access
@@ -74,19 +74,21 @@ class Bound(NamedTuple):
 
 
 def bind(place: Place, *, token: bool) -> Bound:
-    """Bind to a place; raise ConfigError if that fails.
+    """Bind a socket to an address and port; raise ConfigError if that fails.
 
-    Requests need a token if `token` is True, or if other machines can reach the place.
+    Requests need a token if `token` is True, or if the address can be reached from other machines.
     """
     if not 0 <= place.port <= 65535:
-        raise ConfigError(f"--port {place.port} is no port: write one from 1 to 65535, or 0 for a free one")
+        raise ConfigError(f"--port {place.port} is not a port: write a number from 1 to 65535, or 0 for a free port")
     try:
         family = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((place.host, place.port), family=family)
     except OverflowError as error:
-        raise ConfigError(f"--host {place.host!r} is no address of this machine") from error
+        raise ConfigError(f"--host {place.host!r} is not an address of this machine: write another one") from error
     except socket.gaierror as error:
-        raise ConfigError(f"--host {place.host!r} is no address of this machine ({error.strerror})") from error
+        raise ConfigError(
+            f"--host {place.host!r} is not an address of this machine ({error.strerror}): write another one"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"port {place.port} of {place.host} cannot be taken ({error.strerror}): is another inspector open there? "
@@ -104,7 +106,10 @@ def bind(place: Place, *, token: bool) -> Bound:
 
 
 def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "threading.Event | None" = None) -> None:
-    """Serve until Ctrl-C, SIGTERM, or until the event `until` is set. `on_ready` is called once pages can be opened."""
+    """Serve until Ctrl-C or SIGTERM, or until the event `until` is set.
+
+    Args: `on_ready` is called when pages can be opened.
+    """
     import uvicorn  # noqa: PLC0415 - of the extra
 
     from ray_messaging.inspector.web.access_control import AccessControl  # noqa: PLC0415

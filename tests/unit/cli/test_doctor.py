@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from ray_messaging.cli import app, doctor_machine
 from ray_messaging.cli.doctor import show_health
+from ray_messaging.common import operating_system
 from ray_messaging.errors import ConfigError, ServerFailed
 from ray_messaging.observability.health.findings import Finding, Health
 
@@ -169,7 +170,7 @@ def poor(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_machine, "EXTRAS", {"llm": "no such package"})
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2000 kB\nMemAvailable: 1000 kB\n")
-    monkeypatch.setattr(doctor_machine, "MEMINFO", meminfo)
+    monkeypatch.setattr(operating_system, "PROCESSES", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_machine_that_lacks_everything(poor):
 def test_an_ordinary_laptop_has_no_problems(run, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_machine.ctypes, "CDLL", lambda _: SimpleNamespace(adjtimex=lambda _: 5))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1_048_576))  # Ray raises it by itself
-    monkeypatch.setattr(doctor_machine, "MEMINFO", tmp_path / "none")  # no Linux
+    monkeypatch.setattr(operating_system, "PROCESSES", tmp_path / "none")  # no Linux
     found = told(run("--json"))
     assert [found[what]["level"] for what in ("clock", "open files", "memory", "embedded server")] == ["ok"] * 4
     assert "nothing synchronizes the clock" in found["clock"]["value"]

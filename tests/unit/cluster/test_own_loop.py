@@ -86,3 +86,36 @@ def test_the_last_work_runs_and_its_error_is_raised_but_in_the_loops_own_thread_
     with pytest.raises(ValueError, match="it fails"):
         shared.leave(end())
     assert ended == [True] * 2
+
+
+def test_what_others_have_left_in_a_loop_ends_with_the_loop():
+    loop, ended = SharedLoop("left"), []
+    over = threading.Event()
+
+    async def connection():
+        try:
+            yield
+        finally:
+            ended.append("connection")
+
+    async def watch():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("task")
+            asyncio.get_running_loop().call_soon(over.set)
+
+    async def begin():
+        found = connection()
+        await anext(found)
+        return found, asyncio.create_task(watch())
+
+    loop.enter()
+    kept = loop.run(begin())
+    loop.run(asyncio.sleep(0))
+    thread = loop._thread
+    loop.leave()
+    assert over.wait(10)
+    thread.join(10)
+    assert ended == ["task", "connection"]
+    assert kept[1].cancelled()

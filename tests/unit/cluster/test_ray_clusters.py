@@ -10,6 +10,7 @@ from ray.exceptions import AuthenticationError
 
 from ray_messaging import Messaging
 from ray_messaging.cluster import ray_clusters as clusters
+from ray_messaging.common import operating_system
 from ray_messaging.errors import ConfigError, InvalidAddress, UnknownName
 
 HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]
@@ -100,7 +101,7 @@ def test_only_raylets_of_this_user_count(monkeypatch, tmp_path):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "cmdline").write_bytes(line)
     (tmp_path / "5").mkdir()
-    monkeypatch.setattr(clusters, "PROCESSES", tmp_path)
+    monkeypatch.setattr(operating_system, "PROCESSES", tmp_path)
     assert clusters.local_clusters() == ["10.0.0.1:1"]
     assert clusters.local_clusters(with_tokens=True) == []  # a driver with a token must not join a cluster without
     (tmp_path / "4" / "environ").write_bytes(b"A=b\0RAY_AUTH_MODE=token\0C=d")

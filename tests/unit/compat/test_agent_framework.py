@@ -200,3 +200,5 @@ async def test_executors_see_the_shared_state_as_it_was_committed_and_the_last_o
 def test_what_is_no_workflow_is_refused():
     with pytest.raises(ConfigError, match="is no workflow"):
         RayWorkflowRunner().attach(7)
+    with pytest.raises(ConfigError, match="which is no Workflow"):
+        RayWorkflowRunner().attach(lambda: 7)

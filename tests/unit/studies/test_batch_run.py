@@ -245,7 +245,7 @@ def test_odd_texts_and_errors_are_errors_of_their_run(here, tmp_path):
     said = [
         "ValueError: half of an emoji: \\ud83d (",
         "OddError: its text is unknown, because str() of it raised RuntimeError (",
-        "ConfigError: the outcome 'a' is '\\ud83d': it must be a number, a bool, a valid text",
+        "ConfigError: the outcome 'a' is '\\ud83d': it must be a number, a bool, a valid str",
         "ConfigError: the outcome '\\ud83d' is 1",
     ]
     assert [error.startswith(text) for error, text in zip(table["error"], said, strict=False)] == [True] * 4
@@ -395,7 +395,7 @@ def test_a_study_that_was_opened_before_it_grew_or_ended_has_the_series_of_its_r
     for each in seen:
         pd.testing.assert_frame_equal(each.sort_values(order, ignore_index=True), grown)
     first._files.erase()
-    with pytest.raises(LogError, match="was begun anew after it was opened here: open it again"):
+    with pytest.raises(LogError, match="was begun anew after it was opened: open it again"):
         _ = first.series
 
 
@@ -415,7 +415,7 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
         write(self, name, data)
 
     monkeypatch.setattr(Folder, "write_file", full)
-    with pytest.raises(LogError, match="No space left on device; the runs that it has are kept"):
+    with pytest.raises(LogError, match="No space left on device; its runs are not lost"):
         sweep(tmp_path / "s", replicates=2)
     assert len(Study(tmp_path / "s")) == 2
     monkeypatch.setattr(Folder, "write_file", write)
@@ -423,7 +423,7 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
 
 
 def test_two_programs_in_one_folder(here, tmp_path):
-    with StudyFolder(tmp_path / "s").alone(), pytest.raises(LogError, match="another process writes the study"):
+    with StudyFolder(tmp_path / "s").alone(), pytest.raises(LogError, match="another process is writing the study"):
         sweep(tmp_path / "s")
 
 
@@ -459,7 +459,7 @@ def test_a_temporary_folder_ends_with_its_study(here):
         ({"outcomes": Mean("a"), "collect": lambda me: {}}, "a run collects either"),
         ({"by": "town"}, "by='town'"),
         ({"collect_every": 0}, "collect_every=0"),
-        ({"parameters": {"chanse": [1]}}, "model= takes 'chance', which is no parameter"),
+        ({"parameters": {"chanse": [1]}}, "model= takes 'chance', which is not a parameter"),
         ({"parameters": {"chance": [1], "n": [1]}}, "no function takes the parameter 'n'"),
         ({"parameters": {"chance": [1], "step": [1]}}, "the parameter 'step' has the name of a column"),
         ({"parameters": {"chance": [1], "agent": [1]}}, "the parameter 'agent' has the name of a column"),
@@ -502,7 +502,7 @@ def test_a_plot_has_a_line_for_each_value(here, tmp_path):
     assert [*figure.axes[0].lines[0].get_xdata()] == [0.5, 1]
     by = study.plot("step", "knows", by="chance")
     assert [text.get_text() for text in by.axes[0].get_legend().get_texts()] == ["chance = 0.5", "chance = 1"]
-    with pytest.raises(ConfigError, match="'chanse' is no parameter of the study, which has 'chance'"):
+    with pytest.raises(ConfigError, match="'chanse' is not a parameter of the study, which has 'chance'"):
         study.plot("chanse", "knows")
     with pytest.raises(ConfigError, match="no run has the outcome 'nose': the study has 'knows'"):
         study.plot("chance", "nose")
@@ -548,9 +548,9 @@ def test_runs_of_a_study_end_by_a_condition(here, tmp_path):
         )  # fmt: skip
         assert (one.steps, one.series.knows.iloc[-1]) == (row.steps, row.knows)
     for changed, said in (
-        ({"until": lambda now: True}, "until= takes 'now', which is no parameter .* pass max_steps="),
+        ({"until": lambda now: True}, "until= takes 'now', which is not a parameter .* pass max_steps="),
         ({"until": 5, "max_steps": 5}, "max_steps=5 is for a condition"),
-        ({"until": all_know, "max_steps": 5, "collect": Mean("knows")}, "until= takes 'goal', which is no parameter"),
+        ({"until": all_know, "max_steps": 5, "collect": Mean("knows")}, "until= takes 'goal', which is not a param"),
         ({"until": lambda now: True, "max_steps": 5}, "pass collect="),
         (
             {"until": never, "max_steps": 2, "collect": Mean("knows"), "vary_from": 2, "before": {"chance": 1}},

@@ -39,7 +39,7 @@ def test_seeds_stay_as_they_are():
     ("parameters", "said"),
     [
         ({"seed": [1]}, "'seed' has the name of a column"),
-        ({"a b": [1]}, "'a b' must have a name"),
+        ({"a b": [1]}, "'a b' cannot be the name"),
         ({"n": []}, "has no value"),
         ([], "has no row"),
         (pd.DataFrame({"n": []}), "without a row"),

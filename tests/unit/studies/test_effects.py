@@ -97,11 +97,11 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     study = written_study(tmp_path / "s", rows, 2, lambda run: {"a": "x"})
     for call, said in (
         (lambda: study.effects({}), "base={} must be a dict"),
-        (lambda: study.effects({"rool": 1}), "base= has 'rool', which is no parameter: the study has 'rule', 'n'"),
+        (lambda: study.effects({"rool": 1}), "base= has 'rool', not a parameter: the study has 'rule', 'n'"),
         (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': the study has 'none', 'mask'"),
         (lambda: study.effects({"rule": "none"}), "no runs have"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),
-        (lambda: study.effects({"rule": "none", "n": 1}, outcomes="a"), "'a' is a text"),
+        (lambda: study.effects({"rule": "none", "n": 1}, outcomes="a"), "'a' is a str"),
         (lambda: study.effects({"rule": "none", "n": 1}, level=95), "level=95"),
         (lambda: study.effects({"rule": "none", "n": 1}, resamples=0), "resamples=0"),
     ):

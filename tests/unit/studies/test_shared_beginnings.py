@@ -259,7 +259,7 @@ def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
         ({"vary_from": FROM, "before": {}}, r"before=.* must be a dict of parameters"),
         (
             {"vary_from": FROM, "before": {"luck": 0.5}},
-            r"before= has 'luck', which is no parameter: parameters= has 'chance'",
+            r"before= has 'luck', which is not a parameter: parameters= has 'chance'",
         ),
         ({"vary_from": FROM, "before": {"chance": object()}}, r"before= has chance=<object"),
         ({"vary_from": UNTIL, "before": {"chance": 0.5}}, r"until=10 must be above vary_from=10"),

@@ -130,12 +130,12 @@ def test_a_run_that_ends_early_has_calls_in_its_log(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"log_dir": "x", "on_existing": "resume"}, r"keeps its server's data in memory only.*Messaging.fork"),
+        ({"log_dir": "x", "on_existing": "resume"}, r"has its server's data only in memory.*Messaging.fork"),
         ({"log_dir": "x", "on_existing": "anew"}, "on_existing='anew' is unknown: write 'error' or 'reset'"),
         ({"checkpoint": 5}, "there is no log: pass log_dir='a folder'"),
         ({"log_dir": "x", "checkpoint": 0}, "checkpoint=0 must be the number of steps"),
-        ({"log_dir": ""}, "log_dir='' is no path"),
-        ({"log_dir": 3}, "log_dir=3 is no path"),
+        ({"log_dir": ""}, "log_dir='' is not a path"),
+        ({"log_dir": 3}, "log_dir=3 is not a path"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments, why):

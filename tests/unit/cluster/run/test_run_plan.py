@@ -69,7 +69,7 @@ def test_agents_may_be_a_collection_of_any_kind(agents):
     assert [*plan_groups(agents, 1, None, 2)[0].agents] == [1, 3]
 
 
-STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
+STRANGE, TWICE = "ids that are not agents of this run", "comes twice in agents"
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
     [
         (3, {0: [1, 2]}, "graph is a dict: pass pairs"),
         (3, {(0, 1): 0.5}, "graph is a dict: pass pairs"),
-        (3, ["01", "12"], "graph holds '01'"),
+        (3, ["01", "12"], "graph has '01'"),
         (3, "friends", "graph='friends' names an audience, and only messaging.run can look up"),
-        (3, [(0, 1, 0.5)], "graph holds"),
-        (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
+        (3, [(0, 1, 0.5)], "graph has"),
+        (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph has"),
         *((3, graph, STRANGE) for graph in ([(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4))),
         ({1: "a", 2: "b"}, None, "agents are a dict, whose values would be lost"),
         (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), None, "two columns of agents= have the same name"),
@@ -88,7 +88,7 @@ STRANGE, TWICE = "ids that are no agents of this run", "comes twice in agents"
         (
             pd.DataFrame({"name": ["ann"], "lock": [Lock()]}),
             None,
-            "column 'lock' of agents holds .*pass that object as shared=",
+            "column 'lock' of agents has .*pass that object as shared=",
         ),
         (pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]), None, TWICE),
     ],
