@@ -40,7 +40,7 @@ def run(
 
     With `ui`, the inspector is open during the run, and everything goes on until Ctrl-C.
 
-    Returns: the outcome in JSON's types, and in words the numbers that do not agree.
+    Returns: the outcome in JSON's types, and a list of sentences about the numbers that do not agree.
     """
     check_ray_address()
     began = time.monotonic()

@@ -190,12 +190,12 @@ def _maker(workflow: Any) -> Callable[[], Any]:
 
 
 def _same(workflow: Any) -> Any:
-    """Return a copy of a workflow that was pickled, whose executors are as they were."""
+    """Return a deep copy of a workflow, so that executors made again begin as they were in it."""
     return copy.deepcopy(workflow)
 
 
 class StandInExecutor:
-    """What the framework's edges see of an executor. They ask whether it takes a message, and deliver the message."""
+    """Stands in for an executor at the framework's edges, which ask it whether it takes a message, and deliver it."""
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self.can_handle = executor.can_handle
@@ -222,26 +222,29 @@ class Blocked(NamedTuple):
 
 
 class _Carrier:
-    """The way of a superstep's deliveries to their executors, and the way back of what the executors did."""
+    """Base class of what takes a superstep's deliveries to their executors, and brings back what the executors did."""
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Take a delivery of the superstep."""
+        """Add a delivery to the superstep."""
         raise NotImplementedError
 
     async def superstep(
         self, state: "SharedState", *, streaming: bool
     ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
-        """Return what was done at each delivery."""
+        """Return the deliveries of the superstep, each with what its executor did, or with the rule that blocked it."""
         raise NotImplementedError
 
     def reset(self) -> None:
         """Forget the deliveries of a superstep that was given up."""
 
     def check(self, context: Any) -> None:
-        """Raise ConfigError for what the run was given and executors would not get."""
+        """Raise ConfigError if the run was given something that executors in other processes would not get."""
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
-        """Begin anew: executors have these states of a checkpoint, or (None) the state in which they are made."""
+        """Make the executors again, with their states in a checkpoint.
+
+        If `snapshots` is None, they have their first state.
+        """
 
     def snapshots(self) -> Mapping[str, Any] | None:
         """Return the states of the executors that have run, as JSON; None: the executors are in this process."""
@@ -251,7 +254,7 @@ class _Carrier:
 
 
 class SuperstepRunner(RunnerImpl):
-    """The framework's runner, whose executors run elsewhere."""
+    """The framework's runner. It does not run the executors itself, but gives a _Carrier their messages."""
 
     def __init__(self, workflow: Any, carrier: _Carrier, values: Values) -> None:
         before = workflow._runner
@@ -309,7 +312,7 @@ class SuperstepRunner(RunnerImpl):
         for name, executor in self._executors.items():
             if name in snapshots:
                 states[name] = self._values.decode(snapshots[name])
-            else:  # it has not run yet
+            else:  # the executor has not run yet
                 states[name] = await executor.on_checkpoint_save()
         self._state.set(EXECUTOR_STATE_KEY, states)
         return None
@@ -323,21 +326,21 @@ class SuperstepRunner(RunnerImpl):
 
 
 class SharedState:
-    """The workflow's shared state as JSON, and which parts of it each executor has."""
+    """The workflow's shared state as JSON, with a record of which version each executor has."""
 
     def __init__(self, values: Values) -> None:
         self.values = values
         self._version = 0
         self._parts: dict[str, tuple[int, Any, Any]] = {}  # by key: the version, the value, its JSON
         self._gone: dict[str, int] = {}
-        self._seen: dict[str, int] = {}  # by executor
+        self._seen: dict[str, int] = {}  # by executor: the version that it has
 
     def begin(self) -> None:
-        """Forget what executors have."""
+        """Forget the state, and the versions that executors have."""
         self._parts, self._gone, self._seen = {}, {}, {}
 
     def look(self, state: Any) -> None:
-        """Take in what is committed."""
+        """Read the changes that the framework has committed to the shared state."""
         committed, self._version = state._committed, self._version + 1
         for key, value in committed.items():
             if key not in _OWN_KEYS and (key not in self._parts or self._parts[key][1] is not value):
@@ -348,18 +351,21 @@ class SharedState:
             self._gone[key] = self._version
 
     def news(self, executor: str) -> tuple[dict[str, Any], list[str]]:
-        """Return what an executor does not have yet: the changed parts, and the keys that are gone."""
+        """Return the changes that an executor does not have yet: new values by key, and deleted keys."""
         seen = self._seen.get(executor, 0)
         changed = {key: told for key, (version, _, told) in self._parts.items() if version > seen}
         return changed, [key for key, version in self._gone.items() if version > seen]
 
     def has(self, executor: str) -> None:
-        """Note that an executor has all parts."""
+        """Record that an executor has the newest version."""
         self._seen[executor] = self._version
 
 
 class _Here(_Carrier):
-    """The executors of this process. What they do happens at once, as with the framework's own runner."""
+    """Executors that run in this process.
+
+    Their sends and events take effect at once, as with the framework's runner.
+    """
 
     def __init__(self, workflow: Any, values: Values) -> None:
         self._workflow = workflow
@@ -393,7 +399,7 @@ class _Here(_Carrier):
 
 
 class _Groups(_Carrier):
-    """The executors in the groups of an experiment."""
+    """Executors that run in the groups of an experiment."""
 
     def __init__(
         self,
@@ -428,7 +434,7 @@ class _Groups(_Carrier):
         self._lives += 1
         self._life, self._given = f"{self._driver}.{self._lives}", {} if snapshots is None else dict(snapshots)
         self._snapshots: dict[str, Any] = dict(self._given)
-        self._known: set[str] = set()  # executors that have been given their state
+        self._known: set[str] = set()  # executors that have been sent their state
 
     def snapshots(self) -> Mapping[str, Any] | None:
         return {name: of_json(each) if isinstance(each, bytes) else each for name, each in self._snapshots.items()}
@@ -477,7 +483,7 @@ class _Groups(_Carrier):
         return [*zip(deliveries, found, strict=True)]
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages of a delivery: one for each executor that has sent a part."""
+        """Return the messages that carry a delivery: one from each executor that has sent data of it."""
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
         data, sources = told.pop("data"), delivery.sources

@@ -25,15 +25,15 @@ Act = tuple[str, Any]
 
 
 class Source(NamedTuple):
-    """How a process makes the executors: `make` returns the workflow, from what can be pickled."""
+    """How a process makes its executors. It can be pickled; `make` returns a new workflow with the executors."""
 
     make: Callable[[], Any]
     types: tuple[type, ...]
-    signature: str  # of the workflow that the driver has
+    signature: str  # the hash of the driver's workflow, which the made one must have
 
 
 class Delivery(NamedTuple):
-    """One message for an executor, with the executors that sent its parts."""
+    """One message for an executor, with the ids of the executors that sent it or parts of its data."""
 
     target: str
     message: WorkflowMessage
@@ -43,7 +43,7 @@ class Delivery(NamedTuple):
 
 
 class Recorder:
-    """The context in which an executor of a group runs, with what the executor does, in order, as JSON.
+    """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
     Args: `values` encodes; `classify` says what kind of event an output is.
     """
@@ -55,16 +55,16 @@ class Recorder:
         self._streaming = streaming
 
     async def send_message(self, message: WorkflowMessage) -> None:
-        """Keep a message."""
+        """Record a message that the executor sends."""
         told = message_told(self._values, message, f"a message of executor {message.source_id!r}")
         self.acts.append((MESSAGE, told))
 
     async def add_event(self, event: WorkflowEvent[Any]) -> None:
-        """Keep an event."""
+        """Record an event."""
         self.acts.append((EVENT, event_told(self._values, event)))
 
     async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
-        """Keep a request for information from outside."""
+        """Record a request for information from outside."""
         if event.type != "request_info":
             raise ValueError("Event type must be 'request_info'")
         self.acts.append((REQUEST, event_told(self._values, event)))
@@ -74,7 +74,7 @@ class Recorder:
         return self._streaming
 
     def get_runtime_tools(self) -> None:
-        """Return None, because functions do not travel."""
+        """Return None, because functions are not sent to groups."""
 
     def classify_yielded_output(self, executor_id: str) -> Any:
         """Return which kind of event an output of an executor is."""
@@ -178,7 +178,7 @@ class Executors:
         self._source = source
         self._life: str | None = None
         self._workflow: Any = None
-        self._current: dict[str, int] = {}  # by executor: the last step whose end its object is at
+        self._current: dict[str, int] = {}  # by executor: the last step that its object has run
         self._begun: set[str] = set()  # executors that have begun a step and not ended it
         self._values = Values(source.types)
 
@@ -203,7 +203,7 @@ class Executors:
         of = told[0]["of"]
         self._begin(of["life"])
         at, snapshot = kept.get("step", -1), kept.get("snapshot")
-        if name in self._begun:  # this step has been tried before, and the object is at no step's end
+        if name in self._begun:  # an earlier try of this step failed in the middle
             self._workflow.executors[name] = self._source.make().executors[name]
         executor = self._workflow.executors[name]
         if snapshot is not None and self._current.get(name, -1) != at:
@@ -249,7 +249,7 @@ def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[s
 
 
 def message_of(values: Values, told: Mapping[str, Any]) -> WorkflowMessage:
-    """Return the message of a JSON."""
+    """Return the message that `message_told` has returned as JSON."""
     request = told.get("request")
     return WorkflowMessage(
         values.decode(told["data"]),
@@ -285,7 +285,7 @@ _ORIGINS = {each.value: each for each in type(_EVENT.origin)}
 
 
 def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
-    """Return the event of a JSON."""
+    """Return the event that `event_told` has returned as JSON."""
     event: WorkflowEvent[Any] = object.__new__(WorkflowEvent)
     fields = _DEFAULTS | {
         name: value if name in ("type", "origin", "executor_id") else values.decode(value)
@@ -298,7 +298,7 @@ def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
 
 
 def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Delivery:
-    """Return the delivery of a payload."""
+    """Return the delivery that a payload contains."""
     of = told["of"]
     message = message_of(values, of["message"] | {"data": told["data"]})
     return Delivery(target, message, of["sources"], message.trace_contexts, message.source_span_ids)

@@ -25,7 +25,7 @@ from ray_messaging.errors import InvalidPayload
 _TAG = "$"  # the key of a JSON object that stands for a value that is no plain JSON
 _INT64 = 1 << 63
 UNCHANGED = frozenset((str, bool, type(None)))  # values of these types are their own JSON
-_RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))  # The framework does not serialize it either.
+_RUNTIME_ONLY = frozenset(("raw_representation", "_raw_representation"))  # the framework does not serialize them
 _ACTS = (
     "run",
     "get_response",
@@ -84,7 +84,7 @@ class Values:
         self._types[key_of(kind)] = kind
         if kind.__module__.startswith("agent_framework"):
             return
-        with suppress(Exception):  # an annotation may name what is only there for type checkers
+        with suppress(Exception):  # an annotation may have a name that only type checkers know
             for field in typing.get_type_hints(kind).values():
                 self.add(field)
         subclasses: list[type] = type.__subclasses__(kind)
@@ -127,7 +127,7 @@ class Values:
         return self._encode_object(value, kind, place)
 
     def passed(self, value: Any, place: str) -> Any:
-        """Return a value as it arrives in another process; raise InvalidPayload if it does not."""
+        """Return a value as another process would get it; raise InvalidPayload if it cannot be sent."""
         return value if type(value) in UNCHANGED else self.decode(self.encode(value, place))
 
     def _encode_object(self, value: Any, kind: type, place: str) -> Any:
@@ -165,7 +165,7 @@ class Values:
         raise InvalidPayload(f"{place} is {short_repr(value)}, which is not equal after its JSON is read again")
 
     def _form(self, kind: type) -> str | None:
-        """Return how objects of a class travel; None: they cannot."""
+        """Return the form in which objects of a class are sent; None: they cannot be sent."""
         if (form := self._forms.get(kind, _ABSENT)) is _ABSENT:
             known = self._known(key_of(kind)) is kind
             form = self._forms[kind] = _form_of(kind) if known else None
@@ -177,7 +177,7 @@ class Values:
     # -- from JSON ------------------------------------------------------------------------------------------------
 
     def decode(self, told: Any) -> Any:
-        """Return the value of a JSON; raise InvalidPayload for a type that the workflow does not know."""
+        """Return the value that decoded JSON stands for; raise InvalidPayload if its type is unknown here."""
         if type(told) is dict:
             if _TAG in told:
                 return self._decode_tagged(told)
@@ -228,7 +228,7 @@ class Values:
             return kind[told]
         if tag == "model":
             return kind.model_validate(told)
-        made = object.__new__(kind)  # without __init__: only the attributes are set, no code of the class runs
+        made = object.__new__(kind)  # __init__ is not called, so no code of the class runs
         for name, each in told.items():
             object.__setattr__(made, name, self.decode(each))
         if kind.__module__.startswith("agent_framework") and "raw_representation" in _init_names(kind):
@@ -243,13 +243,13 @@ def error_of(name: str, text: str) -> BaseException:
     known = vars(builtins) | vars(exceptions) | {"InvalidPayload": InvalidPayload}
     kind = known.get(name)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with suppress(TypeError):  # the class takes other arguments
+        with suppress(TypeError):  # the class may need other arguments than a text
             return kind(text)
     return RuntimeError(f"{name}: {text}")
 
 
 def key_of(kind: type) -> str:
-    """Return the name under which a class travels."""
+    """Return the name of a class in JSON."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -279,15 +279,15 @@ def _init_names(kind: Any) -> frozenset[str]:
 
 @cache
 def _of_framework(key: str) -> type | None:
-    """Return a class of the framework that holds data, if it is loaded; nothing is imported."""
+    """Return a class of the framework that holds data; None if its module is not imported yet, or it holds none."""
     module, _, name = key.partition(":")
     if module.split(".")[0] not in ("agent_framework", "agent_framework_orchestrations"):
         return None
     kind = vars(sys.modules.get(module, types)).get(name)
     if not isinstance(kind, type) or kind.__module__ != module:
         return None
-    if any(hasattr(kind, name) for name in _ACTS):  # an agent, a client or a tool
+    if any(hasattr(kind, name) for name in _ACTS):  # such a class is an agent, a client or a tool
         return None
     data = dataclasses.is_dataclass(kind) or issubclass(kind, (Enum, SerializationMixin, Content, WorkflowEvent))
-    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)  # without attributes, as Magentic has
+    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)  # has no attributes
     return kind if data or signal or hasattr(kind, "__pydantic_serializer__") else None

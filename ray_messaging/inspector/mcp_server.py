@@ -40,12 +40,12 @@ from ray_messaging.inspector.sources.log_rows import agent_id
 from ray_messaging.inspector.sources.run_folders import MOST_RUNS, RunFolders, check_files
 
 MOST_ROWS = 1_000
-MOST_BYTES = 40_000  # of an answer; assistants cut or refuse larger ones
+MOST_BYTES = 40_000  # the most bytes of an answer, because assistants cut or refuse larger ones
 SQL_S = 60.0
-_WIDTHS = (2_000, 200, 20)  # the most characters of a value: the first width with which a row fits
-_PARTS = (40, 10, 3)  # the most parts of a list, or of a dict, in a summary: the first number with which it fits
+_WIDTHS = (2_000, 200, 20)  # the most characters of a value; the first width is taken with which at least one row fits
+_PARTS = (40, 10, 3)  # the most items of a list or dict in a summary; the first number is taken with which it fits
 _ERROR_WIDTH = 2_000
-_FORK_OUTPUT = 4_000  # the last bytes that a fork has printed
+_FORK_OUTPUT = 4_000  # the most bytes of a fork's output that are shown, from its end
 
 SCHEMA_URI = "ray-messaging://schema"
 SCHEMA = """Tables for the tool `sql` (DuckDB). `describe messages` returns the columns of one run, such as
@@ -116,7 +116,7 @@ def _text(text: object, width: int) -> str:
 
 
 def _value(value: Any, width: int) -> Any:  # noqa: ANN401 - of a table
-    """Return a value in JSON's types. A long text ends with its whole length."""
+    """Return a value in JSON's types. A long str is cut, and ends with the length of the whole str."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -129,7 +129,7 @@ def _value(value: Any, width: int) -> Any:  # noqa: ANN401 - of a table
 
 
 def _small(value: Any, most: int) -> Any:  # noqa: ANN401 - in JSON's types
-    """Return the first parts of a value, and of its parts."""
+    """Return a value with at most `most` items in each list and dict in it."""
     if isinstance(value, Mapping):
         found = {_text(key, 100): _small(each, most) for key, each in islice(value.items(), most)}
         return found if len(value) <= most else found | {"...": f"{len(value) - most:,} more"}
@@ -155,7 +155,7 @@ class RunAnswers:
 
     def __init__(self, folders: RunFolders) -> None:
         self._folders = folders
-        self._sql = Lock()  # One query at a time, because a query may use 2 GB of memory.
+        self._sql = Lock()  # one query at a time, because a query may use 2 GB of memory
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
         """List the runs: name, whether the run has ended, its experiment, steps and first start."""
@@ -313,7 +313,7 @@ class RunControl:
 
     def _steer(self, run: str, change: Callable[[LiveControl], str]) -> dict[str, Any]:
         folder = self.folders.folder_of(run)
-        record = read_run(Folder(folder))  # The log of a running experiment may have no file yet.
+        record = read_run(Folder(folder))  # the log of a running experiment may have no file yet
         if record is None or not record.starts or record.starts[-1].ended is not None:
             raise ConfigError(f"{run!r} does not run, by its record: only a running experiment can be steered")
         control = self.join(record.experiment, folder)
@@ -364,7 +364,8 @@ class RunControl:
         command = [sys.executable, "-m", "ray_messaging.cli", "fork", *options, self.folders.folder_of(run), folder]
         output = Path(f"{folder}-output.txt")
         with output.open("xb") as said:
-            # The fork is in a session of its own, so that it goes on if the assistant ends this server.
+            # The fork gets its own session of the operating system, so that it goes on if the assistant ends this
+            # server.
             process = subprocess.Popen(  # noqa: S603 - our own command
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
             )

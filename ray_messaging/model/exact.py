@@ -52,7 +52,7 @@ _LISTED = max(map(getrefcount, [{}]))  # what getrefcount returns for an object 
 def encode_exactly(value: object, place: str) -> bytes:
     """Encode a value.
 
-    Errors call the value `place`.
+    `place` is the name of the value in error messages.
 
     Raises: InvalidPayload if a part of the value cannot be encoded exactly.
     """

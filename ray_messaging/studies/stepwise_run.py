@@ -1,4 +1,4 @@
-"""A local run that stands still between its steps, as the page of a model needs it."""
+"""A local run that waits after each step until it is told to go on, for the page of a model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,11 @@ _OTHERS = ("model", "agents", "start", "graph", "shared", "rules", "groups", "se
 
 
 class StepwiseRun:
-    """A run of `ray_messaging.run` that begins with the first `advance`, and goes on with each further one.
+    """A run as by `ray_messaging.run`, of which each call of `advance` runs the next steps.
 
-    Args: `arguments` are those of `run`, with `model`, and `values` what functions among them take by name.
+    Args: `arguments` are those of `run`, with `model`. `values` are the parameters that functions among the arguments
+    may
+    take by name.
 
     Raises: ConfigError for an argument that `run` does not take, and if the model or the agents are missing.
     """
@@ -53,13 +55,13 @@ class StepwiseRun:
 
     @property
     def over(self) -> bool:
-        """Return whether `until` of the arguments is reached."""
+        """Return whether the run has reached its end, which the argument `until` gives."""
         return isinstance(self._most, int) and self.step >= self._most
 
     def advance(self, steps: int = 1) -> Result:
         """Run more steps, and return the result of all steps so far. Raises the same errors as `run`.
 
-        After an error the run stands where it stood before.
+        If a step fails, the run remains at the step before it.
         """
         until = self.step + steps
         part = run_part(

@@ -157,7 +157,7 @@ class Study:
             resamples: The number of resamples of the bootstrap.
 
         Raises: ConfigError if no run has these values, or if an outcome is unknown or a str; ImportError if pandas is
-            not installed.
+        not installed.
         """
         _check_level(level)
         if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:

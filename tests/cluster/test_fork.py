@@ -200,7 +200,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         fork(damaged)
     with fork(damaged, log_dir=tmp_path / "earlier") as messaging:
         assert messaging.steps.now == 15
-        with pytest.raises(AlreadyExists, match="holds the log of a run: a fork needs a log_dir of its own"):
+        with pytest.raises(AlreadyExists, match="contains the log of a run: a fork needs a log_dir of its own"):
             fork(log_dir=tmp_path / "earlier", exp_id="other")
     shutil.rmtree(tmp_path / "earlier")
     with pytest.raises(AlreadyExists, match=r"has data of an earlier run in .*earlier-server: remove that folder"):

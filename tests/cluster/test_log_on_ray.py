@@ -162,7 +162,7 @@ def test_an_existing_log_needs_on_existing(ray_cluster, redis_config, client, tm
     assert EventLog.open(log_dir).query().num_rows == 1
     # The server has forgotten the experiment, the folder has not.
     client.delete(*client.scan_iter(f"*{exp_id}*"))
-    with pytest.raises(AlreadyExists, match="holds the log of an earlier run") as caught:
+    with pytest.raises(AlreadyExists, match="contains the log of an earlier run") as caught:
         run_once(exp_id, redis_config, log_dir, 3)
     assert caught.value.kind == "log"
     assert str(log_dir) in str(caught.value)

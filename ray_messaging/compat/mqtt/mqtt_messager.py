@@ -345,7 +345,7 @@ class Messager(metaclass=_ActorClass):
         return verdict
 
     def _settle(self, send: _Send, outcome: Outcome, row: int, fate: int) -> None:
-        """Add a send to the log list, and give the caller the receipt, unless the fate is not known."""
+        """Add a send to the log list. If its fate is known, give the caller its receipt."""
         outcome.codes[row], outcome.done_at = fate, time.time()
         receipt, known = outcome.receipt(row), fate != UNKNOWN
         if known and not send.receipt.done():  # the future of a cancelled caller is done already

@@ -67,7 +67,7 @@ class SegmentStore:
         self._crash = crash
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
-        self.started = False  # True: a call that the server refuses is repeated, as if the server were away
+        self.started = False  # once the writer has started, a call that the server refuses is repeated
         self._publishing = asyncio.Lock()  # for publishing one file at a time
 
     async def take_over(self, epoch: int) -> Segment | None:

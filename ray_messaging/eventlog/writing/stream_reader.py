@@ -50,7 +50,7 @@ class StreamReader:
         self._age_s = 0.0  # the age of the oldest entry of the last read, when the read returned
         self._read_at = 0.0
         self.away: str | None = None
-        self.started = False  # True: calls that the server refuses are repeated, as if the server were away
+        self.started = False  # once the writer has started, a call that the server refuses is repeated
         # For each stream, an entry that is only partly in the log, and the number of its rows that are in the log.
         self.begun: dict[str, tuple[str, int]] = {}
         self._refused: list[tuple[LogItem, str]] = []

@@ -1,4 +1,4 @@
-"""The page of a local model: its parameters as sliders, buttons for its steps, and its society."""
+"""The page of a local model, with sliders for its parameters, buttons that run its steps, and a map of its agents."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -76,7 +76,7 @@ class ModelPage:
             before = self._model.step
             with self._problem.told():
                 await self._cache.ask(self._model.advance)
-            if self._model.step == before:  # an error, or the end
+            if self._model.step == before:  # the step failed, or the run has reached its end
                 self._stop()
         finally:
             self._busy = False

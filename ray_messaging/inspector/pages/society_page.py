@@ -26,7 +26,7 @@ _NOTHING = (
 
 
 class SocietyPage:
-    """The content of the page of a society."""
+    """The content of the page that shows all agents of a run in one step."""
 
     def __init__(self, cache: AnswerCache, asked: Mapping[str, str]) -> None:
         self._cache = cache

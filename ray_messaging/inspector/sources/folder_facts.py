@@ -1,4 +1,4 @@
-"""The folder of a log as a source: the log of a run that has ended, or of a run that still writes files."""
+"""A source that reads the folder of a log. The run of the log has ended, or still writes files."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

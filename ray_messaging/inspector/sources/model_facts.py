@@ -1,4 +1,4 @@
-"""A local model as its page shows it: its parameters, and a run that goes on step by step."""
+"""What the page of a local model shows: the model's parameters, and a run that goes on one step at a time."""
 
 import inspect
 import threading
@@ -15,7 +15,7 @@ from ray_messaging.model.series_columns import STEP, TAKEN
 from ray_messaging.studies.stepwise_run import StepwiseRun
 
 _PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
-_WHOLE = 10  # a slider of a small whole number ends at least here
+_WHOLE = 10  # the least upper end of a slider for whole numbers
 _TEXTS = "such as def town(*, chance: float = 0.3, agents: int = 400)"
 
 
@@ -40,10 +40,10 @@ class ModelParameter(NamedTuple):
 
 
 def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
-    """Return the parameters of a function, from its defaults and types; raise ConfigError for one without a default."""
+    """Return a function's parameters, as its defaults and types give them; raise ConfigError if one has no default."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # the annotations name what cannot be found
+    except (NameError, TypeError):  # an annotation has a name that is not defined
         hints = {}
     found = []
     for each in inspect.signature(function).parameters.values():
@@ -85,7 +85,7 @@ def _is_pair(bounds: object) -> bool:
 
 
 class ModelFacts(RunFacts):
-    """Source for a local model. All pages show the same run.
+    """A run of a local model, which all readers of its page share.
 
     Args: `function` takes the parameters, each with a default, and returns the arguments of `ray_messaging.run` as a
     dict, with "model". The model and other functions among them may take parameters by name, as in `batch_run`.
@@ -107,7 +107,7 @@ class ModelFacts(RunFacts):
 
     @property
     def step(self) -> int:
-        """Return the first step that did not run."""
+        """Return the number of the next step."""
         return 0 if self._run is None else self._run.step
 
     @property
@@ -116,9 +116,10 @@ class ModelFacts(RunFacts):
         return self._run is not None and self._run.over
 
     def begin(self, values: Mapping[str, Any], seed: int) -> None:
-        """Begin anew with other values of the parameters.
+        """Begin a new run, with these values of the parameters.
 
-        Raises: ConfigError for a value that a parameter cannot have, and if the function returns no arguments.
+        Raises: ConfigError if a parameter cannot have its value, or if the function does not return a dict of
+        arguments.
         """
         for each in self.settings:
             each.check(values[each.name])
@@ -136,7 +137,7 @@ class ModelFacts(RunFacts):
                 former.close()
 
     def advance(self, steps: int = 1) -> int:
-        """Run more steps; return the first step that did not run. Raises the same errors as `ray_messaging.run`."""
+        """Run more steps, and return the number of the next step. Raises the same errors as `ray_messaging.run`."""
         with self._lock:
             assert self._run is not None
             if not self._run.over:
@@ -144,14 +145,14 @@ class ModelFacts(RunFacts):
             return self._run.step
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:
-        """Return all agents in one step; None before the first step, and if the values are of all agents together."""
+        """Return all agents in one step; None before the first step, or if no values of single agents are collected."""
         table = self._collected
         if table is None or not measures_of(table):
             return None
         return society_in_step(table, None, measure, step, columns)
 
     def over_steps(self, measure: str) -> Series | None:
-        """Return the mean of a value by step, or the values that were collected of all agents together."""
+        """Return a collected value by step. For values of single agents, return their mean."""
         table = self._collected
         if table is None:
             return None

@@ -1,4 +1,4 @@
-"""The runs below some folders, by name: whoever names only runs reaches no other path."""
+"""The runs in given folders, each with a name. A client that names a run can reach no other path by it."""
 
 import os
 import stat
@@ -36,7 +36,7 @@ class RunFolders:
 
     def found(self) -> dict[str, str]:
         """Return the folders of the runs, at most MOST_RUNS, by the names of the runs."""
-        # A name with other characters cannot be shown, and would not come back as it is.
+        # A client could not be shown a name with other characters, or could not send it back unchanged.
         shown = ((name, folder) for name, folder in self._walk() if name.isprintable())
         return dict(islice(shown, MOST_RUNS))
 
@@ -52,8 +52,8 @@ class RunFolders:
     def folder_of(self, run: str) -> str:
         """Return the folder of a run.
 
-        Raises: UnknownName if no run has the name; LogError if the folder has a symbolic link, by which it would read
-        other folders.
+        Raises: UnknownName if no run has the name; LogError if the folder has a symbolic link, which could lead to
+        files outside of it.
         """
         folder = self.found().get(run)
         if folder is None:
@@ -84,7 +84,7 @@ def _runs_below(root: Path) -> Iterator[Path]:
     for path, folders, files in islice(os.walk(root), _MOST_FOLDERS):
         folder = Path(path)
         if any(name == RUN or SEGMENT.fullmatch(name) for name in files):
-            folders.clear()  # The folders in the folder of a run are parts of the run.
+            folders.clear()  # folders inside a run's folder belong to that run, and are not runs themselves
             yield folder
         elif len(folder.relative_to(root).parts) == _DEPTH:
             folders.clear()
@@ -92,7 +92,7 @@ def _runs_below(root: Path) -> Iterator[Path]:
 
 
 def check_files(folder: str) -> None:
-    """Raise LogError if the folder of a run has a symbolic link, or anything else that is no file and no folder."""
+    """Raise LogError if a run's folder has a symbolic link, or anything else that is neither a file nor a folder."""
     if "://" in folder:
         return
     for path, folders, files in os.walk(folder):

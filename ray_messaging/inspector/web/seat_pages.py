@@ -27,9 +27,9 @@ from ray_messaging.cluster.seat_desk import MOST_CHARACTERS, SeatView
 from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError
 from ray_messaging.inspector.page_values import visible
 
-_LOOK_S: Final = 1.0  # the time between two looks for new seats
-_MOST_BYTES: Final = 2**20  # the longest request
-_COOKIE_S: Final = 30 * 24 * 3600  # a person who comes back after some days needs no new link
+_LOOK_S: Final = 1.0  # seconds between two reads of the experiment's seats
+_MOST_BYTES: Final = 2**20  # the most bytes of a request
+_COOKIE_S: Final = 30 * 24 * 3600  # the age of a cookie: a person who comes back after some days needs no new link
 _DIGITS: Final = 16
 _AT_ONCE: Final = 10  # the most requests for news that wait for one seat
 _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
@@ -41,7 +41,7 @@ def _hashes(tag: str) -> str:
     return " ".join(f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in parts)
 
 
-# Only the page's own script and style run, and nothing comes from, or goes to, another host.
+# The browser runs only the page's own script and style, and neither loads from nor sends to another host.
 _POLICY: Final = (
     f"default-src 'none'; script-src {_hashes('script')}; style-src {_hashes('style')}; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -77,8 +77,8 @@ class _SeatPages:
         self._interceptor = interceptor
         self._tokens: dict[AgentId, str] = {}
         self._looked = float("-inf")
-        self._look: asyncio.Task[None] | None = None  # all who name an unknown seat wait for one look
-        self._waiting: dict[AgentId, int] = {}  # how many requests for news wait
+        self._look: asyncio.Task[None] | None = None  # the read of the seats, for which requests for unknown seats wait
+        self._waiting: dict[AgentId, int] = {}  # how many requests for news wait, by agent
 
     async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the desk
         call = partial(getattr(self._interceptor, method).remote, *arguments, **named)
@@ -114,7 +114,10 @@ class _SeatPages:
         return agent
 
     async def page(self, request: Request) -> Response:
-        """Return the page. A link with a token gets the cookie; the page's script removes the token from the URL."""
+        """Return the page.
+
+        If the link has a token, set the cookie; the page's script removes the token from the URL.
+        """
         given = request.query_params.get("token")
         answer = HTMLResponse(_HTML, headers=_HEADERS)
         if given is None:
@@ -133,7 +136,7 @@ class _SeatPages:
         return answer
 
     async def news(self, request: Request) -> Response:
-        """Return what the page shows, once it differs from what the page has seen."""
+        """Wait until there is something new for the page to show, and return it."""
         agent = await self._admitted(request)
         seen = request.query_params.get("seen", "")
         version = int(seen) if seen.isdecimal() and len(seen) < _DIGITS else -1
@@ -163,7 +166,7 @@ class _SeatPages:
         return JSONResponse({}, headers=_HEADERS)
 
     async def away(self, request: Request) -> Response:
-        """Record that the person leaves, or comes back."""
+        """Record that the person has left, or has come back."""
         agent, given = await self._admitted(request), await _given(request)
         await self._call("set_seat_away", agent, away=given.get("away") is True)
         return JSONResponse({}, headers=_HEADERS)

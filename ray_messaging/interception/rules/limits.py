@@ -58,7 +58,7 @@ def ranks(codes: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def group(ids: IdColumn) -> RowsById:
-    """Group rows by id."""
+    """Return the distinct ids of a column, which of them each row has, and how many rows each id has."""
     if ids.kinds is None:
         values, codes, counts = np.unique(ids.values, return_inverse=True, return_counts=True)
         return RowsById(values.tolist(), codes, counts)

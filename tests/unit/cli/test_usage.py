@@ -119,7 +119,7 @@ def test_the_log_of_an_earlier_run_stays(run, old_log):
     for command in (["replay", "trace.txt"], ["demo", "--messages", 9]):
         found = run(*command, "--log-dir", old_log)
         assert (found.exit_code, found.stdout) == (2, "")
-        assert f"'{old_log}' holds the log of an earlier run" in found.stderr
+        assert f"'{old_log}' contains the log of an earlier run" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_two_logs_are_compared(tmp_path):
 def test_a_log_that_is_there_is_kept_or_deleted_as_asked(tmp_path):
     rumour(log_dir=tmp_path / "log")
     first = EventLog.open(tmp_path / "log").end
-    with pytest.raises(AlreadyExists, match="holds the log of an earlier run"):
+    with pytest.raises(AlreadyExists, match="contains the log of an earlier run"):
         rumour(log_dir=tmp_path / "log", seed=5)
     assert EventLog.open(tmp_path / "log").end == first
     rumour(log_dir=tmp_path / "log", until=2, on_existing="reset")
