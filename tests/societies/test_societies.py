@@ -14,7 +14,7 @@ from support.judged_steps import Kv
 from support.servers import RedisProcess
 
 from ray_messaging import compare
-from ray_messaging.interception.server import rule_delegation
+from ray_messaging.interception.interceptor import rule_delegation
 
 
 def check(made, many):
