@@ -169,7 +169,8 @@ class Steps(_Settings):
 
     @model_validator(mode="after")
     def _check_ahead(self) -> Self:
-        if "ahead" in self.model_fields_set and self.wait_for != "neighbours":
+        # A fork passes all settings of its parent, so the default is allowed everywhere.
+        if self.ahead != type(self).model_fields["ahead"].default and self.wait_for != "neighbours":
             raise ValueError(f"ahead={self.ahead} needs wait_for='neighbours'")
         return self
 

@@ -280,6 +280,7 @@ def test_wrong_settings_are_told(given, text):
 
 def test_ahead_needs_to_wait_for_neighbours():
     assert Steps(wait_for="neighbours", ahead=3).ahead == 3
+    assert Steps(**Steps().model_dump()) == Steps()  # as a fork takes the settings of its parent
     with pytest.raises(ValueError, match="ahead=3 needs wait_for='neighbours'"):
         Steps(ahead=3)
 
