@@ -156,7 +156,7 @@ class LogHost:
         if (segments or lacking or collected) and self._on_existing == "error":
             kind_of = "a run that has no end" if lacking else "an earlier run"
             raise AlreadyExists(
-                f"{self._folder.where} holds the log of {kind_of}: continue that log by on_existing='resume', delete "
+                f"{self._folder.where} contains the log of {kind_of}: continue that log by on_existing='resume', delete "
                 "it by on_existing='reset', or choose another log_dir",
                 kind="log",
                 value=self._folder.where,

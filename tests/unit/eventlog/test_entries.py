@@ -174,7 +174,7 @@ NOTES = {  # a note, its takers, and the facts of its rows
 }
 
 
-@pytest.mark.parametrize(("note", "receivers", "facts"), NOTES.values(), ids=NOTES)
+@pytest.mark.parametrize(("note", "takers", "facts"), NOTES.values(), ids=NOTES)
 def test_rows_have_the_facts_of_their_note(note, takers, facts):
     shared = PayloadColumn.of([b"x" * 100], np.zeros(len(facts), np.uint32))
     item = noted_item(batch_of(len(facts), lines=shared), note, takers)
