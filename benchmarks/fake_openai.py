@@ -15,6 +15,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 import urllib.request
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -127,8 +128,10 @@ class FakeServer:
             self._waiting -= 1
             cached = self._in_cache(prompt)
             new = len(prompt) - cached
+            began = time.perf_counter()
             if took_ms := new * self.plan.input_ms + length * self.plan.output_ms:
                 await asyncio.sleep(took_ms / 1000)
+            self.counts["busy_us"] += round((time.perf_counter() - began) * 1e6)
         text = _answer(asked.get("response_format"), prompt, length, chance)
         if chance.random() < self.plan.unfit:
             self.counts["unfit"] += 1

@@ -70,7 +70,7 @@ def live(plan, url):
     chat = Chat(model=plan.model, base_url=url, form=Choice, system=RULES, seed=7)
     calls = Calls(cost=Price(input="0.15", cached="0.075", output="0.60"), budget=plan.budget)
     started = Messaging.start(
-        "town", steps=Steps(seed=7), calls=calls, log_dir=plan.log_dir, on_existing="resume",
+        "town", steps=Steps(seed=7, wait_for="neighbours"), calls=calls, log_dir=plan.log_dir, on_existing="resume",
     )  # fmt: skip
     with started as messaging:
         print("asking", plan.model, "at", url if plan.url else "a fake server")

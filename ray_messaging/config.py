@@ -145,9 +145,13 @@ class Steps(_Settings):
     _unnamed: ClassVar[str] = ". The number of steps is set by messaging.run(until=...)"
 
     seed: int = _setting(0, "the seed of the agents' random numbers", ge=-(2**63), lt=2**63)
-    wait_for: Literal["all", "senders"] = _setting(
+    wait_for: Literal["all", "senders", "neighbours"] = _setting(
         "all",
-        "the groups for which each group waits: all, or only those that may send to it (messaging.steps.declare)",
+        "who waits for whom: each group for all groups, or only for those that may send to it "
+        "(messaging.steps.declare), or each agent for its neighbours, before it calls a language model",
+    )
+    ahead: int = _setting(
+        16, "with wait_for='neighbours': for how many steps after the open one calls are made", ge=1, le=64
     )
     groups: int | None = _setting(
         None, "step 0 waits until this many groups have joined; None: one group is enough", ge=1
@@ -162,6 +166,13 @@ class Steps(_Settings):
     checkpoint: int | None = _setting(
         None, "with log_dir: keep a checkpoint after every n-th step and the last one, for Messaging.fork", ge=1
     )
+
+    @model_validator(mode="after")
+    def _check_ahead(self) -> Self:
+        # A fork passes all settings of its parent, so the default is allowed everywhere.
+        if self.ahead != type(self).model_fields["ahead"].default and self.wait_for != "neighbours":
+            raise ValueError(f"ahead={self.ahead} needs wait_for='neighbours'")
+        return self
 
 
 class Price(_Settings):

@@ -20,7 +20,7 @@ from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, steps_and_epoch
 from ray_messaging.model.call_usage import CallUsage, money_of
-from ray_messaging.model.calls import FAILED, CallRecord, decode_calls, exact_of, json_of, json_text
+from ray_messaging.model.calls import FAILED, UNUSED, CallRecord, decode_calls, exact_of, json_of, json_text
 from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _SCHEMA = pa.schema(
@@ -153,7 +153,7 @@ def calls_of(
     steps = {step for _, step in hands}
     unstored = calls_table([entry for entry in entries if entry.step in steps])
     for row in _rows_of(folder, files, steps, unstored):
-        if (hand := (row["agent"], row["step"])) in hands:
+        if (hand := (row["agent"], row["step"])) in hands and row["source"] != UNUSED:
             found[hand].append(Called(row["function"], row["arguments"], row["result"], row["source"]))
     return found
 

@@ -179,8 +179,9 @@ class EventLog:
 
         `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
         "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the
-        call has used tokens, but has no result. `by_content` is False if the arguments could not be encoded. Then a
-        call is identified only by its function and by its number among the agent's calls.
+        call has used tokens, but has no result, and "unused" if it was made ahead of its step, which did not need it.
+        `by_content` is False if the arguments could not be encoded. Then a call is identified only by its function and
+        by its number among the agent's calls.
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for

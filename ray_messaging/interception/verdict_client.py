@@ -72,6 +72,11 @@ class VerdictClient:
         """Return a verdict by which broadcasts pass without looking at their hearers, or None if there may be rules."""
         return None
 
+    @property
+    def judges_nothing(self) -> bool:
+        """Return whether it is known that there are no rules now."""
+        return False
+
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
         """Drop verdicts of this client, because the server has answered that they are no longer valid.
 
@@ -121,6 +126,7 @@ class PassAll(VerdictClient):
     """
 
     route = "none"
+    judges_nothing = True
 
     async def judge(self, batch: Batch) -> BatchVerdict:  # noqa: ARG002 - a VerdictClient's
         """Return a verdict that blocks nothing."""
@@ -150,6 +156,11 @@ class LocalVerdictClient(VerdictClient):
         """Return the verdicts on deferred rows when there are some, or after PATIENCE_S."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
+
+    @property
+    def judges_nothing(self) -> bool:
+        """Return whether there are no rules now."""
+        return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return a verdict by which broadcasts pass without looking at their hearers, or None if there are rules."""
@@ -230,6 +241,11 @@ class RemoteVerdictClient(VerdictClient):
     def delegated(self) -> int:
         """Return how many messages have passed by delegated rules."""
         return 0 if self._delegated_rules is None else self._delegated_rules.passed
+
+    @property
+    def judges_nothing(self) -> bool:
+        """Return whether it is known that there are no rules now: this client applies the rules, and has none."""
+        return self._delegated_rules is not None and self._delegated_rules.empty
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch. A repeated batch gets the same verdicts."""

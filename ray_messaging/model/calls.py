@@ -15,8 +15,8 @@ from ray_messaging.model.exact import decode_exactly, encode_exactly
 
 # Where the result of a call is from. MODEL: the function was called. KEPT: an earlier attempt at the step. PARENT: the
 # run from which this run was forked. STORE: the store of `Calls(store=)`. FAILED: the call has used tokens, but has no
-# result.
-MODEL, KEPT, PARENT, STORE, FAILED = "model", "kept", "parent", "store", "failed"
+# result. UNUSED: the call was made ahead of its step, in which the agent did not ask for it.
+MODEL, KEPT, PARENT, STORE, FAILED, UNUSED = "model", "kept", "parent", "store", "failed", "unused"
 NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))  # the result of a call that has failed
 _DIGEST_BYTES = 16
 # These errors mean that a value cannot be encoded. ArithmeticError is among them because Decimal("sNaN") has no order.
@@ -50,7 +50,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` is MODEL, KEPT, PARENT, STORE or FAILED."""
+    """A call of a committed step. `source` is MODEL, KEPT, PARENT, STORE, FAILED or UNUSED."""
 
     key: str
     agent: AgentId

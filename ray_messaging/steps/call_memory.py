@@ -48,7 +48,7 @@ class CallMemory:
         self._store = store
         self._group = group
         self._attempt = attempt
-        self._step = step
+        self.step = step
         self._limit = limit
         self._again = again
         self._loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ class CallMemory:
         kept: Mapping[str, bytes] = {}
         if self._again:
             try:
-                kept = await self._store.remembered(self._group, self._step)
+                kept = await self._store.remembered(self._group, self.step)
             except MessagingError as error:
                 raise self._break(str(error)) from error
         parents = {} if self.parent is None else await asyncio.to_thread(self.parent)
@@ -159,7 +159,7 @@ class CallMemory:
     async def _write_part(self, part: dict[str, bytes]) -> None:
         if self.broken is None:
             try:
-                if await self._store.remember(self._group, self._attempt, self._step, part):
+                if await self._store.remember(self._group, self._attempt, self.step, part):
                     return
             except MessagingError as error:
                 raise self._break(str(error)) from error
@@ -169,9 +169,9 @@ class CallMemory:
 
     def _break(self, why: str) -> StepAborted:
         self.broken = StepAborted(
-            f"step {self._step} of group {self._group!r} is not committed, because results of its calls could not be "
+            f"step {self.step} of group {self._group!r} is not committed, because results of its calls could not be "
             f"kept: {why}",
-            step=self._step,
+            step=self.step,
             group=self._group,
         )
         return self.broken

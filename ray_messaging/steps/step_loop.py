@@ -131,7 +131,9 @@ class StepLoop:
         # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
         self.fates: Counter[str] = Counter()
         self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
-        self.calls: CallMemory | None = None  # the results of remembered calls in the open step
+        self.ahead = 0  # for how many steps after the open one calls may be made
+        self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
+        self._taken: DrivenGroup | None = None
         self._account = StepAccount(digest=settings.digest, later=later)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
@@ -187,9 +189,8 @@ class StepLoop:
                 await sender.begin(opened)
                 self._host(self._engine.directory, number)
                 step = await self._step(opened, taken.attempt, box)
-                again = number == taken.closed + 1
-                limit = self._engine.settings.payload_bytes
-                self.calls = CallMemory(self._store, self._group, taken.attempt, number, limit=limit, again=again)
+                self._taken = taken
+                self._memories = {each: calls for each, calls in self._memories.items() if each >= number}
                 began = time.perf_counter()
                 yield step
                 self._check_open()
@@ -217,6 +218,18 @@ class StepLoop:
             if not self._engine.closed:  # A closed engine would open a new connection for this call.
                 with suppress(MessagingError):  # If this call fails, the driver's lease ends after its time.
                     await self._store.let_go(self._group, taken.attempt)
+
+    def calls_of(self, step: int) -> CallMemory:
+        """Return the remembered calls of the open step, or of a step after it."""
+        assert self._taken is not None
+        if step not in self._memories:
+            # Earlier attempts may have kept results of the step after the committed ones, and of those ahead of it.
+            again = step <= self._taken.closed + 1 + self.ahead
+            limit = self._engine.settings.payload_bytes
+            self._memories[step] = CallMemory(
+                self._store, self._group, self._taken.attempt, step, limit=limit, again=again
+            )
+        return self._memories[step]
 
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
         """Become the group's driver, and make the sender of its steps.

@@ -44,7 +44,9 @@ class StepwiseRun:
             1,
             arguments.get("only_active", False),
         )
-        self._given = {name: arguments.get(name) for name in ("agents", "groups", "graph", "shared", "calls")}
+        self._given: dict[str, Any] = {
+            name: arguments.get(name) for name in ("agents", "groups", "graph", "shared", "calls")
+        }
         self._rules, self._seed = [*arguments.get("rules", ())], arguments.get("seed", seed)
         self._most = arguments.get("until")
         self._server = LocalServer()

@@ -51,7 +51,9 @@ class StepSettings(NamedTuple):
     @classmethod
     def of(cls, steps: Steps) -> "StepSettings":
         """Return the settings that a user gave, with defaults for the others."""
-        return cls(steps.seed, WaitFor(steps.wait_for), groups=steps.groups or 0, digest=steps.digest)
+        # That agents wait for their neighbours changes when calls are made, and nothing of the steps.
+        wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
+        return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
 
 class Driver(NamedTuple):

@@ -301,16 +301,17 @@ class RedisSteps:
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
         """Keep results of remembered calls until the step is closed, so that later attempts at the step find them.
 
-        Return False, and keep nothing, if the attempt does not have the step open.
+        The step may be the open one or a later one. Return False, and keep nothing, if the step is closed, or the group
+        has a later attempt.
         """
         args: list[Any] = [attempt, step, len(results)]
         for name, result in results.items():
             args += [name, result]
-        keys = [self._keys.step(group), self._keys.results(group), self._steps]
+        keys = [self._keys.step(group), self._keys.results(group)]
         return bool(await self._link.script("remember_calls", keys, args, large=_large(args)))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
-        """Return the results that all attempts at a group's open step have kept."""
+        """Return the results that all attempts at a step of a group have kept, until the step is closed."""
         key, prefix = self._keys.results(group), b"%d:" % step
         names = [name for name in await self._link.command("HKEYS", key) if name.startswith(prefix)]
         found: dict[str, bytes] = {}

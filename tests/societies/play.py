@@ -33,6 +33,7 @@ from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
+from ray_messaging.common.awaitables import is_async
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, ConnectionFailed, StepAborted, TransitError
 from ray_messaging.eventlog.checkpoint_files import read_checkpoint
@@ -199,6 +200,19 @@ def person(me, inbox):
     me.state |= {"w": words, "luck": me.rng.random() + me.step_rng.random(), **traits(words)}
 
 
+async def thinker(me, inbox):
+    """Live a step as `person` does, after a call that is remembered, and so may be made before the step."""
+    me.state["thought"] = await me.remember(think, me.state["w"], [message.payload["t"] for message in inbox])
+    person(me, inbox)
+
+
+async def think(words, heard):
+    """Return the same for the same arguments, after more or less time."""
+    for _ in range(zlib.crc32(f"{words} {heard}".encode()) % 9):
+        await asyncio.sleep(0)
+    return f"{words[-6:]} {heard}"
+
+
 def crowd(group, step):
     """Live a step of the program in `group.shared`, as all agents of a group."""
     found = []
@@ -255,9 +269,12 @@ def only(kind, model):
     def alike(me, inbox):
         assert me.kind == kind
         assert of_kind(kind)(me.id)
-        model(me, inbox)
+        return model(me, inbox)
 
-    return alike
+    async def alike_later(me, inbox):
+        await alike(me, inbox)
+
+    return alike_later if is_async(model) else alike
 
 
 class Told(msgspec.Struct):
@@ -296,7 +313,18 @@ def options_of(made):
             part = per_agent if made["collect"] == "agents" else [Sum("m", of="n"), Count("c", of="k")]
             chosen = Of([*map(as_given, ids)], part)
             collect = chosen if part is per_agent else [*collect, chosen]
-    return person if agentwise else crowd, begin if agentwise else begin_crowd, collect
+    by_agent = person if made["ahead"] is None else thinker
+    return by_agent if agentwise else crowd, begin if agentwise else begin_crowd, collect
+
+
+def graph_of(made):
+    """Return who may hear whom, where agents run ahead: most of the ways that messages go."""
+    if made["ahead"] is None:
+        return None
+    agents = {*made["agents"]}
+    asked = [(act[1], act[3], act[2]) for act in made["acts"] if act[2] in {"send", "ask"} and act[3] in agents]
+    found = {(one, other) for one, other, _ in asked} | {(other, one) for one, other, verb in asked if verb == "ask"}
+    return sorted({*found, *made["friends"]} & {(a, b) for a in agents for b in agents}, key=str)
 
 
 # -- without Ray ------------------------------------------------------------------------------------------------------
@@ -547,13 +575,15 @@ class Town(LoggedGroups):
         kinds = {kind: found for kind, ids in given.items() if (found := [*map(as_given, ids)])}
         several = made["by"] == "agent" and made["seed"] % 2  # kinds whose models do the same change nothing
         agents, models = (kinds, dict.fromkeys(kinds)) if several else ([*map(as_given, made["agents"])], None)
-        plans = plans_for(options, agents, self.count, None, 1, models)
+        ahead, graph = made["ahead"] or 0, graph_of(made)
+        pairs = None if graph is None else [(as_given(one), as_given(other)) for one, other in graph]
+        plans = plans_for(options, agents, self.count, pairs, 1, models, near=ahead > 0)
         inputs = [known(each) for each in (options, made | {"groups": len(plans)})]
         plan_of = {plan.name: known(plan) for plan in plans}
         for plan in plans:
             mortal = self.mortal(model, plan.name)
             mortal = known({kind: only(kind, mortal) for kind in kinds} if several else mortal)
-            self.driven[plan.name] = DrivenGroup(self, plan, RunInputs(mortal, *inputs, plan_of))
+            self.driven[plan.name] = DrivenGroup(self, plan, RunInputs(mortal, *inputs, plan_of, ahead=ahead))
             await self.driven[plan.name].open()
         self.user = await self.messager(self.handle, settings=SETTINGS)
         later = [each for each in made["changes"] if self.first == 0 or each[0] > self.first]
@@ -569,9 +599,12 @@ class Town(LoggedGroups):
 
             def person(me, inbox):
                 self.lives(name, me.step, [me.id])
-                model(me, inbox)
+                return model(me, inbox)
 
-            return person
+            async def thinker(me, inbox):
+                await person(me, inbox)
+
+            return thinker if is_async(model) else person
 
         def crowd(group, step):
             self.lives(name, step.number, [*step.agents])

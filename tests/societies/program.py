@@ -52,6 +52,7 @@ def program(seed, features=FEATURES):
         "deaths": [],
         "collect": draw.choice(["agents", "steps"]) if has.get("collect") else None,
         "chosen": chosen(seed, agents) if has.get("collect") else None,
+        "ahead": None if has.get("crowds") else ahead(seed),
         "fork": None,
     }
     writer = Writer(draw, made, has)
@@ -62,6 +63,12 @@ def program(seed, features=FEATURES):
         victims = draw.sample(VICTIMS, draw.randint(1, 3))
         made["deaths"] = [[draw.randrange(steps), draw.choice(agents), victim] for victim in victims]
     return made
+
+
+def ahead(seed):
+    """Return for how many steps agents may run ahead; in every other program None."""
+    draw = random.Random(f"ahead {seed}")
+    return draw.randint(1, 5) if draw.random() < 0.5 else None
 
 
 def chosen(seed, agents):

@@ -18,16 +18,17 @@ from orjson import dumps
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
+from ray_messaging.cluster.run.look_ahead import Ahead, LookAhead
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.run_plan import Rows
 from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
-from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
-from ray_messaging.common.awaitables import RAISED
+from ray_messaging.cluster.run.step_calls import NO_LIMITS, Flights, RememberedCalls, StepCalls
+from ray_messaging.common.awaitables import RAISED, is_async
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.calls import encode_calls
+from ray_messaging.model.calls import UNUSED, CallRecord, encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
@@ -258,6 +259,9 @@ class AgentLoop:
 
     With `only_active`, the function runs for an agent only if the agent has received a message, a rule has blocked what
     it sent, its state was set from outside, it asked to stay active, or the function has never run for it.
+
+    Args: `reached` has the agents of the group that agents of other groups may reach (None: there is no graph, so that
+    no agent runs ahead).
     """
 
     def __init__(
@@ -274,6 +278,7 @@ class AgentLoop:
         thread: ModelThread | None = None,
         collector: Collector | None = None,
         only_active: bool = False,
+        reached: AgentSet | None = None,
     ) -> None:
         self.step: Step | None = None
         self.open_step: Step | None = None  # the step, while the model's function may send
@@ -289,7 +294,7 @@ class AgentLoop:
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
         self.call_counts: Counter[str] = Counter()
-        self._seats = frozenset[AgentId]()  # the agents of the run for which people act
+        self.seats = frozenset[AgentId]()  # the agents of the run for which people act
         self._seated: SeatedModel | None = None  # the model that lets people act for these agents
         self.tracer: AnyTracer = UNTRACED
         self.seed = 0
@@ -298,12 +303,12 @@ class AgentLoop:
         self._kinds = {} if kinds is None else kinds
         self.moves: dict[AgentId, str] = {}  # by agent that moves after this step, the group to which it moves
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
-        self._only_active = only_active
+        self.only_active = only_active
         # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
         self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states of all agents, or []
         self._places = NO_PLACES
-        self._group = group
+        self.group = group
         self._model = model
         self._start = start
         self._collector = collector
@@ -318,15 +323,22 @@ class AgentLoop:
         self._holder = Holder(group)
         self._calls: StepCalls | None = None  # the calls of the model in the step that runs
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
+        self._look_ahead: LookAhead | None = None
+        if reached is not None and is_async(model):
+            self._look_ahead = LookAhead(self, model, self._holder, concurrency, reached)
+        self._flights: dict[int, Flights] = {}  # by step, the calls that the look-ahead and the step share
 
-    async def run(self, step: Step, memory: CallMemory | None = None) -> None:
+    async def run(self, step: Step, memory: CallMemory | None = None, ahead: Ahead | None = None) -> None:
         """Run the model for all agents, in ascending order of their ids.
 
-        Args: `memory` stores the results of calls by `me.remember`.
+        Args: `memory` stores the results of calls by `me.remember`. `ahead` says how far agents may run ahead (None:
+        not at all).
         Raises: StepFailed for the first function that raises an exception or does not end in time, when running calls
         by `me.remember` have ended or had some time to end; StepAborted if a result could not be stored.
         """
-        if step.number - 1 != self.last_step or step.places.agents != self._places.agents:
+        await self._model_thread.pause()
+        anew = step.number - 1 != self.last_step
+        if anew or step.places.agents != self._places.agents:
             self._load(step)
         self._places, self.last_step = step.places, None
         self.step = self.open_step = step
@@ -338,44 +350,82 @@ class AgentLoop:
         called = self._called(step)
         agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
         self.staying = set()
-        self.calls = None
-        if memory is not None:
-            self.calls = RememberedCalls(
-                memory,
-                self._threads,
-                self._holder,
-                self.call_counts,
-                self.records_calls,
-                self.call_settings,
-                self.call_gate,
-                self.call_store,
-                self.tracer,
-            )
-        here = self._seats and self._seats.intersection(agent.id for agent in agents)
+        look = None if memory is None or ahead is None else self._look_ahead
+        self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
+        here = self.seats and self.seats.intersection(agent.id for agent in agents)
         model: Model = self._seated if here and self._seated is not None else self._model
         concurrency = min(self._concurrency + len(here), len(agents))  # people do not keep others waiting
         self._calls = StepCalls(
             model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout, here
         )
+        if look is not None and ahead is not None:
+            self._run_ahead(look, self._calls, step, called, ahead, anew=anew)
         try:
             await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
         if (error := self._broken) is not None:  # the step fails even if the model has caught the error
             raise error
+        records = [] if look is None else self._unused(look)
         if self.calls is not None and self.records_calls:
-            step.keep_calls(encode_calls(self.calls.records()))
+            step.keep_calls(encode_calls([*self.calls.records(), *records]))
         if self._collector is not None and self._collector.is_due(step.number):
             self.open_step, self.send, self.sends = None, self._refuse, None
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
+        if look is not None and look.is_busy:
+            self._model_thread.go_on()
         if agents or not self._forms:
             step.state = self._encoded(agents)
         self.last_step = step.number
 
+    def _calls_for(self, memory: CallMemory, *, shared: bool, early: bool = False) -> RememberedCalls:
+        """Return the remembered calls of a step; with `shared` the look-ahead and the step share them."""
+        return RememberedCalls(
+            memory,
+            self._threads,
+            self._holder,
+            self.call_counts,
+            self.records_calls,
+            self.call_settings,
+            self.call_gate,
+            self.call_store,
+            self.tracer,
+            self._flights.setdefault(memory.step, Flights()) if shared else None,
+            early,
+        )
+
+    def _run_ahead(
+        self,
+        look: LookAhead,
+        calls: StepCalls,
+        step: Step,
+        called: NDArray[np.intp] | slice,
+        ahead: Ahead,
+        *,
+        anew: bool,
+    ) -> None:
+        """Let agents run ahead from the beginning of a step on."""
+        # The step before is committed. Only the calls of that step that are still under way are not in its records.
+        for earlier in [] if anew else [each for each in self._flights if each < step.number]:
+            if not self._flights[earlier].forget_ended():
+                del self._flights[earlier]
+        early = partial(self._calls_for, shared=True, early=True)
+        calls.begin = partial(look.begin, step, self._agents, called, ahead, early, anew=anew)
+        calls.stop = look.stop
+
+    def _unused(self, look: LookAhead) -> list[CallRecord]:
+        """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
+        flights = [found for step, found in self._flights.items() if step <= self.number]
+        unused = [record for each in flights for record in each.unused()]
+        if unused:
+            look.unneeded()
+        self.call_counts[UNUSED] += len(unused)
+        return [*unused, *(record for each in flights for record in each.failed.values())]
+
     def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
         """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""
-        self._seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
+        self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
 
     def _change_states(self) -> None:
         """Apply the changes of states that came from outside. The agents become active."""
@@ -391,9 +441,9 @@ class AgentLoop:
 
     def _called(self, step: Step) -> NDArray[np.intp] | slice:
         """Return the places of the agents for which the model is called."""
-        if not self._only_active and not self._stopped:
+        if not self.only_active and not self._stopped:
             return EVERYBODY
-        called = step.heard_counts > 0 if self._only_active else np.ones(len(self._agents), np.bool_)
+        called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)
 
@@ -403,7 +453,12 @@ class AgentLoop:
         Return when its running calls by `me.remember` have ended, or their time limit has passed.
         """
         if self._calls is not None:
-            await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
+            await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended"))
+            return
+        await self._model_thread.pause()
+        if self._look_ahead is not None and self._look_ahead.is_busy:
+            closed = -1 if self.last_step is None else self.last_step
+            await self._model_thread.call(self._model_thread.wait_for, self._look_ahead.end(closed))
 
     def forget(self) -> None:
         """Forget the agents of a run that has ended. They and this object refer to each other."""
@@ -437,7 +492,7 @@ class AgentLoop:
             each.kind = kind_of[each.id]
         self._active, self._forms = [], []
         self._ids = b"".join(map(id_bytes, agents))
-        own = Arrival(NO_AGENTS, self._group, state, AgentSet.of(agents) if before is None else before)
+        own = Arrival(NO_AGENTS, self.group, state, AgentSet.of(agents) if before is None else before)
         known: dict[AgentId, tuple[dict[str, Any], bool, bool]] = {}
         for part in (own, *arrivals):
             known |= self._kept(part, len(agents))
@@ -490,7 +545,7 @@ class AgentLoop:
         self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
         changed = called if self._forms else self._agents
         encoded = self._keep(changed)
-        if not self._only_active:
+        if not self.only_active:
             return _encode((self._ids, msgspec.Raw(encoded), self._stopped, None))
         forms = [form.copy() for form in _parts_of(encoded)]
         if self._forms:
@@ -536,7 +591,7 @@ class AgentLoop:
         return None if self.calls is None else self.calls.memory.broken or self.calls.spent
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
-        return self._broken or step_failed(error, function, self._group, max(agent.step, 0), agent.id)
+        return self._broken or step_failed(error, function, self.group, max(agent.step, 0), agent.id)
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them

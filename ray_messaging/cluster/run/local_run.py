@@ -57,6 +57,7 @@ T = TypeVar("T")
 
 _EXPERIMENT = "local"
 _TURN = 1  # each group has only one call of `RunActor.run`, and this is its number
+MOST_AHEAD = 64  # the highest `ahead`
 _LOOK_S = 1.0  # seconds between two checks of the progress
 
 
@@ -73,6 +74,8 @@ def run(
     log_dir: str | Path | None = None,
     checkpoint: int | None = None,
     on_existing: Literal["error", "reset"] = "error",
+    wait_for: Literal["all", "neighbours"] = "all",
+    ahead: int = 16,
     progress: bool = True,
     **given: "Unpack[AgentArguments]",
 ) -> Result: ...
@@ -89,6 +92,8 @@ def run(
     log_dir: str | Path | None = None,
     checkpoint: int | None = None,
     on_existing: Literal["error", "reset"] = "error",
+    wait_for: Literal["all", "neighbours"] = "all",
+    ahead: int = 16,
     progress: bool = True,
     **given: "Unpack[GroupArguments]",
 ) -> Result: ...
@@ -115,6 +120,8 @@ def run(
     log_dir: str | Path | None = None,
     checkpoint: int | None = None,
     on_existing: str = "error",
+    wait_for: Literal["all", "neighbours"] = "all",
+    ahead: int = 16,
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
@@ -150,15 +157,34 @@ def run(
         checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
             `Messaging.fork`.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "reset" deletes that log.
+        wait_for: "neighbours" makes calls of a language model early, as for `Steps`.
+        ahead: As for `Steps`.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
     StepTooLarge if a group gets more messages in a step than it can read; AlreadyExists if the folder has a log;
     LogError if the folder cannot be used.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
+    if wait_for not in {"all", "neighbours"}:
+        raise ConfigError(f"wait_for={wait_for!r} is unknown: write 'all' or 'neighbours'")
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or not 1 <= ahead <= MOST_AHEAD:
+        raise ConfigError(f"ahead={ahead!r} must be a number of steps, from 1 to {MOST_AHEAD}")
     kept = log_plan(log_dir, on_existing, checkpoint)
     part = run_part(
-        model, agents, until, max_steps, groups, graph, shared, options, rules, seed, calls, progress=progress, log=kept
+        model,
+        agents,
+        until,
+        max_steps,
+        groups,
+        graph,
+        shared,
+        options,
+        rules,
+        seed,
+        calls,
+        progress=progress,
+        log=kept,
+        ahead=ahead if wait_for == "neighbours" else 0,
     )
     return say_cost(part.result) if progress else part.result
 
@@ -196,17 +222,19 @@ def run_part(
     keep: bool = False,
     server: LocalServer | None = None,
     log: LogPlan | None = None,
+    ahead: int = 0,
 ) -> Part:
     """Run a model as `run` does, from the start or from a `Beginning`. With `keep`, the result has the `end`.
 
     Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
-    `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.
+    `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one. `ahead`
+    is for how many steps agents may run ahead.
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
     ending = ending_of(until, max_steps, options)
     check_calls(calls)
-    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model)
+    plans = plans_for(options, agents, 1 if groups is None else groups, graph, 1, model, near=ahead > 0)
     copies = [_copy("shared", shared) for _ in plans]
     relax_collector()
     RuleSet(rules)  # raises RuleError
@@ -222,7 +250,7 @@ def run_part(
         return run_in_own_loop(
             lambda: _run(
                 plans, model, ending, options, copies, made, seed, calls, former, keep, server, ordered,
-                progress=progress,
+                progress=progress, ahead=ahead,
             )
         )  # fmt: skip
     except StepFailed as error:
@@ -254,6 +282,7 @@ async def _run(
     ordered: "_LogOrder | None",
     *,
     progress: bool,
+    ahead: int,
 ) -> Part:
     if limits is not None:
         store_of(limits)  # raises an error if the store cannot be used
@@ -295,7 +324,8 @@ async def _run(
         inputs: list[RunInputs] = []
         for messager, copied, own in zip_longest(messagers, shared, later):
             actors.append(RunActor(messager, shown, limit_calls, own))
-            inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of))
+            runs_ahead = 0 if supervised else ahead
+            inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of, ahead=runs_ahead))
         _end_with(stack, actors, calls)
 
         async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:

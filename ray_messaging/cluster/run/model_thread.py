@@ -40,6 +40,7 @@ class ModelThread:
         self._short = True  # whether the last call was short
         self._last: Future[Any] | None = None  # the last call
         self._loop: asyncio.AbstractEventLoop | None = None  # one for all steps, because clients are bound to it
+        self._between: Future[None] | None = None  # the run of the loop between two calls
 
     async def call(
         self,
@@ -54,6 +55,7 @@ class ModelThread:
         blocked.
         """
         began = perf_counter()
+        await self.pause()
         future = self._thread.submit(copy_context().run, raising, function, *args)
         self._last = future
         if self._short and look is None:
@@ -72,6 +74,19 @@ class ModelThread:
         finally:
             self._short = perf_counter() - began <= _SHORT_S
 
+    def go_on(self) -> None:
+        """Let the tasks of the models' event loop go on until the next call."""
+        if self._loop is not None and self._between is None:
+            self._between = self._thread.submit(self._loop.run_forever)
+
+    async def pause(self) -> None:
+        """Let the tasks of the models' event loop rest again."""
+        if self._between is not None:
+            assert self._loop is not None
+            between, self._between = self._between, None
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.wrap_future(between)
+
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Call this in the model's thread."""
         if self._loop is None:
@@ -85,6 +100,7 @@ class ModelThread:
         If a model does not return, the loop is not closed.
         """
         if self._loop is not None and self._last is not None and self._last.done():
+            await self.pause()
             await asyncio.wrap_future(self._thread.submit(_end, self._loop))
 
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's

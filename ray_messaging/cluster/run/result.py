@@ -30,7 +30,7 @@ class CallCounts(NamedTuple):
     `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
     the step, `parent` results from the parent of a fork, and `store` results from the store of `Calls(store=)`.
     `failed` counts calls that have used tokens, and failed. `spent` says that the budget of `Calls(budget=)` was spent,
-    which has ended the run.
+    which has ended the run. `unused` counts calls that were made ahead of their step, which did not need them.
 
     `input_tokens`, among which are the `cached_tokens`, and `output_tokens` were used in this run, including failed
     tries. `cost` is their cost by the prices of `Calls(cost=)`, in `currency`.
@@ -48,6 +48,7 @@ class CallCounts(NamedTuple):
     output_tokens: int = 0
     cost_parts: int = 0
     currency: str = ""
+    unused: int = 0
 
     @property
     def cost(self) -> Decimal:
@@ -67,6 +68,7 @@ def calls_text(counts: Mapping[str, int], currency: str) -> str:
         "waiting": counts.get("waiting", 0),
         "retries": counts.get("retries", 0),
         "failed": counts.get("failed", 0),
+        "made in vain": counts.get("unused", 0),
         "tokens": counts.get("input_tokens", 0) + counts.get("output_tokens", 0),
     }
     texts = [f"{count:,} {name}" for name, count in told.items() if count]

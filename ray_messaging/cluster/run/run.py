@@ -188,7 +188,10 @@ class Run(AbstractContextManager["Run"]):
         check_run(model, options)
         if isinstance(graph, str):
             graph = messaging.audience(graph)
-        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)), model)
+        steps = messaging._connection.experiment.steps
+        ahead = steps.ahead if steps is not None and steps.wait_for == "neighbours" else 0
+        cpus = int(ray.cluster_resources().get("CPU", 2))
+        plans = plans_for(options, agents, groups, graph, cpus, model, near=ahead > 0)
         places = Placement(*placed, [plan.name for plan in plans])
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()
@@ -212,7 +215,8 @@ class Run(AbstractContextManager["Run"]):
             stranger = next(iter(strangers))
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         seats = seats_of(messaging, parent, options, plans)
-        given = RunInputs(model_ref, options_ref, sent("shared", shared, put), plan_refs, parent, change, seats)
+        shared_ref = sent("shared", shared, put)
+        given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead)
         # The groups get a reference in a list, because Ray would replace a plain reference by its value.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})

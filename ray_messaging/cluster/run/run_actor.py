@@ -18,6 +18,7 @@ from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, s
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.kinds import as_one
+from ray_messaging.cluster.run.look_ahead import Ahead
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
 from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
@@ -37,6 +38,7 @@ from ray_messaging.errors import (
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
+from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
@@ -91,7 +93,7 @@ class RunInputs(NamedTuple):
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
     inputs that it needs, and each only once. `parent_calls` is the log's folder of the parent of a fork, whose results
     answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents in
-    `seats`.
+    `seats`. `ahead` is for how many steps after the open one agents may run ahead.
     """
 
     model: Any
@@ -101,6 +103,7 @@ class RunInputs(NamedTuple):
     parent_calls: str | None = None
     change: StateChange = NO_CHANGE
     seats: frozenset[AgentId] = frozenset()
+    ahead: int = 0
 
 
 class RunActor:
@@ -129,6 +132,8 @@ class RunActor:
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
+        self._ahead = 0
+        self._is_judged = False  # rules have blocked messages
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
@@ -240,7 +245,7 @@ class RunActor:
         plan: GroupPlan = await inputs.plans[group]
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
         self._society = society_of(plan, model, options, shared, self._thread)
-        self._society.change, self._parent_calls = inputs.change, inputs.parent_calls
+        self._society.change, self._parent_calls, self._ahead = inputs.change, inputs.parent_calls, inputs.ahead
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
         if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
@@ -272,20 +277,41 @@ class RunActor:
 
     async def _run_step(self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes) -> None:
         await homes.prepare(step.places.agents)
-        if (parent := self._parent_calls) is not None and loop.calls is not None:
-            from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
-
-            loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
+        loop.ahead = self._ahead
         assert self._watch is not None
         assert self._messager is not None
         tracer = self._messager.engine.tracer
         if isinstance(society, AgentLoop):
             society.tracer = tracer
         with self._watch.over(step.number), tracer.step(step.number):
-            await society.run(step, loop.calls)
+            if isinstance(society, AgentLoop):
+                await society.run(step, self._calls_of(step.number, step, loop), self._may_run_ahead(step, loop))
+            else:
+                await society.run(step)
         self._collected = step.number, step.series
         if isinstance(society, AgentLoop) and society.moves:
             await move_agents(self._messager, society.moves, step.number)
+
+    def _calls_of(self, number: int, step: Step, loop: StepLoop) -> CallMemory:
+        """Return the remembered calls of the open step, or of a step after it."""
+        calls = loop.calls_of(number)
+        if self._parent_calls is not None and calls.parent is None:
+            from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+            calls.parent = partial(parent_calls, self._parent_calls, number, step.places.agents)
+        return calls
+
+    def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead | None:
+        """Return how far agents may run ahead; if rules may change what they hear, not at all."""
+        if not self._ahead:
+            return None
+        assert self._messager is not None
+        engine = self._messager.engine
+        self._is_judged = self._is_judged or bool(len(step.blocked))
+        free = engine.verdict_client.judges_nothing and not self._is_judged
+        numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
+        memories = {number: self._calls_of(number, step, loop) for number in numbers}
+        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
         """Apply the experiment's settings of calls by `me.remember` to a group."""
@@ -338,6 +364,7 @@ class RunActor:
         """Leave the mailbox, and forget the run, which has ended. The process is kept for the next run."""
         await self.close()
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
+        self._is_judged = False
         gc.collect()  # agents and their group refer to each other
 
     async def forget(self) -> None:
@@ -391,6 +418,7 @@ def society_of(
         thread=thread,
         collector=collector,
         only_active=options.only_active,
+        reached=plan.reached,
     )
 
 

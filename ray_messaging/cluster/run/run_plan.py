@@ -1,10 +1,11 @@
 """The checks of a run's arguments, and the plan of a run: the agents of each group, their data and their neighbours."""
 
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from functools import reduce
+from itertools import islice
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,19 +36,32 @@ class GroupPlan(NamedTuple):
     """The plan of one group of a run: its agents in canonical order, and their data and neighbours.
 
     `kinds` maps each kind of agents to the group's agents of that kind. It is empty if the run has one model for all
-    agents.
+    agents. `reached` has the agents of the group to which agents of other groups have edges (None: no agent runs
+    ahead).
     """
 
     name: str
     agents: AgentSet
     rows: Rows
     kinds: Kinds
+    reached: AgentSet | None = None
 
 
 def plan_groups(
-    agents: object, groups: object, graph: object, cpus: int, *, model: object = None, by: str = "agent"
+    agents: object,
+    groups: object,
+    graph: object,
+    cpus: int,
+    *,
+    model: object = None,
+    by: str = "agent",
+    near: bool = False,
 ) -> list[GroupPlan]:
-    """Return the groups of a run. Arguments and errors are those of `Messaging.run`."""
+    """Return the groups of a run. Arguments and errors are those of `Messaging.run`.
+
+    With `near` neighbours in the graph are in the same group, as far as groups of one size allow, and each group knows
+    which of its agents the agents of other groups may reach.
+    """
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
         agents = reduce(or_, kinds.values())
@@ -69,11 +83,13 @@ def plan_groups(
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
+        if near and not isinstance(groups, Mapping):
+            named = _dealt_by_graph(named, neighbours)
     plans = [GroupPlan(name, hosted := AgentSet.of(ids), {}, among(hosted, kinds)) for name, ids in named.items()]
     for plan in plans if frame is not None or neighbours is not None else ():
         for agent in plan.agents:
             plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, ())
-    return plans
+    return _that_look_ahead(plans) if near and neighbours is not None else plans
 
 
 def check_run(model: object, options: "RunOptions") -> None:
@@ -115,13 +131,21 @@ def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user p
 
 
 def plans_for(
-    options: "RunOptions", agents: object, groups: object, graph: object, cpus: int, model: object = None
+    options: "RunOptions",
+    agents: object,
+    groups: object,
+    graph: object,
+    cpus: int,
+    model: object = None,
+    *,
+    near: bool = False,
 ) -> list[GroupPlan]:
     """Return the groups of a run; raise ConfigError for arguments that are invalid, or cannot be used with by="group".
 
-    Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all).
+    Args: `model` is the run's model, which says what kinds of agents there are (None: one function for all). `near` is
+    as for `plan_groups`.
     """
-    plans = plan_groups(agents, groups, graph, cpus, model=model, by=options.by)
+    plans = plan_groups(agents, groups, graph, cpus, model=model, by=options.by, near=near)
     if chosen_agents(options.collect):
         check_chosen(options.collect, reduce(or_, (plan.agents for plan in plans)))
     if options.by == "group" and isinstance(model, Mapping):
@@ -156,6 +180,40 @@ def changeable(rows: Rows) -> list[Any]:
     if kinds <= _FIXED:
         return []
     return [value for data, _ in rows.values() for value in data.values() if type(value) not in _FIXED]
+
+
+def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
+    """Return plans whose groups know which of their agents the agents of other groups may reach."""
+    ends = [AgentSet.of({end for _, neighbours in plan.rows.values() for end in neighbours}) for plan in plans]
+    found = []
+    for plan in plans:
+        others = [reached & plan.agents for other, reached in zip(plans, ends, strict=True) if other is not plan]
+        found.append(plan._replace(reached=reduce(or_, others, NO_AGENTS)))
+    return found
+
+
+def _dealt_by_graph(
+    named: Mapping[str, Iterable[AgentId]], neighbours: Mapping[AgentId, Sequence[AgentId]]
+) -> dict[str, Iterable[AgentId]]:
+    """Deal the agents of some groups out to groups of the same sizes, in the order in which a walk reaches them."""
+    both: dict[AgentId, list[AgentId]] = {}
+    for sender, hearers in neighbours.items():
+        for hearer in hearers:
+            both.setdefault(sender, []).append(hearer)
+            both.setdefault(hearer, []).append(sender)
+    sets = {name: AgentSet.of(ids) for name, ids in named.items()}
+    reached: dict[AgentId, None] = {}
+    for first in reduce(or_, sets.values()):
+        if first not in reached:
+            reached[first] = None
+            walk = deque([first])
+            while walk:
+                for other in both.get(walk.popleft(), ()):
+                    if other not in reached:
+                        reached[other] = None
+                        walk.append(other)
+    walked = iter(reached)
+    return {name: [*islice(walked, len(ids))] for name, ids in sets.items()}
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:

@@ -21,7 +21,7 @@ from ray_messaging.cluster.run.model_thread import Holder, ModelThread, Turns
 from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
-from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError, PayloadTooLarge
+from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError, PayloadTooLarge, StepAborted
 from ray_messaging.model.call_content import content_digest_of, told_by
 from ray_messaging.model.call_usage import CallMeter, CallUsage, added, metering, read_usage
 from ray_messaging.model.calls import (
@@ -29,6 +29,7 @@ from ray_messaging.model.calls import (
     MODEL,
     NO_RESULT,
     STORE,
+    UNUSED,
     AskedCall,
     CallRecord,
     KeptCall,
@@ -62,7 +63,8 @@ class StepCalls:
     """The calls of a model's function for the agents of a group in one step. They run in the model's thread.
 
     Args: `timeout` is the number of seconds for one agent (None: no limit), except for the agents in `untimed`;
-    `failed` builds the error for an agent's failure.
+    `failed` builds the error for an agent's failure. `begin` is called in the event loop before the first call is
+    awaited. If the step fails, `stop` is called, and returns the calls of the look-ahead that are under way.
     """
 
     model: "Model"
@@ -73,6 +75,8 @@ class StepCalls:
     concurrency: int
     timeout: float | None
     untimed: Container[AgentId] = ()
+    begin: Callable[[], None] | None = None
+    stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
     def __post_init__(self) -> None:
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
@@ -102,7 +106,7 @@ class StepCalls:
 
     def end(self, error: BaseException) -> None:
         """Make all calls end with an error, from any thread. Running calls by `me.remember` have some time to end."""
-        under_way = self.remembered is not None and self.remembered.under_way
+        under_way = self.stop is not None or (self.remembered is not None and self.remembered.under_way)
         if self._end_by is None and self.thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
         else:
@@ -183,6 +187,8 @@ class StepCalls:
 
         The first error is raised when the running calls by `me.remember` have ended.
         """
+        if self.begin is not None:
+            self.begin()
         self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self.concurrency)]
         try:
             await asyncio.gather(*self._workers)
@@ -193,6 +199,8 @@ class StepCalls:
         left: set[asyncio.Task[Any]] = {*self._workers}
         if self.remembered is not None:
             left |= self.remembered.under_way
+        if self.stop is not None:
+            left |= self.stop()
         for seconds in (CALLS_END_S, _END_S):
             left = (await asyncio.wait(left, timeout=seconds))[1] if left else left
             for task in left:
@@ -252,6 +260,47 @@ class _Remembered(msgspec.Struct):
     content: str | None = None  # the call's key in the store; None: the store is not asked
     by_person: bool = False  # a person at a seat answers: the limits of calls are for models
     meter: CallMeter | None = None  # counts the tokens that the call uses
+    answered: bool = False  # the call was made here, and has a result
+
+
+class _Flight:
+    """A call that is under way or answered. `answer` gets its source and result, or the error with which it ended.
+
+    `used` says that the step itself has asked for the call, and not only the look-ahead.
+    """
+
+    __slots__ = ("answer", "call", "used")
+
+    def __init__(self, call: _Remembered) -> None:
+        self.call = call
+        self.answer: asyncio.Future[tuple[str, KeptCall] | BaseException] = asyncio.get_running_loop().create_future()
+        self.used = False
+
+    @property
+    def known(self) -> tuple[str, KeptCall] | None:
+        """Return the source and the result, or None if there is no result yet."""
+        outcome = self.answer.result() if self.answer.done() else None
+        return outcome if isinstance(outcome, tuple) else None
+
+
+class Flights:
+    """The calls of one step, which the look-ahead and the step itself share: each is made once."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, _Flight] = {}
+        self.failed: dict[str, CallRecord] = {}  # the calls of the look-ahead that have used something, and failed
+
+    def unused(self) -> list[CallRecord]:
+        """Return the calls that were made ahead, and that the step, which has ended, has not asked for."""
+        flights = [flight for flight in self.by_key.values() if not flight.used]
+        made = [(flight.call, *flight.known) for flight in flights if flight.known is not None]
+        return [_record_of(call, UNUSED, answer) for call, source, answer in made if source == MODEL]
+
+    def forget_ended(self) -> bool:
+        """Forget the calls that have ended; return whether others are under way."""
+        self.failed = {}
+        self.by_key = {key: flight for key, flight in self.by_key.items() if not flight.answer.done()}
+        return bool(self.by_key)
 
 
 @dataclass(eq=False)
@@ -263,7 +312,9 @@ class RememberedCalls:
 
     Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
     `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
-    gets the numbers of calls, by where the result came from, and of retries.
+    gets the numbers of calls, by where the result came from, and of retries. `flights` has the calls that the step
+    shares with the look-ahead (None: nothing looks ahead). With `early` this object is the look-ahead's, whose results
+    count only once the step asks for them.
     """
 
     memory: CallMemory
@@ -275,6 +326,8 @@ class RememberedCalls:
     gate: CallGate | None = None
     store: "CallStore | None" = None
     tracer: AnyTracer = UNTRACED
+    flights: Flights | None = None
+    early: bool = False
 
     def __post_init__(self) -> None:
         self._price = None if self.settings.cost is None else self.settings.price
@@ -321,6 +374,9 @@ class RememberedCalls:
         call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content, by_person)
         self._records.append(None)
         known = self.memory.known(call.key)
+        if known is None and self.flights is not None and (flight := self.flights.by_key.get(call.key)) is not None:
+            flight.used |= not self.early
+            known = flight.known
         if known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
@@ -349,6 +405,8 @@ class RememberedCalls:
         return self._end(call, source, made)
 
     def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
+        if self.early:
+            return decode_exactly(made.result)
         if not call.by_person:
             self.counts[source] += 1
         if source == STORE and (failed := self.memory.failed(call.key)) is not None:
@@ -363,18 +421,7 @@ class RememberedCalls:
                 self._records[failed] = None  # the usage of the failed call is part of that of `made`
             if source == FAILED:
                 self._failed[call.key] = call.place
-            self._records[call.place] = CallRecord(
-                call.key,
-                call.agent.id,
-                call.asked.function,
-                call.asked.by_content,
-                call.arguments,
-                made.seconds,
-                made.tries,
-                source,
-                made.result,
-                made.usage,
-            )
+            self._records[call.place] = _record_of(call, source, made)
 
     async def _result(self, made: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         if self.ending:
@@ -412,26 +459,66 @@ class RememberedCalls:
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
-                before = self.memory.failed(call.key)
-                call.meter.used = None if before is None else before.usage
-                source, made = await self._once(call, function) if recalled is None else recalled
-            except BaseException as error:
-                if self._asked[digest] == call.n:  # so that a second attempt gets the same number
+                source, made = await self._shared(call, function) if recalled is None else recalled
+            except BaseException:
+                # Free the number, so that a second attempt gets the same number. A call that was answered keeps it,
+                # because it may have been kept although it was cancelled.
+                if self._asked[digest] == call.n and not call.answered:
                     self._asked[digest] -= 1
-                if isinstance(error, Exception | asyncio.CancelledError):
-                    await self._keep_failed(call)
                 raise
-            if source == MODEL:  # the result of a cancelled call may be stored nevertheless, so its number is not free
-                try:
-                    await self.memory.keep(call.key, made)
-                except PayloadTooLarge:
-                    await self._keep_failed(call)
-                    raise
-            elif source == STORE:
+            if source == STORE:
                 self.memory.check(made)
         finally:
             self._unended[call.agent.id] -= 1
         return self._end(call, source, made)
+
+    async def _shared(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
+        """Return the answer of a call, and its source; if the look-ahead makes the same call, wait for its answer."""
+        if self.flights is None:
+            return await self._kept(call, function)
+        flights = self.flights.by_key
+        while (flight := flights.get(call.key)) is not None:
+            flight.used |= not self.early
+            await asyncio.wait({flight.answer})
+            outcome = flight.answer.result()
+            if isinstance(outcome, tuple):
+                return outcome
+            if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent | StepAborted):
+                raise outcome
+            # The call was cancelled, there was no budget left, or it was made for an earlier attempt at the step, which
+            # can keep nothing any more. So try to make the call here.
+        flight = flights[call.key] = _Flight(call)
+        flight.used = not self.early
+        try:
+            answer = await self._kept(call, function)
+        except BaseException as error:
+            if flights.get(call.key) is flight:
+                del flights[call.key]
+            flight.answer.set_result(error)
+            raise
+        flight.answer.set_result(answer)
+        return answer
+
+    async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
+        """Return the answer of a call, which is kept before, and its source."""
+        assert call.meter is not None
+        before = self.memory.failed(call.key)
+        call.meter.used = None if before is None else before.usage
+        if self.flights is not None:
+            self.flights.failed.pop(call.key, None)  # what it has used is part of what this call has used
+        try:
+            source, made = await self._once(call, function)
+        except (Exception, asyncio.CancelledError):
+            await self._keep_failed(call)
+            raise
+        call.answered = True
+        if source == MODEL:
+            try:
+                await self.memory.keep(call.key, made)
+            except PayloadTooLarge:
+                await self._keep_failed(call)
+                raise
+        return source, made
 
     async def _keep_failed(self, call: _Remembered) -> None:
         """Record what a failed call has used, because it was paid."""
@@ -440,7 +527,10 @@ class RememberedCalls:
             made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
             await self.memory.keep_failed(call.key, made)
             self.counts[FAILED] += 1
-            self._record(call, FAILED, made)
+            if self.early and self.flights is not None:
+                self.flights.failed[call.key] = _record_of(call, FAILED, made)
+            else:
+                self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return the answer of a call, and its source.
@@ -508,6 +598,21 @@ class RememberedCalls:
         context = contextvars.copy_context()
         answer = await asyncio.get_running_loop().run_in_executor(self.threads, partial(context.run, raising, function))
         return await Turns(answer, self.holder, agent, what) if inspect.isawaitable(answer) else answer
+
+
+def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:
+    return CallRecord(
+        call.key,
+        call.agent.id,
+        call.asked.function,
+        call.asked.by_content,
+        call.arguments,
+        made.seconds,
+        made.tries,
+        source,
+        made.result,
+        made.usage,
+    )
 
 
 def _sample(agent: "Agent", n: int, samples: int) -> int:

@@ -48,7 +48,6 @@ _SHARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
     "send_to_boxes": (*_BOXES, "step_is_open", "write_to_boxes"),
-    "remember_calls": ("step_is_open",),
     **dict.fromkeys(
         ("bus_write", "bus_drain", "bus_set_if", "bus_pop", "bus_lock", "bus_lock_number", "bus_unlock", "bus_beat"),
         ("bus",),

@@ -38,14 +38,16 @@ end
 --               (missing: none), start:ahead = step that is open to this group before it is open to all, attempt,
 --               start:task and start:starts = its driver ("" and 0, or missing: no driver), lease_ms, beat = a number that
 --               rises with each call of the driver, changed = ms of the last change, start:heard = ms at which its driver
---               renewed its lease last, state, parting = steps from which agents have left the group, with commas (see
+--               renewed its lease last, start:results = last step, after the open one, for which results of calls may be kept
+--               (missing: none), state, parting = steps from which agents have left the group, with commas (see
 --               step:<group>:left), ending = 1: `until` was set because the driver will leave then
 --               The group :rules is the supervisor: it closes a step after all other groups, has no mailbox, and is not in
 --               lists of groups.
 -- start:sent:<group>  hash for the open step: s:<sender>@<box> = last frame number, r:<box> = <rows>:<bytes>
 -- step:<group>:left  hash: for each step in `parting`, "+" and the group's state after the previous step. The state is
 --               written when the group closes the step; until then the value is "", and `state` has it
--- start:results:<group>  hash for the open step, for all its attempts: <step>:<name of a call> = the call's result
+-- start:results:<group>  hash for the open step, for all its attempts, and for later steps: <step>:<name of a call> = the
+--               call's result
 local SUPERVISOR, CHECKPOINT = ':rules', 'a checkpoint'
 
 -- Return 1 if rules have blocked messages of a step, else 0.
@@ -351,7 +353,19 @@ local function closing_of(at)
 end
 
 local function driver_of(key)
-  return redis.call('HMGET', key, 'attempt', 'closed', 'start:open', 'until', 'start:ahead', 'beat', 'parting')
+  return redis.call('HMGET', key, 'attempt', 'closed', 'start:open', 'until', 'start:ahead', 'beat', 'parting',
+                    'start:results')
+end
+
+-- Delete the results of remembered calls of a step that a group closes, and of earlier steps. `last` is the last step after
+-- the open one for which results may be kept, or false.
+local function drop_results(prefix, group, step, last)
+  local key, closed = prefix .. 'start:results:' .. group, {}
+  if not last or tonumber(last) <= step then return redis.call('UNLINK', key) end
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    if tonumber(name:match('^%d+')) <= step then closed[#closed + 1] = name end
+  end
+  for low = 1, #closed, 1000 do redis.call('HDEL', key, unpack(closed, low, math.min(low + 999, #closed))) end
 end
 
 -- If agents have left the group from `step` on, keep the group's state after the previous step, because the group that got
@@ -433,7 +447,8 @@ local function cover_step(prefix, group, attempt, named, closing)
       redis.call('XADD', prefix .. 'steps:collected', '*', 'k', kind, 's', named, 'g', group, 'd', closing[kind])
     end
   end
-  redis.call('UNLINK', prefix .. 'start:sent:' .. group, prefix .. 'start:results:' .. group)
+  redis.call('UNLINK', prefix .. 'start:sent:' .. group)
+  drop_results(prefix, group, step, now[8])
   if go_on and tonumber(steps[2]) <= step then redis.call('HSET', prefix .. 'steps', 'asked', step + 1) end
   if now[4] and step + 1 >= tonumber(now[4]) then
     redis.call('ZREM', prefix .. 'steps:closed', group)

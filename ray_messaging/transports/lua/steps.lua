@@ -54,6 +54,7 @@ if ARGV[3] == '1' and closed + 1 < ends then
   ends = closed + 1
   abandon(ARGV[1], ARGV[2])
   redis.call('UNLINK', ARGV[1] .. 'start:results:' .. ARGV[2])
+  redis.call('HDEL', KEYS[2], 'start:results')
 end
 redis.call('HSET', KEYS[2], 'until', ends, 'changed', milliseconds())
 redis.call('HDEL', KEYS[2], 'ending')
@@ -175,13 +176,15 @@ return 1
 return open_step(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
 
 -- script remember_calls -----------------------------------------------------------------------------------------------
--- Keep results of remembered calls that a group has made in its open step, until the step is closed.
+-- Keep results of remembered calls that a group has made for its open step or, ahead of time, for a later step, until
+-- that step is closed.
 --
--- KEYS[1] step:<group>  [2] start:results:<group>  [3] steps: see step_barrier
+-- KEYS[1] step:<group>  [2] start:results:<group>: see step_barrier
 -- ARGV[1] the driver's attempt  [2] step  [3] how many results there are, then for each its name and its bytes
--- Returns 1; 0: the attempt does not have the step open
-local now, opened = redis.call('HMGET', KEYS[1], 'attempt', 'start:open', 'start:ahead'), redis.call('HGET', KEYS[3], 'opened')
-if now[1] ~= ARGV[1] or not is_open(tonumber(ARGV[2]), now[2], now[3], opened) then return 0 end
+-- Returns 1; 0: a later driver has the group, or the step is closed
+local now, step = redis.call('HMGET', KEYS[1], 'attempt', 'closed', 'start:results'), tonumber(ARGV[2])
+if now[1] ~= ARGV[1] or step <= tonumber(now[2]) then return 0 end
+if step > tonumber(now[3] or now[2] + 1) then redis.call('HSET', KEYS[1], 'start:results', step) end
 for i = 4, 3 + 2 * tonumber(ARGV[3]), 2 do redis.call('HSET', KEYS[2], ARGV[2] .. ':' .. ARGV[i], ARGV[i + 1]) end
 return 1
 

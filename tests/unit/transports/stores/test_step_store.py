@@ -522,6 +522,30 @@ async def test_results_of_calls_are_there_for_later_attempts_until_the_step_is_c
     assert await steps.remembered("nobody", 0) == {}
 
 
+async def test_results_of_calls_for_later_steps_stay_until_these_are_closed(steps):
+    await steps.begin(StepSettings())
+    group = await member(steps, "a")
+    assert await steps.remember("a", group.attempt, 2, {"1:7": b"two"})  # no step is open yet
+    await group.open(0)
+    assert await steps.remember("a", group.attempt, 0, {"1:7": b"none"})
+    assert await steps.remember("a", group.attempt, 12, {f"1:{n}": b"%d" % n for n in range(2500)})
+    await group.close(go_on=True)
+    assert await steps.remembered("a", 0) == {}
+    assert await steps.remembered("a", 2) == {"1:7": b"two"}
+    assert not await steps.remember("a", group.attempt, 0, {"1:7": b"late"})
+    for step in (1, 2):
+        group.step = step
+        await group.close(go_on=True)
+    assert await steps.remembered("a", 2) == {}
+    assert len(await steps.remembered("a", 12)) == 2500
+    later = await taken(steps, "a", "a", start=1)
+    assert not await steps.remember("a", group.attempt, 12, {"2:7": b"late"})
+    assert await steps.remember("a", later.attempt, 12, {"2:7": b"again"})
+    assert len(await steps.remembered("a", 12)) == 2501
+    await steps.leave("a", at_once=True)
+    assert await steps.remembered("a", 12) == {}
+
+
 async def test_a_frame_with_a_gap_before_it_is_not_written(steps):
     a, _ = await open_pair(steps)
     one, two = a.write("b@1", b"1"), a.write("b@1", b"2")

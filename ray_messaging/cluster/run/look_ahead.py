@@ -1,0 +1,510 @@
+"""Look-ahead: agents run in later steps ahead of time, so that their remembered calls are under way early.
+
+An agent runs ahead in a step once it has ended the step before, and all agents that may send to it have, too. It runs
+on a copy of its state, with the messages that these agents have sent ahead. Nothing of what it does is committed: later
+the step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
+change no result. If it is wrong, such as because of a message from outside, a call was made in vain.
+
+Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself. So do
+agents that agents of other groups may reach.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_subtopic
+from ray_messaging.cluster.run.model_thread import Holder, Turns
+from ray_messaging.cluster.run.step_calls import CALLS_END_S, RememberedCalls
+from ray_messaging.common.awaitables import RAISED
+from ray_messaging.errors import ConfigError, NoQuestion
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch, topic_column
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
+from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
+from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.steps.random_numbers import StepGenerators
+from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_routes import question_id
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.agent import Agent, AgentLoop, Model
+
+logger = logging.getLogger(__name__)
+
+MOST_PAUSE: Final = 64  # after wrong guesses nothing runs ahead for up to this many steps
+_END_S: Final = 1.0  # calls that were cancelled get this time to end
+
+
+class Ahead(NamedTuple):
+    """What a step allows the look-ahead: up to which step it may run, and where the results of calls are kept.
+
+    `memories` has the open step and the following ones that may run ahead.
+    """
+
+    memories: dict[int, CallMemory]
+    payload_bytes: int
+    horizon: int
+
+    @property
+    def last(self) -> int:
+        """Return the last step that may run ahead."""
+        return max(self.memories, default=-1)
+
+
+class _Sent(NamedTuple):
+    """A message that an agent has sent ahead. The order of such tuples is the canonical order in one inbox."""
+
+    step: int
+    place: int  # the sender's place
+    ordinal: int
+    line: bytes
+    topic: str
+    asks: bool
+    answers: str | None
+
+
+class _Circle(NamedTuple):
+    """Agents that may be reached by the same agents: how many these are, and the places of those that they reach."""
+
+    senders: int
+    hearers: list[int]
+
+
+class _StepAhead:
+    """A step that runs ahead: it takes the place of the group's `AgentLoop`, and of the open step, for its agents.
+
+    `unclear` has the places of agents of which it is not known what they do to others.
+    """
+
+    step = None  # no rule has blocked anything
+    sends = None
+
+    def __init__(self, look: "LookAhead", number: int, calls: RememberedCalls, ahead: Ahead) -> None:
+        society = look.society
+        self.rows, self.shared, self.seed = society.rows, society.shared, look.seed
+        self.number = number
+        self.calls = calls
+        self.open_step = self
+        self.drawn: dict[int, np.random.Generator] = {}
+        self.generators = StepGenerators(look.seed, number, look.places)
+        self.moves: dict[AgentId, str] = {}
+        self.staying: set[int] = set()
+        self.unclear: set[int] = set()
+        # By the sender's place: the recipient, the step of delivery, the message.
+        self.sent: defaultdict[int, list[tuple[AgentId | None, int, _Sent]]] = defaultdict(list)
+        self._places = look.places
+        self._ahead = ahead
+
+    def send(
+        self,
+        from_id: AgentId,
+        to_id: AgentId | tuple[Any, ...],
+        payload: object,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+        _place: int | None = None,
+    ) -> None:
+        """Note a message; raise the same errors as `Step.send`."""
+        self._note(from_id, check_id(to_id), payload, check_subtopic(subtopic), deliver_at)
+
+    def broadcast(self, from_id: AgentId, *_given: object, **_options: object) -> None:
+        """Note that an agent broadcasts, to hearers that are not known here."""
+        self.unclear.add(self._places.place(from_id))
+
+    def ask(
+        self,
+        from_id: AgentId,
+        to_id: AgentId,
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> str:
+        """Note a question; return the id that it will have. Raises the same errors as `Step.ask`."""
+        sent = self._note(from_id, to_id, payload, check_subtopic(subtopic), deliver_at, asks=True)
+        return question_id(self.number, sent.ordinal, from_id)
+
+    def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
+        """Note an answer; raise the same errors as `Step.reply`."""
+        if not message.expects_answer:
+            raise NoQuestion(f"message {message.id} is not a question", question=message.id, agent=message.to_id)
+        assert message.to_id is not None
+        topic = message.subtopic or AGENT_CHAT
+        self._note(message.to_id, message.from_id, payload, topic, deliver_at, answers=message.id)
+
+    def cannot(self, what: str, agent: AgentId) -> ConfigError:
+        """Build the error for an agent that acts when it may not; in the model's function it always may."""
+        return ConfigError(f"agent {agent!r} cannot {what} here")
+
+    def _note(
+        self,
+        from_id: AgentId,
+        to_id: AgentId | None,
+        payload: object,
+        topic: str,
+        deliver_at: int | None,
+        *,
+        asks: bool = False,
+        answers: str | None = None,
+    ) -> _Sent:
+        line = encode_payload(payload, self._ahead.payload_bytes)
+        place = self._places.place(from_id)
+        mine = self.sent[place]
+        deliver = self.number + 1 if deliver_at is None else int(deliver_at)
+        if not self.number < deliver <= self.number + self._ahead.horizon:
+            raise ConfigError(f"deliver_at={deliver_at!r} in step {self.number}")
+        sent = _Sent(self.number, place, len(mine), line, topic, asks, answers)
+        mine.append((to_id, deliver, sent))
+        return sent
+
+
+class LookAhead:
+    """The agents of a group that run ahead. All methods except `prepare` are called in the model's event loop.
+
+    Args: `reached` has the agents of the group that agents of other groups may reach, by the graph.
+    """
+
+    def __init__(
+        self, society: "AgentLoop", model: "Model", holder: Holder, concurrency: int, reached: AgentSet
+    ) -> None:
+        self.society = society
+        self.places: AgentPlaces = NO_PLACES
+        self.seed = 0
+        self._model = model
+        self._holder = holder
+        self._most = concurrency
+        self._reached = reached
+        self._learned: set[tuple[AgentId, AgentId]] = set()  # edges that the graph does not have
+        self._calls_of: Callable[[CallMemory], RememberedCalls] = _nothing
+        self._ahead = Ahead({}, 0, 0)
+        self._misses = 0
+        self._paused_until = -1
+        self._in_vain = False  # calls of the last step were made in vain
+        self._wrong = False  # an edge is known now that was not known when agents began to run ahead
+        self._agents: Sequence[Agent] = []
+        self._exp_id = ""
+        self._old: list[RememberedCalls] = []  # the calls of steps that are no longer run ahead
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by place, the agents that run
+        self._forget()
+
+    def _forget(self) -> None:
+        self.places = NO_PLACES
+        self._steps: dict[int, _StepAhead] = {}
+        self._next: list[int] = []  # by place, the first step that the agent has not ended
+        self._running: dict[int, int] = {}  # by place, the step in which the agent runs
+        self._states: list[dict[str, Any]] = []
+        self._stopped: list[bool] = []
+        self._active: list[bool] = []
+        self._circles: list[_Circle] = []
+        self._circles_of: list[list[int]] = []  # by place, the circles among whose senders the agent is
+        self._senders: list[frozenset[int]] = []  # by place, the places of the agents that may reach it, and its own
+        # By step and circle: how many of its senders have ended the step before.
+        self._ended: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
+        self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by step and place, messages that were read
+        self._real: dict[int, Messages] = {}  # by place, the inboxes of the open step
+        self._ready: list[tuple[int, int]] = []  # a heap of steps and places that may run
+        self._held: defaultdict[int, list[int]] = defaultdict(list)  # by step, places that may run once the step may
+
+    # -- of the open step -----------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        step: Step,
+        agents: "Sequence[Agent]",
+        called: NDArray[np.intp] | slice,
+        ahead: Ahead,
+        calls_of: Callable[[CallMemory], RememberedCalls],
+        *,
+        anew: bool,
+    ) -> None:
+        """Let agents run ahead while the model runs for a step, and after it.
+
+        Args: `called` has the places of the agents for which the model is called; `calls_of` makes the remembered calls
+        of a step. With `anew` the step runs again, or follows none that ran here.
+        """
+        number = step.number
+        self._calls_of = calls_of
+        self._ahead = ahead
+        changed = anew or step.places.agents != self.places.agents
+        if changed or ahead.last <= number or self._wrong or self._differs(step):
+            self.stop()
+        self._pause(number)
+        if ahead.last <= number or number < self._paused_until:
+            return
+        if self.places is NO_PLACES:
+            self._start(step, number)
+        self._agents, self._exp_id = agents, step.messages.exp_id
+        for old in [each for each in self._steps if each < number]:
+            self._retire(self._steps.pop(old))
+        for kept in (self._ended, self._inboxes, self._counts, self._held):
+            for old in [each for each in kept if each < number]:
+                del kept[old]
+        self._seed(step, number, agents, called)
+        for held in [each for each in self._held if each <= ahead.last]:
+            for place in self._held.pop(held):
+                heappush(self._ready, (held, place))
+        self._pump()
+
+    def _start(self, step: Step, number: int) -> None:
+        self.places, self.seed = step.places, step.seed
+        count, rows = len(step.places), self.society.rows
+        self._waits = [agent in self._reached for agent in step.places]
+        senders = [{place} for place in range(count)]
+        pairs = ((agent, other) for agent, (_, others) in rows.items() for other in others)
+        for sender, hearer in chain(pairs, self._learned):
+            place, to = step.places.place(sender), step.places.place(hearer)
+            if to >= 0 and place < 0:
+                self._waits[to] = True
+            elif to >= 0:
+                senders[to].add(place)
+        # Agents of one place most often hear the same agents, and then wait for them together.
+        together: dict[frozenset[int], list[int]] = {}
+        for place, of_place in enumerate(senders):
+            together.setdefault(frozenset(of_place), []).append(place)
+        self._circles = [_Circle(len(found), hearers) for found, hearers in together.items()]
+        self._circles_of = [[] for _ in range(count)]
+        for circle, found in enumerate(together):
+            for place in found:
+                self._circles_of[place].append(circle)
+        self._senders = [frozenset[int]()] * count
+        for found, hearers in together.items():
+            for place in hearers:
+                self._senders[place] = found
+        self._next = [number] * count
+        self._states, self._stopped, self._active = [{}] * count, [False] * count, [True] * count
+
+    def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
+        """Let all agents that are not beyond the step begin it, from their states and inboxes in the step itself."""
+        counts = step.heard_counts
+        seeds = [
+            place
+            for place, following in enumerate(self._next)
+            if following <= number and self._running.get(place) != number
+        ]
+        if not seeds:
+            return
+        copies = decode_exactly(encode_exactly([agents[place].state for place in seeds], "me.state"))
+        runs = range(len(agents)) if isinstance(called, slice) else {*called.tolist()}
+        for place, state in zip(seeds, copies, strict=True):
+            self._cancel(place)
+            self._next[place], self._states[place] = number, state
+            self._stopped[place] = agents[place].stopped
+            self._counts[number][place] = int(counts[place])
+            if step.places[place] in self.society.seats:
+                self._next[place] = number + 1  # nobody knows what a person will do
+            elif place in runs:
+                self._real[place] = step.inbox(step.places[place])
+                heappush(self._ready, (number, place))
+            else:
+                self._active[place] = False
+                self._end(place, number, ())
+
+    def _differs(self, step: Step) -> bool:
+        """Return whether agents that ran ahead have read another number of messages than they read in the step."""
+        counts = step.heard_counts
+        places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
+        for hearer in (step.places[place] for place in places):
+            for message in step.inbox(hearer):
+                if message.from_id is not None:
+                    self._learned.add((message.from_id, hearer))
+        return bool(places)
+
+    def _pause(self, number: int) -> None:
+        """If calls were made in vain, let nothing run ahead for some steps: the more often, the longer."""
+        if not self._in_vain:
+            return
+        self._in_vain = False
+        if not self._misses:
+            logger.warning(
+                "what agents of group %r do in step %d is not what they did ahead, so some calls were made in vain: "
+                "add edges to graph= for all messages between agents, and let the model depend on nothing but me and "
+                "its inbox",
+                self.society.group, number,
+            )  # fmt: skip
+        self._misses += 1
+        self._paused_until = number + min(2**self._misses, MOST_PAUSE)
+        self.stop()
+
+    def unneeded(self) -> None:
+        """Note that calls of a step that has ended were made in vain."""
+        self._in_vain = True
+
+    def stop(self) -> set[asyncio.Task[Any]]:
+        """Let no agent run ahead any more; return the calls that are under way."""
+        for each in self._steps.values():
+            self._retire(each)
+        for place in [*self._tasks]:
+            self._cancel(place)
+        self._forget()
+        self._wrong = False
+        return {task for calls in self._old for task in calls.under_way}
+
+    async def end(self, closed: int) -> None:
+        """Stop, and give calls for steps after `closed` some time to end and to be kept, because they cost money."""
+        self.stop()
+        wanted: set[asyncio.Task[Any]] = set()
+        for calls in self._old:
+            if calls.memory.step > closed:
+                wanted |= calls.under_way
+            else:
+                for task in calls.under_way:
+                    task.cancel()
+        if wanted:
+            await asyncio.wait(wanted, timeout=CALLS_END_S)
+        left = {task for calls in self._old for task in calls.under_way}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_END_S)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether agents run, or calls are under way."""
+        return bool(self._tasks or any(calls.under_way for calls in self._old))
+
+    def _retire(self, step: _StepAhead) -> None:
+        step.calls.ending = True  # what is under way goes on, even if its agent is cancelled
+        self._old = [calls for calls in (*self._old, step.calls) if calls.under_way]
+
+    def _cancel(self, place: int) -> None:
+        self._running.pop(place, None)
+        if (task := self._tasks.pop(place, None)) is not None:
+            task.cancel()
+
+    # -- ahead ----------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Let agents begin that are ready, the earliest step first."""
+        while self._ready and len(self._tasks) < self._most:
+            number, place = heappop(self._ready)
+            if self._next[place] != number or place in self._running:
+                continue
+            inbox = self._real.pop(place, None)
+            if inbox is None:
+                sent = self._inboxes[number].pop(place, [])
+                self._counts[number][place] = len(sent)
+                if self._stopped[place] or not (self._active[place] or sent):
+                    self._end(place, number, ())
+                    continue
+                inbox = self._messages(place, number, sent)
+            self._running[place] = number
+            run = self._run(place, number, inbox)
+            self._tasks[place] = asyncio.create_task(run, name="ray_messaging look-ahead")
+
+    async def _run(self, place: int, number: int, inbox: Messages) -> None:
+        from ray_messaging.cluster.run.agent import Agent  # noqa: PLC0415 - it imports this module
+
+        mine, step = asyncio.current_task(), self._step(number)
+        agent = Agent(cast("AgentLoop", step), self.places[place], place)
+        agent.kind, agent.state = self._agents[place].kind, self._states[place]
+        state: dict[str, Any] | None = None
+        try:
+            answer = self._model(agent, inbox)
+            if inspect.isawaitable(answer):
+                answer = await Turns(answer, self._holder, agent, "the model")
+            if answer is None and isinstance(agent.state, dict):
+                state = decode_exactly(encode_exactly(agent.state, "me.state"))
+        except RAISED:
+            if self._tasks.get(place) is not mine:  # it was cancelled
+                raise
+            # The step itself raises the error.
+        if self._tasks.get(place) is not mine:
+            return
+        del self._tasks[place], self._running[place]
+        if state is None or place in step.unclear or agent.id in step.moves:
+            self._next[place] = number + 1  # the agents that it may reach wait for the step itself
+        else:
+            self._states[place], self._stopped[place] = state, agent.stopped
+            self._active[place] = not self.society.only_active or place in step.staying
+            self._end(place, number, step.sent.pop(place, ()))
+        self._pump()
+
+    def _step(self, number: int) -> _StepAhead:
+        found = self._steps.get(number)
+        if found is None:
+            calls = self._calls_of(self._ahead.memories[number])
+            found = self._steps[number] = _StepAhead(self, number, calls, self._ahead)
+        return found
+
+    def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
+        """Note that an agent has ended a step, and what it has sent."""
+        self._next[place] = following = number + 1
+        for to_id, deliver, message in sent:
+            to = -1 if to_id is None else self.places.place(to_id)
+            if to < 0:
+                continue
+            if message.asks:
+                self._learn(to, place)  # because of the answer
+            if self._next[to] > deliver or self._running.get(to) == deliver:
+                self._learn(place, to)  # the recipient did not wait for the message
+            self._inboxes[deliver][to].append(message)
+        ended = self._ended[following]
+        for number_of in self._circles_of[place]:
+            ended[number_of] += 1
+            circle = self._circles[number_of]
+            if ended[number_of] < circle.senders:
+                continue
+            for to in circle.hearers:
+                if self._waits[to]:
+                    continue
+                if following <= self._ahead.last:
+                    heappush(self._ready, (following, to))
+                else:
+                    self._held[following].append(to)
+
+    def _learn(self, sender: int, hearer: int) -> None:
+        """Note an edge that the graph does not have. With it, all begins anew when the next step does."""
+        if sender not in self._senders[hearer]:
+            self._learned.add((self.places[sender], self.places[hearer]))
+            self._wrong = True
+
+    def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
+        """Return an inbox of messages that were sent ahead, in canonical order."""
+        if not sent:
+            return Messages(self._exp_id, [])
+        sent.sort()
+        count = len(sent)
+        topics = {each.topic: None for each in sent}
+        table = {name: at for at, name in enumerate(topics)}
+        answers = MessageIdColumn.of([each.answers for each in sent]) if any(each.answers for each in sent) else None
+        asks = np.array([each.asks for each in sent]) if any(each.asks for each in sent) else None
+        batch = Batch(
+            sender=self.society.group,
+            epoch=0,
+            first=0,
+            from_ids=IdColumn.of([self.places[each.place] for each in sent]),
+            to_ids=IdColumn.of([self.places[place]] * count),
+            topics=(*table,),
+            topic=topic_column([table[each.topic] for each in sent], len(table)) if len(table) > 1 else None,
+            step=np.array([each.step for each in sent], np.int64),
+            sent_at=time.time(),
+            lines=PayloadColumn.of([each.line for each in sent]),
+            rows=count,
+            extension=Extension(
+                deliver=number,
+                ordinal=np.array([each.ordinal for each in sent], np.uint32),
+                in_reply_to=answers,
+                expects_answer=asks,
+            ),
+        )
+        return Messages(self._exp_id, [Slice(batch, 0, count)])
+
+
+def _nothing(_memory: CallMemory) -> RememberedCalls:
+    raise AssertionError

@@ -1,0 +1,333 @@
+"""Agents that wait for their neighbours alone: the same results as if all waited for all, with the calls made early."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+
+import pytest
+from support.patience import WAIT_S
+
+from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, rules, run
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.messager import GroupMessager
+
+FEATURES = ("sends", "later", "asks", "stops", "idle", "moves", "strangers", "outcasts", "twice", "errors")
+UNKNOWN = {"asks", "moves", "strangers"}  # messages on ways that the graph does not have
+NEAR = {"wait_for": "neighbours", "progress": False}
+OPTIONS = RunOptions(None, "agent", 100, None)
+TWO_PAIRS = [(0, 1), (1, 0), (2, 3), (3, 2)]
+
+
+class Oracle:
+    """A language model whose answers take a while, and depend on what it was asked alone."""
+
+    def __init__(self, seed):
+        self.seed, self.asked = seed, Counter()
+
+    async def ask(self, prompt):
+        draw = random.Random(f"{self.seed} {prompt}")
+        self.asked[prompt] += 1
+        for _ in range(int(draw.lognormvariate(1, 1.2))):
+            await asyncio.sleep(0)
+        await asyncio.sleep(draw.choice([0, 0, 0, 0.001, 0.005]))
+        return f"answer {draw.randrange(1000)}"
+
+
+class Society:
+    """A random society, whose agents do what `has` names."""
+
+    def __init__(self, seed):
+        draw = random.Random(f"look-ahead {seed}")
+        self.oracle = Oracle(seed)
+        self.has = {name for name in FEATURES if draw.random() < 0.5}
+        count = draw.randint(4, 12)
+        self.agents = agents = [*range(count), *(["ann", "bob"] if draw.random() < 0.5 else [])]
+        edges = {(draw.choice(agents), draw.choice(agents)) for _ in range(draw.randint(1, 2 * count))}
+        groups = {f"g{n}": [] for n in range(draw.randint(1, 4))}
+        for agent in agents:
+            groups[draw.choice([*groups])].append(agent)
+        self.groups = {name: ids for name, ids in groups.items() if ids}
+        self.given = {
+            "agents": agents, "groups": self.groups, "graph": sorted(edges, key=str), "until": draw.randint(3, 10),
+            "seed": seed, "only_active": "idle" in self.has, "progress": False, "concurrency": draw.choice([1, 3, 100]),
+            "collect": [Count("told")] if draw.random() < 0.5 else lambda me: {"n": len(me.state["heard"])},
+            "start": lambda me: {"told": f"start {me.id}", "heard": ""},
+        }  # fmt: skip
+
+    async def person(self, me, inbox):
+        heard = [
+            (m.from_id, m.payload["t"], m.subtopic, m.id, m.step, m.expects_answer, m.in_reply_to, m.to_id)
+            for m in inbox
+        ]
+        me.state["heard"] = f"{me.state['heard'][-60:]} {heard}"
+        if me.rng.random() < 0.6:
+            await self.think(me)
+        for message in inbox:
+            if message.expects_answer and me.rng.random() < 0.7:
+                me.reply(message, {"t": f"re {me.state['told']}"})
+        self.talk(me)
+        self.wander(me)
+
+    async def think(self, me):
+        told = await me.remember(self.oracle.ask, f"{me.id!r} in {me.step}: {me.state['heard']}")
+        if "twice" in self.has and me.step_rng.random() < 0.5:
+            told += str(await asyncio.gather(*(me.remember(self.oracle.ask, f"{me.id!r}: {told}") for _ in range(2))))
+        me.state["told"] = told
+
+    def talk(self, me):
+        for friend in me.neighbours:
+            if "sends" in self.has and me.rng.random() < 0.7:
+                topic = str(me.rng.choice(["agent-chat", "user-chat"]))
+                later = int(me.rng.integers(1, 4)) if "later" in self.has else 1
+                me.send(friend, {"t": me.state["told"]}, subtopic=topic, deliver_at=me.step + later)
+            if "asks" in self.has and me.rng.random() < 0.3:
+                me.state["question"] = me.ask(friend, {"t": "well?"})
+        if "strangers" in self.has and me.rng.random() < 0.1:
+            me.send(self.agents[int(me.rng.integers(len(self.agents)))], {"t": "hello"})
+
+    def wander(self, me):
+        if "outcasts" in self.has and me.rng.random() < 0.1:
+            me.send("nobody", {"t": "hello"})
+        if "errors" in self.has and me.rng.random() < 0.2:
+            try:
+                me.send(3, {"t": object()})
+            except Exception as error:  # noqa: BLE001 - any is part of what the agent knows
+                me.state["error"] = type(error).__name__
+        if "moves" in self.has and me.rng.random() < 0.1:
+            me.move(str(me.rng.choice([*self.groups])))
+        if "stops" in self.has and me.rng.random() < 0.05:
+            me.stop()
+        if "idle" in self.has and me.rng.random() < 0.5:
+            me.stay_active()
+
+
+def seen(result):
+    """Return all that must be the same."""
+    return result.states, result.digests, result.fates, result.steps, result.series.to_csv(), result.calls.model
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(n, marks=[pytest.mark.long, pytest.mark.soak]) for n in range(10, 200))]
+)
+def test_to_wait_for_neighbours_changes_nothing_that_anybody_can_see(seed):
+    found = []
+    for how in ({}, {"wait_for": "neighbours", "ahead": 1 + seed % 9}):
+        society = Society(seed)
+        result = run(society.person, **society.given, **how)
+        found.append(seen(result))
+        made = sum(society.oracle.asked.values())
+        if society.has.isdisjoint(UNKNOWN):  # what agents hear is known ahead, so no call is made in vain
+            assert (made, result.calls.unused) == (result.calls.model, 0)
+        else:
+            assert made >= result.calls.model + result.calls.unused
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_a_slow_conversation_holds_up_nobody_else(groups, ahead):
+    far, asked = threading.Event(), []  # the groups have an event loop each
+
+    def ask(agent, step):
+        asked.append((agent, step))
+        if (agent, step) == (2, ahead):
+            far.set()
+        if (agent, step) == (0, 0):
+            assert far.wait(WAIT_S)  # the other pair is so many steps ahead by then
+        return step
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step)
+        for friend in me.neighbours:
+            me.send(friend, {"heard": len(inbox)})
+
+    result = run(person, agents=4, groups=groups, graph=TWO_PAIRS, until=8, ahead=ahead, **NEAR)
+    assert result.steps == 8
+    assert len(asked) == len({*asked}) == result.calls.model == 32
+    before = {(agent, step) for agent, step in asked[: asked.index((2, ahead))]}
+    assert {step for agent, step in before if agent < 2} == {0}  # the pair itself waits
+
+
+def test_an_agent_that_keeps_what_nobody_can_copy_fails_as_without_look_ahead():
+    async def person(me, inbox):
+        await me.remember(str, me.step)
+        if (me.id, me.step) == (3, 2):
+            me.state["odd"] = object()
+
+    with pytest.raises(StepFailed, match=r"me\.state\[.odd.\]") as error:
+        run(person, agents=4, graph=TWO_PAIRS, until=5, **NEAR)
+    assert (error.value.agent, error.value.step) == (3, 2)
+
+
+def test_an_error_ahead_is_raised_by_the_step_itself():
+    async def ask(step):
+        if step == 3:
+            raise ValueError("no answer")
+
+    async def person(me, inbox):
+        await me.remember(ask, me.step)
+
+    with pytest.raises(StepFailed, match="no answer") as error:
+        run(person, agents=4, graph=TWO_PAIRS, until=6, **NEAR)
+    assert error.value.step == 3
+
+
+def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_path):
+    far = threading.Event()
+
+    def ask(prompt):
+        if prompt == "2 in 5 hears []":
+            far.set()
+        if prompt.startswith("0 in 4"):
+            assert far.wait(WAIT_S)  # agent 2 has begun step 5 by then, if it runs ahead
+        return prompt
+
+    async def person(me, inbox):
+        heard = sorted(message.from_id for message in inbox)
+        me.state["told"] = await me.remember(ask, f"{me.id} in {me.step} hears {heard}")
+        if me.step == 4 and me.id == 0:
+            me.send(2, {"to": "a stranger"})
+
+    given = {"agents": 4, "graph": TWO_PAIRS, "until": 8}
+    near = run(person, **given, **NEAR, log_dir=tmp_path / "log")
+    everybody = run(person, **given, progress=False)
+    assert near.states == everybody.states
+    assert near.states[2]["told"] == everybody.states[2]["told"]
+    assert near.digests == everybody.digests
+    assert (near.calls.model, near.calls.unused, everybody.calls.unused) == (32, 1, 0)
+    assert "1 made in vain" in str(near.calls)
+    found = EventLog.open(tmp_path / "log").calls().to_pylist()
+    assert Counter(row["source"] for row in found) == {"model": 32, "unused": 1}
+    (vain,) = (row for row in found if row["source"] == "unused")
+    assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
+
+
+class Nobody(rules.Rule):
+    """A rule that blocks what agent 0 says."""
+
+    name = "nobody"
+
+    def check(self, message):
+        return rules.block("no") if message.from_id == 0 else rules.ALLOW
+
+
+@pytest.mark.parametrize(
+    "how", [{"rules": [Nobody()]}, {"graph": None}, {"until": lambda now: now["step"] == 5, "max_steps": 9}]
+)
+def test_where_it_is_not_known_what_agents_hear_calls_wait_for_their_step(how):
+    order = []
+
+    async def ask(step, heard):
+        order.append(step)
+        return heard
+
+    async def person(me, inbox):
+        heard = [message.from_id for message in inbox]
+        me.state["told"] = await me.remember(ask, me.step, (heard, len(me.blocked)))
+        me.send(me.id ^ 1, {})
+
+    given = {"agents": 4, "graph": TWO_PAIRS, "until": 6, "collect": [Count("told", of=lambda me: 1)]} | how
+    near = run(person, **given, **NEAR)
+    assert order == sorted(order)
+    everybody = run(person, **given, progress=False)
+    assert (near.states, near.digests, near.calls) == (everybody.states, everybody.digests, everybody.calls)
+
+
+def test_a_budget_counts_the_calls_that_are_made_ahead():
+    made = []
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(made.append, (me.id, me.step))
+
+    result = run(person, agents=4, graph=TWO_PAIRS, until=20, calls=Calls(budget=30), **NEAR)
+    assert result.calls.spent
+    assert len(made) == len({*made}) == 30
+    assert result.steps <= 7
+
+
+def test_equal_calls_in_a_store_are_made_once(tmp_path):
+    made = []
+
+    async def ask(step):
+        made.append(step)
+        return step
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.step)
+
+    calls = Calls(store=tmp_path / "store")
+    result = run(person, agents=4, graph=TWO_PAIRS, until=10, calls=calls, **NEAR)
+    assert sorted(made) == [*range(10)]
+    assert (result.calls.model, result.calls.store) == (10, 30)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"wait_for": "senders"}, "wait_for='senders' is unknown"),
+        ({"wait_for": "neighbours", "ahead": 0}, "ahead=0 must be a number of steps, from 1 to 64"),
+        ({"wait_for": "neighbours", "ahead": 65}, "ahead=65"),
+    ],
+)
+def test_wrong_settings_are_told(given, text):
+    with pytest.raises(ConfigError, match=text):
+        run(lambda me, inbox: None, agents=1, until=1, progress=False, **given)
+
+
+def test_ahead_needs_to_wait_for_neighbours():
+    assert Steps(wait_for="neighbours", ahead=3).ahead == 3
+    assert Steps(**Steps().model_dump()) == Steps()  # as a fork takes the settings of its parent
+    with pytest.raises(ValueError, match="ahead=3 needs wait_for='neighbours'"):
+        Steps(ahead=3)
+
+
+async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
+    plan = plans_for(OPTIONS, 4, 1, TWO_PAIRS, 1, near=True)[0]
+    far, first, asked = asyncio.Event(), threading.Event(), Counter()
+    loop = asyncio.get_running_loop()
+
+    def ask(agent, step):
+        asked[agent, step] += 1
+        if (agent, step) == (2, 5):
+            loop.call_soon_threadsafe(far.set)
+        if (agent, step) == (0, 0) and asked[agent, step] == 1:
+            assert first.wait(WAIT_S)
+        return step
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step)
+
+    def inputs():
+        return RunInputs(known(person), known(OPTIONS), known(None), {plan.name: known(plan)}, ahead=5)
+
+    server = LocalServer(Steps(groups=1, digest=True))
+    with server:
+        async with GroupMessager(server, "driven", None, name=plan.name) as messager:
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            killed = RunActor(messager)
+            task = asyncio.create_task(killed.run(plan.name, [known((None, inputs()))], 8, 1, with_states=True))
+            async with asyncio.timeout(WAIT_S):
+                await far.wait()
+            task.cancel()
+            await asyncio.wait({task})
+            later = RunActor(messager)
+            running = later.run(plan.name, [known((None, inputs()))], 8, 1, with_states=True)
+            found = await asyncio.wait_for(running, WAIT_S)
+            first.set()
+            for actor in (killed, later):
+                await actor.close()
+    assert found.until == 8
+    assert all(state == {"told": 7} for state in found.states.values())
+    assert {key for key, count in asked.items() if count > 1} <= {(0, 0), (1, 0), (2, 5), (3, 4), (3, 5)}  # in flight
+    assert found.calls["kept"] >= 8
+    assert found.calls["kept"] + found.calls["model"] == 32
+
+
+def known(value):
+    found = asyncio.get_running_loop().create_future()
+    found.set_result(value)
+    return found
