@@ -142,7 +142,7 @@ class Engine:
         """
         if self.closed:
             return
-        self._life = None  # `close` must not end it, because it is calling this function
+        self._life = None  # `close` must not end the life, because the life runs this function
         await asyncio.sleep(0)  # a user's generator, which ends with the loop too, may close this messager
         if self.closed or self.closing:
             return

@@ -289,5 +289,6 @@ def _of_framework(key: str) -> type | None:
     if any(hasattr(kind, name) for name in _ACTS):  # such a class is an agent, a client or a tool
         return None
     data = dataclasses.is_dataclass(kind) or issubclass(kind, (Enum, SerializationMixin, Content, WorkflowEvent))
-    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)  # has no attributes
+    # Objects of a class without __init__ and without a base class have no attributes: only their type says something.
+    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)
     return kind if data or signal or hasattr(kind, "__pydantic_serializer__") else None

@@ -181,8 +181,9 @@ class AgentMover:
             return MoveAttempt(*moved_records(here, there, self._agents), version)
         if here.globs:
             raise ConfigError(
-                f"group {self._source!r} listens to patterns ({here.globs[0]!r}), so its agents cannot leave it in "
-                "steps: a pattern may be for some of them"
+                f"group {self._source!r} listens to channel patterns (such as {here.globs[0]!r}), so no agent can be "
+                "moved out of it in an experiment with steps: it is not known which of its agents a pattern is meant "
+                "for. Create the group without patterns"
             )
         return MoveAttempt(*moved_records(here, there, self._agents, version + 1, self._directory.dates), version)
 

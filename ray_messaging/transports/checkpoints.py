@@ -143,8 +143,8 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
             left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("box-cover:")])
-            # A box with a cover must be in the list of boxes. It is missing there if its first message from outside
-            # arrived after the list was read, but before the cover was read.
+            # A cover without rows is dropped, because its box may be missing from the list of boxes: the box began with
+            # a message from outside that arrived after the list was read, but before the cover was read.
             found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
     return [each for each in found if each.content or not each.key.startswith("box-cover:")]
 

@@ -107,7 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether it is faster to join some lines with the lines of other batches than to build an array of them."""
+    """Return whether a batch has so few lines that one array for it and other batches together is built faster."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
