@@ -353,8 +353,8 @@ class LogWriter:
         return content
 
     async def _store(self, content: SegmentContent, *, closed: bool) -> None:
-        # Entries may have no rows for the log. If all new entries are of this kind, no new file is needed: a writer that
-        # starts again reads them again, and again gets no rows.
+        # Entries may have no rows for the log. If all new entries are of this kind, no new file is needed: a writer
+        # that starts again reads them again, and again gets no rows.
         segment = content.stored
         if segment is None and content.table is not None:
             segment = await self._segments.store(content)
