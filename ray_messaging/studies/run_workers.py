@@ -135,7 +135,7 @@ class ProcessWorkers:
             worker, planned = self._busy.pop(pipe)
             try:
                 ended = pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # the worker died, perhaps in the middle of its answer
                 ended = None
             if isinstance(ended, str):
                 worker.end()

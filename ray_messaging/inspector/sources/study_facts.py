@@ -74,7 +74,7 @@ class StudyFacts(RunFacts):
         self._files = StudyFolder(folder)
         self._state: object = None
         self._study = Study(folder)
-        self._table: StudyTable | None = None
+        self._table: tuple[Study, StudyTable] | None = None  # the study from which the table was made
         self.title = name(self._folder.rstrip("/").rpartition("/")[2] or self._folder)
         self.phase = "study"
 
@@ -82,7 +82,7 @@ class StudyFacts(RunFacts):
     def study(self) -> Study:
         """Return the study as it is now; raise LogError if the folder cannot be read."""
         if (state := self._files.state()) != self._state:
-            self._study, self._state, self._table = Study(self._folder), state, None
+            self._study, self._state = Study(self._folder), state
         return self._study
 
     def table(self) -> StudyTable:
@@ -91,12 +91,13 @@ class StudyFacts(RunFacts):
         The intervals are those of `Study.summary`.
         """
         study = self.study
-        if self._table is not None:
-            return self._table
+        # Another thread may read the study again while this one makes the table.
+        if self._table is not None and self._table[0] is study:
+            return self._table[1]
         failed = [run.error for run in study._runs if run.error is not None]
         rows = study._summary(LEVEL, MOST_ROWS)
         planned = study._record.get("planned")
-        self._table = StudyTable(
+        found = StudyTable(
             text=repr(study),
             ended=len(study),
             planned=planned if isinstance(planned, int) else None,
@@ -107,7 +108,8 @@ class StudyFacts(RunFacts):
             rows=rows,
             all_rows=len(study._by_row()),
         )
-        return self._table
+        self._table = study, found
+        return found
 
     def curves(self, asked: Choice) -> Curves | None:
         """Return the curves for a choice, or None if the study has no parameter, or no outcome that is a number.
@@ -124,7 +126,7 @@ class StudyFacts(RunFacts):
         found, counts = study._curves(choice.x, choice.outcome, choice.by or None, LEVEL, _RESAMPLES)
         values = [at for line in found.values() for at in line]
         numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
-        lines = {name(value): dict(sorted(line.items()) if numeric else line.items()) for value, line in found.items()}
+        lines = {str(value): dict(sorted(line.items()) if numeric else line.items()) for value, line in found.items()}
         many = f"{min(counts):,} to {max(counts):,}" if len(counts) > 1 else f"{max(counts, default=0):,}"
         return Curves(choice, lines, numeric, f"Means of {many} runs, with intervals of {LEVEL:.0%}.")
 
