@@ -156,7 +156,7 @@ class DeferredRows:
             self._asking = self._spawn(self._ask_all())
 
     async def _ask_all(self) -> None:
-        """Ask for the verdicts of all rows that are in no request yet, with few requests."""
+        """Ask for the verdicts on all rows that are in no request yet, in as few requests as possible."""
         while self._unasked:
             places, self._unasked = self._unasked, []
             for request in _requests(places):

@@ -86,7 +86,7 @@ class CallLimits:
         budget = settings.budget
         self._money = parts_of(Decimal(budget.split()[0])) if isinstance(budget, str) else None
         self._token_s = 0.0 if settings.tokens_per_minute is None else 60 / settings.tokens_per_minute
-        # If calls had used tokens all the time at the allowed pace, the time at which they would have begun.
+        # The time at which the calls would have begun if they had always used tokens at the allowed pace.
         self._tokens_since = 0.0
         self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
         self._former: list[HeldCalls] = []  # the totals of gates that no longer exist

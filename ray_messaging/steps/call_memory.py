@@ -23,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(KeptCall).decode
 class _New(NamedTuple):
     """A result that is not on the server yet.
 
-    `kept` is a future of the event loop of the function that made the call.
+    `kept` is a future that belongs to the event loop of the function that made the call.
     """
 
     key: str

@@ -52,7 +52,7 @@ class StepMoves:
     def add(self, audience: str, ids: IdColumn, points: object) -> None:
         """Add new positions; raise InvalidColumns if ids and points do not fit together, or an id is a str."""
         if ids.kinds is not None:
-            raise InvalidColumns("agents with positions have int ids")
+            raise InvalidColumns("agents with positions must have int ids, and some of these ids are strs")
         checked = checked_points(points, len(ids))
         if len(ids):
             self._moves.setdefault(audience, []).append(NewPositions(ids.values, checked))

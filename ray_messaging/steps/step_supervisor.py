@@ -109,7 +109,8 @@ class StepSupervisor:
         assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
-        if mine is not None:  # In all earlier steps, by how much the rules have changed the groups' counts of fates.
+        if mine is not None:
+            # The stored counts say how rules have changed the groups' counts of fates in all earlier steps.
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         self._boxes.attempt = taken.attempt

@@ -104,7 +104,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
 def _packed(objects: tuple[Any, ...]) -> bytes:
     """Pickle a model together with the globals that it uses, so that each copy has globals of its own.
 
-    If that fails, pickle it without them.
+    If that fails, pickle the model without the globals.
     """
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":

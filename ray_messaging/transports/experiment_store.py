@@ -38,7 +38,7 @@ class StateWrite(IntEnum):
 class TableChanges(msgspec.Struct, frozen=True):
     """Changes of a rule's table of state: fields that were set (`put`), and fields that were removed (`gone`).
 
-    With `cleared`, all earlier fields are removed before.
+    With `cleared`, all fields from before these changes are removed first.
     """
 
     put: Fields
@@ -229,7 +229,7 @@ class RedisExperimentStore:
     async def beat(self, epoch: int) -> StateWrite:
         """Increment the counter of heartbeats, and check that the server has all confirmed writes.
 
-        Also delete the bodies of steps that are no longer kept.
+        Also delete the bodies of large frames of steps that are no longer kept.
 
         Raises: Fenced if another run owns the experiment.
         """

@@ -51,7 +51,7 @@ class StepSettings(NamedTuple):
     @classmethod
     def of(cls, steps: Steps) -> "StepSettings":
         """Return the settings that a user gave, with defaults for the others."""
-        # That agents wait for their neighbours changes when calls are made, and nothing of the steps.
+        # If agents wait for their neighbours alone, only their calls begin earlier. A group still waits for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
@@ -239,7 +239,7 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the box had before this frame.
+    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from OUTSIDE the box had before it.
 
     In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels and data alternately.
     """

@@ -132,7 +132,8 @@ class SendRequest(msgspec.Struct):
     sender: str
     epoch: int
     directory_version: int
-    # Or the number of a rule snapshot; -1: a user's own interceptor; -2: the call has no verdicts.
+    # The interceptor's epoch, or the number of a rule snapshot; -1: a user's own interceptor; -2: the call has no
+    # verdicts.
     interceptor_epoch: int
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
