@@ -134,7 +134,7 @@ class ColumnChunk(NamedTuple):
     def within_limits(self) -> "list[ColumnChunk]":
         """Return the rows in order, in chunks that are within the limits of a batch.
 
-        Larger chunks are halved until they are.
+        A chunk that exceeds a limit is halved until its parts are within the limits.
         """
         rows = len(self.from_ids)
         most = COLUMN_ROWS if self.lines.small else BATCH_ROWS

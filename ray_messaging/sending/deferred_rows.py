@@ -170,7 +170,7 @@ class DeferredRows:
         return task
 
     async def _request(self, request: DeferredRequest) -> None:
-        """Make one request. Rows that get no verdict by it are put into a later request."""
+        """Make one request. Rows that get no verdict from this request are put into a later one."""
         try:
             verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):

@@ -374,8 +374,8 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # The earlier frame that the server misses may only have arrived later than this one. If the server has lost
-            # it, the next call shows this, because that call is made alone.
+            # The earlier frame that the server did not have may have arrived just after this one. If the server has
+            # lost it, the next call shows this, because that call is made alone.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:

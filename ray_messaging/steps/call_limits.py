@@ -23,7 +23,7 @@ from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
 
-_AHEAD_S: Final = 0.25  # a group is allowed at once all calls that may begin within this many seconds, or one call
+_AHEAD_S: Final = 0.25  # one request is granted the calls that may begin within this many seconds, at least one
 _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
 
 

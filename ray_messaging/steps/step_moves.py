@@ -91,7 +91,8 @@ def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
 def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
     if len({part.points.shape[1] for part in parts}) > 1:
         raise InvalidColumns(
-            f"the positions of audience {name!r} have two dimensions in one call, and three in another"
+            f"the positions of audience {name!r} have two dimensions in one call, and three in another: "
+            "give all positions the same number"
         )
     ids, points = np.concatenate([part.ids for part in parts]), np.concatenate([part.points for part in parts])
     if bool((ids[1:] > ids[:-1]).all()):

@@ -147,7 +147,7 @@ def batch_run(
     shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
-        store_of(calls)  # raises an error if the store cannot be used, before a worker begins
+        store_of(calls)  # if the store cannot be used, this raises the error before a worker begins
     if logs and shared_steps is not None:
         raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None

@@ -187,7 +187,7 @@ def serve_runs(descriptor: int) -> None:
     """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
-    server = LocalServer()  # for all runs, because starting a server takes as long as a short run
+    server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         sys.path[:], template = pipe.recv()
         while True:

@@ -68,7 +68,7 @@ def check_repeatable(
     graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()
     whole = model, start, shared
-    packed = _packed(whole)  # before the model runs, because it may change its globals
+    packed = _packed(whole)  # the model is pickled before it runs, because it may change its globals
     twice = run_in_own_loop(lambda: run_trial(trial, lambda: whole, answers, twice=True))
     steps = [first for first, _ in twice]
     _compare(steps, [again for _, again in twice], *_AGAIN)

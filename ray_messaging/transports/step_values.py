@@ -42,7 +42,7 @@ class StepSettings(NamedTuple):
     # How many steps a hold may be behind. It is at most `horizon`, because a step's counts are kept for `horizon`
     # steps.
     lag: int = 64
-    lag_large: int = 4  # the value used in place of `lag` while the boxes that holds keep have more than `lag_bytes`
+    lag_large: int = 4  # it replaces `lag` while the boxes that are kept for holds exceed `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups store digests of the messages that they send
     box_rows: int = BOX_ROWS
@@ -107,8 +107,8 @@ class Opened(NamedTuple):
     """An open step, and the covers of the box that the group reads in the step. Covers list committed attempts.
 
     `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a position in the stream of news before the news
-    that the next step is open.
+    whether rules have blocked messages of the previous step. `news` is a position in the stream of news. The news that
+    the next step is open come after this position.
     """
 
     step: int

@@ -521,8 +521,8 @@ class RedisLink:
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if the server's memory is full.
         """
-        # The loop times from which the time limit is measured. Under False: the beginning of this call, for a server
-        # that cannot be reached. Under True: the first error of a server that is full. Each of them has its own limit.
+        # The loop times from which two time limits are measured. The key False has the beginning of this call, for a
+        # server that cannot be reached. The key True has the time of the first error of a server that is full.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
         backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
         forgotten = False  # whether the last attempt failed because the server did not have the script
@@ -579,7 +579,7 @@ class RedisLink:
         self._glanced_at = now
         over = await self.ended()
         if over is not None:
-            self._glanced_at = 0.0  # makes the next calls read the state too, so that they also get the error
+            self._glanced_at = 0.0  # with this value, the next calls also read the state, and get the error
         return over
 
 
