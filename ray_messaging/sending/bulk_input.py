@@ -242,7 +242,7 @@ class _Given(NamedTuple):
 def _given(payloads: object, limit_bytes: int) -> _Given:
     """Return the payloads that a caller passed, with their number and the function that encodes them.
 
-    Raises: InvalidColumns or InvalidPayload for payloads that cannot be sent.
+    Raises: InvalidColumns, InvalidPayload or PayloadTooLarge for payloads that cannot be sent.
     """
     one = isinstance(payloads, dict | Msg)
     if not one and is_table(payloads):

@@ -131,7 +131,7 @@ class StepLoop:
         self.state: bytes | None = None  # the state after the last committed step
         # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
         self.fates: Counter[str] = Counter()
-        self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
+        self.unheard: dict[str, int] = {}  # for each of a few addresses, how many messages were undeliverable
         self.ahead = 0  # for how many steps after the open one calls may be made
         self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
         self._taken: DrivenGroup | None = None

@@ -162,7 +162,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             env={**_ONE_CORE, **os.environ},
-            start_new_session=True,  # so that Ctrl-C, which is for the calling program, does not reach the worker
+            start_new_session=True,  # Ctrl-C is meant for the calling program, and must not reach the worker
         )
         theirs.close()
         with suppress(BrokenPipeError, ConnectionResetError):  # the worker has died, which `wait` notices

@@ -524,7 +524,7 @@ class RedisLink:
         # The loop times from which two time limits are measured. The key False has the beginning of this call, for a
         # server that cannot be reached. The key True has the time of the first error of a server that is full.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
-        backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
+        backoff: Backoff | None = None  # the pauses between attempts; made late, because most commands succeed at once
         forgotten = False  # whether the last attempt failed because the server did not have the script
         taken = False  # whether an attempt without an answer may have had its effect
         while True:
