@@ -121,8 +121,8 @@ class StepSupervisor:
             closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
             if not isinstance(closed, Committed):
                 raise StepAborted(
-                    f"step {number} is not closed: the server has acknowledged {closing.rows:,} messages that rules sent "
-                    f"in this step, but now it has {closed.rows:,} of them",
+                    f"step {number} is not closed: the server has acknowledged {closing.rows:,} messages that rules "
+                    f"sent in this step, but now it has {closed.rows:,} of them",
                     step=number,
                     group=SUPERVISOR,
                 )
