@@ -101,7 +101,8 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-# For a type, which items of a pair its write command takes, in the command's order. Other types take only the first.
+# The type of a key -> the indices of a pair's items in the order in which the command that writes the key takes them.
+# The commands of other types take only the first item.
 _WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
@@ -129,7 +130,7 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     A fork sends these messages again, from the log of its parent, each in its step. If the checkpoint had them too,
     they would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
     """
-    sizes: Counter[str] = Counter()  # by box: the bytes of the frames that are left out
+    sizes: Counter[str] = Counter()  # for each box, the bytes of its frames that are left out
     found: list[CopiedKey] = []
     for key, kind, content in copied:
         frames = {entry: _fields(value) for entry, value in content} if key.startswith("box:") else {}
