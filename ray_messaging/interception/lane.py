@@ -29,7 +29,8 @@ REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # a frame of at least this many bytes is written in several pieces, without joining them
-_SMALL, _AT_ONCE = 2**14, 2**22  # the bytes of a buffer: at least, and at most when a large frame has just begun
+# The least bytes of a buffer, and the most bytes of a buffer for a large frame that has only begun to arrive.
+_SMALL, _AT_ONCE = 2**14, 2**22
 _NOTHING = memoryview(b"")
 
 

@@ -129,7 +129,7 @@ def decode_snapshot(data: bytes) -> RuleSnapshot:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's rule snapshot cannot be read: {error}") from error
     if snapshot.number and not MIN_SNAPSHOT_NUMBER <= snapshot.number < 2**62:
-        raise FrameError(f"the interceptor's rule snapshot cannot be read: it has number {snapshot.number}")
+        raise FrameError(f"the interceptor's rule snapshot cannot be read: the number {snapshot.number} is not valid")
     if snapshot.entries > MAX_ENTRIES:
         raise FrameError(f"the interceptor's rule snapshot has {snapshot.entries} entries, the limit is {MAX_ENTRIES}")
     return snapshot

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.2  # the longest wait for an actor's answer whether its server is lost
-_ADDRESS_S = 5.0  # the longest wait for an actor's answer where its lane is, if a lane was open before
+_GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
+_ADDRESS_S = 5.0  # the longest wait until an actor sends the address of its lane, if a lane was open before
 _CALLS = 256  # the most concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back. It is given by name, because this file does not import Ray.
 _GONE = {"ActorDiedError"}

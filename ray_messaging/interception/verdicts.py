@@ -135,7 +135,7 @@ def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
 
 def _numbers(rows: bytes, count: int) -> list[int]:
     if len(rows) % 4:
-        raise FrameError("the interceptor's answer is damaged")
+        raise FrameError(f"the interceptor's answer is damaged: row numbers of 4 bytes each take {len(rows)} bytes")
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:
         raise FrameError(
@@ -160,7 +160,7 @@ def decode_verdicts(data: bytes) -> VerdictReply:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's answer cannot be read: {error}") from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: it names epoch {verdicts.epoch}")
+        raise FrameError(f"the interceptor's answer cannot be read: its epoch {verdicts.epoch} is not valid")
     if not 0 <= verdicts.snapshot < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: it names snapshot {verdicts.snapshot}")
+        raise FrameError(f"the interceptor's answer cannot be read: its snapshot {verdicts.snapshot} is not valid")
     return verdicts

@@ -27,7 +27,7 @@ _HALF = 26  # Mantissas are added in halves of this many bits, so that the sum o
 class Aggregate:
     """Base of aggregates for `collect=`. An aggregate computes, in each step, one or several numbers from all agents.
 
-    x `living` leaves out the agents that have called `me.stop()`.
+    `living` leaves out the agents that have called `me.stop()`.
     """
 
     kind: ClassVar[str]
@@ -158,7 +158,7 @@ class Quantile(Aggregate):
     """A quantile over all agents of a number in their states, for `collect=`, by linear interpolation.
 
     The result is that of `numpy.quantile`, rounded once at the end. It is NaN if some number is NaN, or if there are no
-    agents. x is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    agents. `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
     quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
     """
 

@@ -213,7 +213,7 @@ class _Teller:
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:
-        """Return the parts of a module that some code may use, which contains the given names.
+        """Return the parts of a module that some code may use: the attributes that are among the names in this code.
 
         For a library, these are only its attributes that are plain values.
         """
@@ -335,8 +335,8 @@ class _Teller:
         try:
             parts = value.__reduce_ex__(2)
             _, args, state, items, pairs = [*parts, None, None, None][:5]
-            # If a class does not define its own pickling, an object's state is its attributes, which other code
-            # converts.
+            # If a class does not define its own pickling, `state` contains only the object's attributes. These are
+            # converted elsewhere.
             own = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
             inherited = [*args], None if own else state, [*(items or ())], [*(pairs or ())]
         except Exception:  # noqa: BLE001 - the class's own code may raise any error

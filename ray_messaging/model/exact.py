@@ -229,7 +229,7 @@ def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
     name, shape, data = parts
     dtype = np.dtype(name)
     if dtype.kind not in _NUMPY_KINDS:
-        raise InvalidPayload(f"a kept value is damaged: it is an array of {name}")
+        raise InvalidPayload(f"a kept value is damaged: it is an array of the type {name!r}, which is never kept")
     return np.ndarray(shape, dtype, data).copy()
 
 

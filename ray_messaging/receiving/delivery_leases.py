@@ -89,7 +89,7 @@ class _Lease:
 class _Holder:
     abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
     reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
-    came_again: int = 0  # see `HeldByHandle`
+    came_again: int = 0  # the number of messages that this holder held for too long
 
 
 class _AgainFirst(Exception):
@@ -168,7 +168,7 @@ class DeliveryLeases:
     async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit leases in one write. For each lease, some of its rows are given, or None for all its rows.
+        """Commit leases in one write. Each lease comes with those of its rows to commit, or with None for all its rows.
 
         Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """

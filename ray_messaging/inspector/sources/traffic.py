@@ -70,7 +70,7 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`. Its `share` is the smallest one of its bins."""
+        """Return the traffic of the period that ends at `now`. Its `share` is the smallest share of its bins."""
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}

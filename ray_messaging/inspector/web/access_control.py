@@ -116,7 +116,8 @@ def _protected(send: Send, *, is_static: bool) -> Send:
         if event["type"] == "http.response.start":
             event.setdefault("headers", [])
             headers = MutableHeaders(scope=event)
-            policy = {name: headers[name] for name in (_POLICY_NAME,) if name in headers}  # a page may be stricter
+            # A page may have set a content security policy that is stricter than the one in _HEADERS.
+            policy = {name: headers[name] for name in (_POLICY_NAME,) if name in headers}
             headers.update((_HEADERS if is_static else _HEADERS | _NO_STORE) | policy)
         await send(event)
 

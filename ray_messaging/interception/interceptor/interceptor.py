@@ -85,7 +85,7 @@ class Interceptor:
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
-        self.supervised = False  # whether a supervisor asks the rules that judge whole steps
+        self.supervised = False  # whether a StepSupervisor asks the rules that judge whole steps
         self.versions = RuleVersions() if versions is None else versions
         self.gate = StepGate()
         self.tracer: AnyTracer = UNTRACED
@@ -379,7 +379,7 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return how many entries each rule has, how many senders have blocked messages, and the answers' bytes."""
+        """Return the numbers of each rule's entries, of senders whose messages were blocked, and of answers' bytes."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
@@ -542,5 +542,8 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to an attempt that is over: all rows are blocked, because the server accepts none of them."""
+    """Return the answer to a batch of an outdated attempt at a step. All its `rows` rows are blocked.
+
+    The server accepts none of these rows.
+    """
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)

@@ -65,7 +65,7 @@ class RuleDelegation:
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
-        self._packed = 0.0, b""  # the last encoded snapshot, after the factor `stretch` that it has
+        self._packed = 0.0, b""  # (the factor `stretch` in the last encoded snapshot, this snapshot)
         self._since = time.monotonic()
         # If the rules cannot be delegated, their tables are not watched, because these may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)

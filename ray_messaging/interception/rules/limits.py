@@ -219,7 +219,10 @@ class RoundQuota(Rule):
         return self.blocked is not None
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many blocked messages are left in each sender's quota, or UNLIMITED if the quota is used up."""
+        """Return how many blocked messages are left in each sender's quota.
+
+        If a quota is used up, this is UNLIMITED: further blocked messages do not change a verdict on this sender.
+        """
         if self.blocked is None:
             return super().room(senders)
         if _BEGUN not in self.state:

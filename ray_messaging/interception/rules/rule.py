@@ -255,7 +255,8 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    # A unique text, which the interceptor sets. By it, a later rule of the same name does not get this rule's state.
+    # A unique text, which the interceptor sets. It prevents that a later rule of the same name gets this
+    # rule's state.
     admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:

@@ -147,7 +147,7 @@ class TypedColumns:
             raise error
 
     def pack(self) -> None:
-        """Drop the JSON lines, which can be made again."""
+        """Drop the JSON lines to save memory. They are made again when they are needed."""
         self._list = None
 
     @staticmethod

@@ -40,7 +40,7 @@ class NodeFacts:
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
     """Return the findings about the nodes. A single node has none, because its processes need no network.
 
-    Args: `silent` has the groups of whose drivers the server has heard nothing for long, and for how many seconds.
+    Args: `silent` has the groups whose drivers have not called the server for long, each with the seconds since then.
     """
     cut = [node for node in nodes if node.unreached_by]
     found = [] if len(nodes) < 2 or cut else [ok("nodes", _all_reached(nodes))]
