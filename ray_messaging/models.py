@@ -253,7 +253,7 @@ class Chat:
         if key is None and self.base_url == _OPENAI:
             raise ConfigError(f"there is no API key: pass api_key, or set {_KEY} where the calls are made")
         client: Any = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, max_retries=0, timeout=None)
-        _ = client.chat.completions  # makes openai import its other half now, in this thread
+        _ = client.chat.completions  # imports the modules of openai that requests need, in this thread
         asyncio.run(anyio.lowlevel.checkpoint())  # makes anyio import its backend now, and not in the first request
         return client
 

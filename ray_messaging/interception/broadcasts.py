@@ -65,7 +65,7 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 
 
 class BarredPairs:
-    """A cache of the pairs of sender and hearer that a check blocks in one version of an audience, by sender.
+    """A cache of the pairs of sender and hearer that a check blocks in one version of an audience.
 
     The check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then. A
     blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not

@@ -34,7 +34,7 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
-    `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that have
+    `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that were
     passed by delegated rules since the last request. It is negative if the interceptor has judged messages that were
     counted in earlier requests.
     """

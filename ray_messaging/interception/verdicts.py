@@ -39,7 +39,7 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply about one batch.
 
-    `epoch` is the interceptor's epoch, or the number of the rule snapshot by which the batch passed. If `judged` is
+    `epoch` is the interceptor's epoch, or the number of the rule snapshot that has passed the batch. If `judged` is
     False, nothing was decided, because the rules need payloads, which the next request must contain. `wants_payload`
     says whether later batches must contain payloads. `deferred` are the rows (uint32) that wait for a slow rule.
     `snapshot` is the number of the rule snapshot that is valid and can be requested, or 0 if there is none (see
@@ -75,7 +75,8 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     """The verdicts on a batch by row. A row that is in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
-    `deferred` are the rows that wait for a slow rule. `epoch` is as in a `VerdictReply`.
+    `deferred` are the rows that wait for a slow rule. `epoch` is the
+    interceptor's epoch, or the number of the rule snapshot that has passed the batch.
     """
 
     blocked: dict[int, tuple[str, str]] = {}

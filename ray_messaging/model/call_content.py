@@ -292,7 +292,7 @@ class _Teller:
             return ["wrapped", self.told(kind, place), self.told(value.__wrapped__, place)]
         if self._lenient:
             return ["left out"]
-        if callable(tell := getattr(kind, "call_content", None)):  # such as `models.Chat`
+        if callable(tell := getattr(kind, "call_content", None)):  # the class names its content, as `models.Chat` does
             return ["told", self.told(kind, place), self.told(tell(value), place)]
         try:
             return ["exact", encode_exactly(value, place)]

@@ -148,7 +148,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # such as the shape of an array
+        ):  # mostly a short list, such as the shape of an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.
@@ -265,7 +265,7 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # also pandas' subclasses, which msgspec refuses
+    if isinstance(value, date | time):  # or an object of pandas' subclasses, which msgspec refuses
         return value.isoformat()
     if is_object(value):  # an object of pydantic: msgspec encodes all others itself
         return msgspec.Raw(encode_whole(value))

@@ -59,7 +59,7 @@ class Token(NamedTuple):
     process: str
     number: int
     spans: tuple[AckRange, ...]
-    lent_at: float  # in unix seconds
+    lent_at: float  # when the lease was given, in unix seconds
 
 
 # The position of a row in the mailbox: its entry's id (two numbers), and its number in the entry.

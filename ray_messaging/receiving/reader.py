@@ -216,9 +216,9 @@ class Reader:
             await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call as `persist` does, and also while the server refuses us, because it may accept us later.
+        """Repeat a call while the server does not answer, has no memory, or refuses us: it may accept us later.
 
-        Until then, fetches raise the error with which the server refuses us.
+        While the server refuses us, fetches raise its error.
         """
         backoff: Backoff | None = None
         while True:

@@ -42,7 +42,9 @@ class Deferred(NamedTuple):
 
 
 class RulePipeline:
-    """The rules applied to one batch. A row that a rule blocks is not judged by later rules; rewrites add up.
+    """The rules applied to one batch. A later rule does not see the rows that a rule has blocked.
+
+    It sees rewritten rows with their new payloads.
 
     `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` has the
     messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast. If
@@ -124,7 +126,10 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return blocks for the rows whose pair a rule blocks by ids alone, or None if the rule has no such check."""
+        """Return verdicts that block the rows whose pair a rule blocks by ids alone.
+
+        None: the rule has no check of pairs by ids.
+        """
         if self._intersections is None:
             return None
         try:
@@ -157,7 +162,7 @@ class RulePipeline:
                 if watch.struck:
                     try:
                         watch.take_back()
-                    except Stuck:  # this interrupt came during the call of take_back
+                    except Stuck:  # the watchdog interrupted the call of take_back
                         watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)

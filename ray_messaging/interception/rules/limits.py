@@ -124,7 +124,7 @@ class RateLimit(Rule):
             self.state.clear()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows that exceed a limit."""
+        """Return verdicts that block the rows that exceed a limit."""
         senders = group(batch.from_ids)
         left = self._left_of_round(senders)
         empty_at, tokens = self._tokens(senders)
@@ -231,7 +231,7 @@ class RoundQuota(Rule):
         return [count if count > 0 else UNLIMITED for count in left]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows that exceed a quota."""
+        """Return verdicts that block the rows that exceed a quota."""
         found = {} if self.blocked is None else self._silenced(batch, self.blocked)
         if self.contacts is not None:
             found |= self._strangers(batch, self.contacts, found)
@@ -308,7 +308,7 @@ class MaxLength(Rule):
         self.name = name
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows whose payloads are too long."""
+        """Return verdicts that block the rows whose payloads are too long."""
         assert batch.lines is not None
         sizes = [len(line) for line in batch.lines.list]
         if max(sizes, default=0) <= self.limit_bytes:

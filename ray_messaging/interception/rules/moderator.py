@@ -175,7 +175,10 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Count messages: asked about, cached, shared (they used another message's call), failed, waiting."""
+        """Return the numbers of messages by what happened: asked, cached, shared, failed, waiting.
+
+        A shared message used the call for another message. A cached message used an earlier verdict.
+        """
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 

@@ -52,7 +52,10 @@ def label(*labels: str) -> Verdict:
 
 
 class PairCheck(NamedTuple):
-    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked, for `reason`."""
+    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
+
+    `reason` is the reason that the senders get.
+    """
 
     bars: Callable[[IdColumn, IdColumn], NDArray[np.bool_]]
     reason: str

@@ -18,7 +18,7 @@ _REMEDY: Final = (
 
 
 def check_known_holes(info: Mapping[str, str]) -> Finding:
-    """Return a finding about the version of a server, from what INFO says."""
+    """Return a finding about the version of a server, given the server's answer to the command INFO."""
     kind = "Valkey" if "valkey_version" in info else "Redis"
     text = info.get(f"{kind.lower()}_version", "")
     parts = text.split(".")

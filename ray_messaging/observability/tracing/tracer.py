@@ -388,7 +388,7 @@ def _set_usage(span: Span, used: CallUsage) -> None:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the current span, unless that is the parent. It may be the span of the Ray task that fetches."""
+    """Return a link to the current span, such as that of the Ray task that fetches, unless it is the parent."""
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []
