@@ -46,7 +46,7 @@ def pair_rows(batch: Batch) -> PairRows | None:
     extension = batch.extension
     if extension is None or extension.audience is None or not batch.rows:
         return None
-    # each row is a whole broadcast: it has one hearer, or there are no rows for its hearers
+    # Without `numbers`, each row is a whole broadcast, which has one hearer, or no rows for its hearers.
     if batch.numbers is None:
         starts = np.arange(batch.rows)
     else:

@@ -191,7 +191,7 @@ class Quantile(Aggregate):
             return {name: first}
         second = numbers[low + 1].item()
         if first == second or not (isfinite(first) and isfinite(second)):
-            return {name: first if first == second else first + second}  # between -inf and inf this is NaN
+            return {name: first if first == second else first + second}  # the sum of -inf and inf is NaN
         return {name: float(Fraction(first) + (Fraction(second) - Fraction(first)) * Fraction(part))}
 
 
@@ -285,7 +285,7 @@ _KINDS: Mapping[str, type[Aggregate]] = {
 
 
 def merged_column(name: str, kind: str, partials: Iterable[Any]) -> dict[str, Value]:
-    """Return the columns of an aggregate from the partial results of all groups, of a kind that `partial` returned."""
+    """Return the columns of an aggregate, given its kind and the partial results of all groups (see `partial`)."""
     return _KINDS[kind.partition(" ")[0]].merged(name, partials)
 
 

@@ -16,7 +16,7 @@ _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2
 
 
 class Key(NamedTuple):
-    """The values by which rows are counted, in addition to their time or step."""
+    """The fate and the rule of rows. Rows with the same key and the same time or step are counted together."""
 
     fate: str
     rule: str | None = None

@@ -92,7 +92,7 @@ class Interceptor:
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        # Under "step": the last step whose end has ended a round. Under "calls": the calls that have begun a round,
+        # Under "step": the last step after which a round was ended. Under "calls": the calls that have begun a round,
         # each with the names of the rules that failed in it.
         self.rounds: Table[Any] = Table()
         # A record of changes of the rules; the code that changes the rules writes it.
@@ -464,7 +464,7 @@ class Interceptor:
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count the messages that rules blocked when it was closed.
+        """End the round of a closed step, once, and count the messages that rules blocked at its close.
 
         Rules that judge whole steps have ended their round before.
         """

@@ -97,7 +97,7 @@ class RuleDelegation:
     async def revoked(self) -> None:
         """Wait until all snapshots that were made before the last change of the rules are revoked.
 
-        Raises: the server's error if it has refused; Closed if the interceptor was closed before.
+        Raises: the server's error if the server has refused a number; Closed if the interceptor was closed before.
         """
         self._start_revoking()
         if self._revoking is not None:
@@ -153,8 +153,8 @@ class RuleDelegation:
     async def _give(self, stretch: float) -> bytes:
         """Publish the number of a snapshot of the rules, then return the snapshot.
 
-        If the rules change before that, or if the server refuses the number, return the answer that no rules are
-        delegated.
+        If the rules change before the number is published, or if the server refuses the number, return the answer that
+        no rules are delegated.
         """
         # The rules have changed since `answer` was called. The older snapshot must be revoked first.
         if self._outdated:

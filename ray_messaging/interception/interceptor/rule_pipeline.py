@@ -44,7 +44,7 @@ class Deferred(NamedTuple):
 class RulePipeline:
     """The rules applied to one batch. A later rule does not see the rows that a rule has blocked.
 
-    It sees rewritten rows with their new payloads.
+    If a rule has rewritten a row, later rules see its new payload.
 
     `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` has the
     messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast. If
@@ -280,7 +280,8 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
     ends = np.cumsum(senders.counts)
     begin = ends - senders.counts
-    # The first row of each sender that is left, and the senders with rows left.
+    # `left` are the senders that have rows left. For each sender, `firsts` has its first row, and `begin` its first row
+    # that is left.
     firsts, left = begin.copy(), np.arange(len(ends))
     while len(left):
         keys = [senders.keys[code] for code in left.tolist()]

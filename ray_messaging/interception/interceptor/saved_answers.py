@@ -205,7 +205,7 @@ class SavedAnswers:
         return answer
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Add records of messages that were counted or deferred to the next write."""
+        """Let the next write also save these records, which are about messages that were counted or deferred."""
         self._writer.attach(records)
         self.hold(records)
 

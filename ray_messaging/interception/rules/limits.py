@@ -204,7 +204,7 @@ class RoundQuota(Rule):
         self.restored()
 
     def restored(self) -> None:
-        """Count the contacts of each agent in `state`."""
+        """Count, from `state`, how many contacts each agent has."""
         self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
