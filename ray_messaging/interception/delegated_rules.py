@@ -102,7 +102,7 @@ class DelegatedRules:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a snapshot without rules."""
+        """Return whether there is a snapshot, and it has no rules."""
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:

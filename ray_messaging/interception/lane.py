@@ -46,7 +46,7 @@ class LaneAddress(NamedTuple):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A connection that carries frames. If a frame is larger than `limit_bytes`, the connection ends before it is read.
+    """A connection that carries frames. Before a frame larger than `limit_bytes` is read, the connection ends.
 
     The socket is read into one buffer. A frame stays in the buffer until it is handled, so that no bytes are copied.
     """

@@ -92,7 +92,7 @@ def can_delegate(rules: Sequence[Rule]) -> bool:
 
 
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return how many pairs, edges and members rules have that can be delegated."""
+    """Return the number of pairs, edges and members in all rules of a sequence that can be delegated."""
     return sum(rule.size if isinstance(rule, AllowGraph) else len(rule.state or ()) for rule in rules)
 
 

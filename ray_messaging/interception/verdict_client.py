@@ -1,8 +1,8 @@
 """Verdict clients, by which a messager asks an interceptor for verdicts.
 
-Each kind of interceptor has its class of client: an interceptor in this process, the actor of this library (over its
-verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so this file
-does not import Ray.
+There is a class of clients for each kind of interceptor: an interceptor in this process, the actor of this library
+(over its verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so
+this file does not import Ray.
 """
 
 import asyncio

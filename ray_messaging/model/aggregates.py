@@ -251,8 +251,8 @@ class Count(Aggregate):
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
-        # The server refuses groups that report different kinds. A group without any chosen agent does not know the kind
-        # of the other groups' values, so where an `Of` chose the agents, the kind does not name it.
+        # The server refuses groups that report different kinds. A group without any chosen agent does not know the type
+        # of the other groups' values. So if an `Of` chose the agents, the reported kind does not name the type.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod

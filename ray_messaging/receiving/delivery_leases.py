@@ -81,7 +81,7 @@ class _Lease:
 
     @property
     def first(self) -> Place:
-        """Return the place of the lease's first row in the mailbox, or `_BEFORE_ALL` for foreign messages only."""
+        """Return the place of the lease's first row in the mailbox; `_BEFORE_ALL` if it has only foreign messages."""
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 

@@ -86,7 +86,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read: its first byte took `waited_s`, and the other bytes took `came_s`."""
+        """Adapt the size after a full read, whose first byte took `waited_s`, and whose other bytes took `came_s`."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -136,7 +136,7 @@ class Reader:
         await end(self._task)
 
     def stop(self, error: MessagingError) -> None:
-        """Stop for good. Fetches then raise the error."""
+        """Stop reading for good, because of an error, which later fetches raise."""
         self._task.cancel()
         self._inbox.stop(error)
 
@@ -186,8 +186,8 @@ class Reader:
                 await self._persist(self._agents_came)
             most = max(most, rows := piece.high - piece.low)
             room = min(rows, self._frame_rows)
-            # The number of frames was chosen by the last read, and this frame may have more messages than the frames
-            # there.
+            # The number of frames to read was computed from the frames of the last read. This frame may have more
+            # messages than they had.
             if not inbox.has_capacity(room):
                 await self._wait_capacity(room)
             if entry == frames[-1][0]:
@@ -238,7 +238,7 @@ class Reader:
             await backoff.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
-        """Return a decoded frame in the form that the inbox has; raise FrameError if the frame has no payloads."""
+        """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""
         if batch.lines is None:
             raise FrameError("this is no valid frame: it has no payloads")
         rows = batch.rows

@@ -48,7 +48,7 @@ class StudyTable:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The means of an outcome with their intervals, by the values of `by` and of `x`, and notes for the page."""
+    """The mean of an outcome and its interval for each value of `by` and of `x`, and notes for the page."""
 
     choice: Choice
     lines: dict[str, dict[Any, Interval]]

@@ -1,7 +1,7 @@
 """Access control for all pages and websockets: checks of host, origin and token, and protective headers.
 
-A request must use one of the names of the server. If there is a token, a browser must present it once, and then has a
-cookie.
+The host that a request names must be one of the names of the server. If there is a token, a browser must present it
+once, and then has a cookie.
 """
 
 import hmac

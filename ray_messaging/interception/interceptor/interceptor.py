@@ -128,8 +128,8 @@ class Interceptor:
         self._check()
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
-            # Encode the verdict as for other processes. A verdict that cannot be sent to them must not be valid here
-            # either.
+            # The verdict is encoded and decoded as if it was sent, because a verdict that cannot be sent to other
+            # processes must not be valid here either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
         return verdict

@@ -143,7 +143,10 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer a request of a messager that has snapshot `held` (0: none). There are `messagers` messagers."""
+        """Answer the request of a messager that has the snapshot with the number `held` (0: no snapshot).
+
+        Args: `messagers` is the number of messagers that may request snapshots.
+        """
         number = self.offer
         if number == 0 or self._outdated:  # earlier snapshots must be revoked first
             return _NOTHING

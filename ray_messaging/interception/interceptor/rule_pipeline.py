@@ -201,7 +201,7 @@ class RulePipeline:
     ) -> dict[int, Verdict]:
         """Remove the messages that wait for a slow rule.
 
-        Return the verdicts on the rows that stay, by their new numbers.
+        Return the verdicts on the rows that stay. The keys are the new numbers of these rows.
         """
         for rows, message in slow:
             place = self._place(rows[0])

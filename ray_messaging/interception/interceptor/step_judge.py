@@ -156,7 +156,10 @@ class RuleReviewer:
         return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Load the tables of a `dump` into the rules. A rule that was inserted later begins with its first state."""
+        """Load the tables of a `dump` into the rules.
+
+        A rule that was inserted later begins with the state that it had then.
+        """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():
             if rule.state is not None:

@@ -1,4 +1,7 @@
-"""A watchdog for rules that hang, because such a rule stops all other rules; and the calls of rules' coroutines."""
+"""The watchdog, which interrupts rules that hang, and the calls of rules' coroutines.
+
+A rule that hangs stops all other rules.
+"""
 
 import asyncio
 import ctypes

@@ -36,9 +36,9 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows, ascending, that are too many for their id.
+        """Return the rows, ascending, that exceed the number of rows that their id may have.
 
-        `allowed` (k,) has the number that each id may have.
+        `allowed` (k,) has this number for each id.
         """
         over = allowed < self.counts
         if not over.any():

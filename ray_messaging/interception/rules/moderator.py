@@ -49,7 +49,7 @@ class ModeratorCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a rule's call.
 
-        The next call begins only after the caller's code up to its next `await` has run.
+        When a call ends, its caller goes on up to the caller's next `await`, and only then the next call begins.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """

@@ -182,7 +182,7 @@ class SlowRule(Rule):
     async def judge(self, message: Message) -> Verdict:
         """Return the verdict on one message.
 
-        This is called once for each message, for many messages at the same time.
+        This is called once for each message. Calls for many messages may run at the same time.
         """
         raise NotImplementedError(f"rule {self.name!r} must override judge")
 

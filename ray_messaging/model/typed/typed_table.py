@@ -24,7 +24,7 @@ class TypedColumns:
 
     __slots__ = ("_list", "_schema", "columns", "count")
 
-    index = None  # as in a PayloadColumn: None means that each row has values of its own
+    index = None  # None, as in a PayloadColumn: each row has values of its own
     raw = False
     small = True
 

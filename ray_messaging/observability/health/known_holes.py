@@ -1,4 +1,4 @@
-"""Versions of Redis and Valkey with known security holes, by the release notes of both projects."""
+"""Versions of Redis and Valkey with known security holes, taken from the release notes of both projects."""
 
 from collections.abc import Mapping
 from typing import Final
