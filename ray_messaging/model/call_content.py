@@ -380,7 +380,7 @@ def _is_found_in_library(module: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _imports_in(code: CodeType) -> tuple[tuple[str, int], ...]:
-    """Return the modules that the import statements in some code name, each with the number of its leading dots."""
+    """Return the names of the modules that some code imports, each with the number of its leading dots."""
     found, before = [], [None, None]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":

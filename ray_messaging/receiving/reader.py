@@ -36,8 +36,8 @@ _TIMES = 8  # a read from a far server is at most this many times as large as a 
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# The next read is a system call, which takes time. Before it, the waiting fetch, the handler of its messages, and the
-# handler's sends may run. They take this many turns of the event loop.
+# The next read is a system call, which takes time. So the reader first waits for this many turns of the event loop, in
+# which the waiting fetch, the handler of its messages, and the handler's sends can run.
 _TURNS = 4
 
 

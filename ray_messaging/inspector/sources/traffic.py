@@ -42,7 +42,7 @@ def binned(counts: pa.Table, by: str) -> dict[float, Counter[Key]]:
 
 
 def scaled(bins: Bins, share: float) -> Bins:
-    """Return estimates of the counts of all rows, from the counts of a share of them."""
+    """Return estimates of the counts of all rows, given the counts of a share of the rows."""
     if share >= 1.0:
         return bins
     return {at: Counter({key: round(n / share) for key, n in found.items()}) for at, found in bins.items()}

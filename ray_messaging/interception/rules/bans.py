@@ -75,7 +75,7 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Give the check the interceptor (`context`) for one call, and copy its changed state afterwards."""
+        """Give the check the interceptor (`context`) for one call, and copy the check's changed state afterwards."""
         # The check has a context only during a call, because a removed rule must be pickled without one.
         self.inner.context = self.context
         try:

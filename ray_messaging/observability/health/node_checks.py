@@ -1,4 +1,4 @@
-"""Health checks of a cluster's nodes: whether nodes can connect to each other, and what waits for those that cannot."""
+"""Health checks of a cluster's nodes: which nodes cannot be reached, and which groups of agents are affected."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
