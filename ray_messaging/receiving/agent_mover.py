@@ -384,7 +384,7 @@ class UnreadMessages:
         go = [] if target is None else [Returned(target.mailbox, 0, _arrival(self._name))]
         for batch, low, high, _ in slices:
             leaving = _leaving(batch, agents, subtopics)[low:high]
-            # The event log has these messages from their first mailbox.
+            # `logged=True`, because the event log has these messages already: it reads them in their first mailbox.
             stay += frames_of(record, batch, low + np.flatnonzero(~leaving), logged=True)
             go += frames_of(target or record, batch, low + np.flatnonzero(leaving), logged=True)
         self._number += 1

@@ -250,7 +250,8 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
             row = _json_rows.decode(content)
             if columns is None:
                 columns = Columns({name: name for name in row}, requested)
-            if columns.texts is None and not _TEXTS.isdisjoint(row):  # otherwise the text would be dropped silently
+            # Without an error, the text would be dropped silently.
+            if columns.texts is None and not _TEXTS.isdisjoint(row):
                 raise RowError("this row has a text, and the rows before it have none: give every row a text")  # noqa: TRY301 - as above
             columns.add(row)
         except RowError as broken:
