@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
 
 class _OurSettings(ModelMetaclass):
-    """Metaclass that hides the many members of pydantic's own in `dir` and `help`."""
+    """Metaclass that hides members of pydantic's base class from `dir` and `help`."""
 
     if not TYPE_CHECKING:  # Type checkers know the fields without this.
 

@@ -79,11 +79,12 @@ FENCE_RETRY = RetryPolicy(1.0, 1.0)  # before a request for a new epoch, after a
 # Interception.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
 LANE_RETRY = RetryPolicy(30.0, 30.0)  # a connection to the lane's server failed; meanwhile Ray calls are used
-SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; meanwhile the interceptor judges
+SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the answer had no snapshot; meanwhile the interceptor judges messages
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
-CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a call by `me.remember` that failed, such as at a rate limit
+# A call that an agent made with `me.remember` has failed, for example at a rate limit.
+CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)
 
 STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process has the answer of a call
 
@@ -97,7 +98,7 @@ BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 # Ray actors that have restarted: the pauses between their attempts to start, and between calls that cannot reach them.
 ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # while the server does not answer
 ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # after another failure, such as a refused login
-ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # of a caller, until the actor answers
+ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # calls of an actor that does not answer yet
 
 # The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)

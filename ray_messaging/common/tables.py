@@ -44,7 +44,7 @@ def _fits(values: Iterable[int | None]) -> bool:
 
 
 def _are_floats(values: Iterable[float | None]) -> bool:
-    """Return whether floats represent all numbers exactly."""
+    """Return whether all of these numbers can become floats without loss."""
     return all(value is None or isinstance(value, float) or abs(value) <= MOST_EXACT for value in values)
 
 

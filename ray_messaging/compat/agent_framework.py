@@ -190,7 +190,7 @@ def _maker(workflow: Any) -> Callable[[], Any]:
 
 
 def _same(workflow: Any) -> Any:
-    """Return a deep copy of a workflow, so that executors made again begin as they were in it."""
+    """Return a deep copy of a workflow. Executors that are made from the copy begin in the state that they have now."""
     return copy.deepcopy(workflow)
 
 
@@ -357,7 +357,7 @@ class SharedState:
         return changed, [key for key, version in self._gone.items() if version > seen]
 
     def has(self, executor: str) -> None:
-        """Record that an executor has the newest version."""
+        """Record that an executor has the newest version of the shared state."""
         self._seen[executor] = self._version
 
 
@@ -483,7 +483,7 @@ class _Groups(_Carrier):
         return [*zip(deliveries, found, strict=True)]
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that carry a delivery: one from each executor that has sent data of it."""
+        """Return the messages that carry a delivery: one from each executor that has sent a part of its data."""
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
         data, sources = told.pop("data"), delivery.sources

@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
     make: Callable[[], Any]
     types: tuple[type, ...]
-    signature: str  # the hash of the driver's workflow, which the made one must have
+    signature: str  # the hash of the driver's workflow; the workflow that `make` returns must have the same hash
 
 
 class Delivery(NamedTuple):
@@ -45,7 +45,7 @@ class Delivery(NamedTuple):
 class Recorder:
     """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
-    Args: `values` encodes; `classify` says what kind of event an output is.
+    Args: `values` encodes values as JSON; `classify` says what kind of event an output is.
     """
 
     def __init__(self, values: Values, classify: Callable[[str], Any], *, streaming: bool) -> None:
@@ -171,7 +171,7 @@ async def run_deliveries(
 class Executors:
     """The executors of a workflow in a process of a group.
 
-    A life begins with a driver, or with a checkpoint that it has restored: the executors are made anew then.
+    All executors are made anew when a new driver begins, or when the driver has restored a checkpoint.
     """
 
     def __init__(self, source: Source) -> None:
@@ -305,7 +305,7 @@ def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Deliver
 
 
 class Shared:
-    """What all groups get: the source of the executors, from which each process makes its own at their first use.
+    """The object that all groups get. It has the source from which each process makes its executors at their first use.
 
     Args: `driver` names the driver, whose deliveries are the only messages that executors take.
     """
@@ -327,7 +327,10 @@ class Shared:
 
 
 async def run_executor(me: Any, inbox: Any) -> None:
-    """Handle the messages of an executor in a step: the model of the run. What it did is in its state afterwards."""
+    """Handle the messages of an executor in a step. `Messaging.run` calls this function as its model.
+
+    Afterwards the executor's state says what the executor did.
+    """
     if not inbox:
         return
     payloads = [each.payload for each in inbox]

@@ -65,7 +65,7 @@ class _Turn(BaseModel):
 
 
 class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """Metaclass of an environment that inherits the tools of its base class, which EnvMeta's classes do not."""
+    """Metaclass of an environment that inherits the tools of its base class. With EnvMeta it would not inherit them."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
         made: type = super().__new__(cls, name, bases, namespace)

@@ -79,7 +79,7 @@ class Msg:
 
     @property
     def role(self) -> Role:
-        """Return the speaker's role. Setting a role other than the three raises InvalidMsg."""
+        """Return the speaker's role. Setting a role other than system, user or assistant raises InvalidMsg."""
         return self._role
 
     @role.setter

@@ -128,5 +128,5 @@ def _as_asked(batch: Batch) -> None:
 
 
 def _slices(found: Slice, rows: Rows) -> list[Slice]:
-    """Return some rows of a slice, in ascending order, as slices."""
+    """Return slices that consist of the given rows of a slice. `rows` are ascending."""
     return [found._replace(low=low, high=high) for low, high in runs_of(rows)]

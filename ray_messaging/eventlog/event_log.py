@@ -310,8 +310,8 @@ class EventLog:
         Args: With `expand`, the delivery to each hearer of each broadcast is checked. Without it, each broadcast is
         checked only as a whole.
 
-        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Also if rows
-        are known to be missing because the server lost them.
+        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Unbalanced is
+        also raised if rows are known to be missing because the server lost them.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found

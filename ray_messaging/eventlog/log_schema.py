@@ -40,7 +40,7 @@ from ray_messaging.common.tables import pandas_types
 from ray_messaging.model.typed.column import STRING
 
 VERSION = 6
-READABLE = (5, VERSION)  # segments of version 5 only if they are not split, see `folder`
+READABLE = (5, VERSION)  # a segment of version 5 can be read only if it is not split, see `folder`
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = (
     "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"

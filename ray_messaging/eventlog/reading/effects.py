@@ -113,7 +113,8 @@ class _Reach:
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # others were not sent by an agent in a step
+        # Rows with a higher ordinal were not sent by an agent in a step.
+        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:

@@ -107,7 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether a batch has so few lines that one array for it and other batches together is built faster."""
+    """Return whether a batch has so few bytes that one array for several batches is built faster than one for each."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
