@@ -347,7 +347,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the number of this older owner."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the epoch of the older process."""
 
     name: str
     epoch: int

@@ -57,7 +57,7 @@ class Backoff:
         self._pause_s = self.policy.first_s
 
 
-# Connections.
+# Policies for connections.
 REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
 REDIS_REFUSED = RetryPolicy(0.2, 2.0, jitter=True)  # longer pauses, because the server logs each refused login
@@ -65,7 +65,7 @@ MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
 
 HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler failed
 
-# Sending.
+# Policies for sends.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
 REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call that the server refused before it wrote anything
 STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # two processes change the directory at the same time
@@ -76,7 +76,7 @@ STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check of the lease of a group's d
 LEASE_RETRY = RetryPolicy(0.02, 0.2)  # in addition to the transport's own retries
 FENCE_RETRY = RetryPolicy(1.0, 1.0)  # before a request for a new epoch, after a send without an answer
 
-# Interception.
+# Policies for the interception of messages.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
 LANE_RETRY = RetryPolicy(30.0, 30.0)  # a connection to the lane's server failed; meanwhile Ray calls are used
 SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the answer had no snapshot; meanwhile the interceptor judges messages
@@ -90,7 +90,7 @@ STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process ha
 
 AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether all messages have been delivered and handled
 
-# Event log. If a disk stays full, the pauses become longer.
+# Policies for the event log. If a disk stays full, the pauses become longer.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)

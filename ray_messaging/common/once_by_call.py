@@ -128,7 +128,10 @@ class OnceByCall(Generic[K, V]):
             task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic(), key))
 
     async def outcome(self, key: K) -> V:
-        """Return the value of a call, or raise its error; wait if it is running. Raises KeyError if it is not known."""
+        """Return the value of a call, or raise its error; wait while the call runs.
+
+        Raises KeyError for an unknown key.
+        """
         running = self._running.get(key)
         if running is not None:
             return await asyncio.shield(running)

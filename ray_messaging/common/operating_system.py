@@ -111,7 +111,10 @@ def write_to_disk(file: IO[bytes]) -> None:
 
 
 def processor_ticks(pid: int) -> int | None:
-    """Return the processor time that a process has used, as user and as system; None if the system does not say."""
+    """Return the processor time that a process has used, in user and system mode together.
+
+    None if the system does not say.
+    """
     if not LINUX:
         return None
     fields = (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()

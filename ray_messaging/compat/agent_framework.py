@@ -67,7 +67,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
 
     Args:
         messaging: An experiment with `steps=Steps()`. Without one, the executors run in this process, and their
-            messages take the form that they have between processes.
+            messages are converted as if they were sent to another process.
         groups: The number of groups, or {name: ids of executors}, as for `Messaging.run`.
         types: Further types of values that executors send, yield or keep. The types that handlers name in their
             annotations are known.
@@ -150,7 +150,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
     def checkpoints(self) -> WorkflowCheckpoints:
         """Return a CheckpointStorage of agent-framework, for `checkpoint_storage=`: files beside the event log.
 
-        Checkpoints of a runner that died are there for the next one, once that has a workflow with the same types.
+        Checkpoints of a runner that died are there for the next runner, once it has a workflow with the same types.
 
         Raises: ConfigError if the experiment has no log_dir, or a log_dir that is a URI.
         """
@@ -195,7 +195,10 @@ def _same(workflow: Any) -> Any:
 
 
 class StandInExecutor:
-    """Stands in for an executor at the framework's edges, which ask it whether it takes a message, and deliver it."""
+    """A stand-in for an executor at the framework's edges. They ask it whether the executor takes a message.
+
+    If it does, they deliver the message to the stand-in.
+    """
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self.can_handle = executor.can_handle
@@ -222,7 +225,7 @@ class Blocked(NamedTuple):
 
 
 class _Carrier:
-    """Base class of what takes a superstep's deliveries to their executors, and brings back what the executors did."""
+    """Base class of objects that pass a superstep's deliveries to executors, and return what the executors did."""
 
     async def deliver(self, delivery: Delivery) -> None:
         """Add a delivery to the superstep."""
@@ -241,9 +244,9 @@ class _Carrier:
         """Raise ConfigError if the run was given something that executors in other processes would not get."""
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
-        """Make the executors again, with their states in a checkpoint.
+        """Make the executors again, with the states that a checkpoint has for them.
 
-        If `snapshots` is None, they have their first state.
+        If `snapshots` is None, there is no checkpoint, and they begin in their first states.
         """
 
     def snapshots(self) -> Mapping[str, Any] | None:

@@ -198,7 +198,7 @@ class Executors:
     async def run(self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int) -> bytes:
         """Let an executor handle the messages of a step; return, as JSON, what it did, and its state for a checkpoint.
 
-        Args: `kept` is what was kept after the executor's last step.
+        Args: `kept` is the executor's stored state, from its last step or from a checkpoint.
         """
         of = told[0]["of"]
         self._begin(of["life"])
@@ -361,7 +361,7 @@ async def run_executor(me: Any, inbox: Any) -> None:
 
 
 def is_of(payload: Any, driver: str) -> bool:
-    """Return whether a payload is a delivery of a driver, and neither of an earlier driver nor of a stranger."""
+    """Return whether a payload is a delivery that this driver sent, and not an earlier driver or another program."""
     of = payload.get("of") if isinstance(payload, dict) else None
     return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
 

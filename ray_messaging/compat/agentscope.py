@@ -63,7 +63,8 @@ _KINDS = {"q": "queue", "l": "log"}
 _PUSH = re.compile(r"push(?:,(\d+),(\d+))?")
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
-# The future for the ids; the kind, the key, the milliseconds to live, the most entries; the payloads, or their texts.
+# A write to a queue or log: the future for the ids, the kind, the key, the milliseconds to live, the most entries, and
+# the payloads or their texts.
 _Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 

@@ -317,7 +317,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             if message is None:
                 warnings.warn(f"Intervention handler {call} returned None", RuntimeWarning, stacklevel=3)
             if message is core.DropMessage or isinstance(message, core.DropMessage):
-                raise MessageDroppedException(f"{type(handler).__name__}.{call} dropped it")
+                raise MessageDroppedException(f"{type(handler).__name__}.{call} dropped the message")
         return message
 
     def _encoded(self, message: Any) -> dict[str, Any]:

@@ -304,7 +304,7 @@ class Conversation:
             await self.waits.write(anew=True)
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Make a message whose handler has failed a dead letter."""
+        """Turn a message into a dead letter, because its handler has failed."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
             logger.warning("a message of a foreign client is lost: %s", failure.reason)

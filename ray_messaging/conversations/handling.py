@@ -99,7 +99,7 @@ class Handling(Handled):
 
 
 def handling_here() -> Handling | None:
-    """Return the message that the handler which runs here, or has started this task, handles; None: no handler."""
+    """Return the message whose handler runs this code, or has started this task; None if there is no such handler."""
     found = handled_here()
     while found is not None and not isinstance(found, Handling):
         found = found.outer

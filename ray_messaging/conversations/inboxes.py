@@ -141,7 +141,7 @@ class AgentInbox(msgspec.Struct, eq=False):
 
 
 class Inboxes:
-    """The inboxes of one messager's agents, which one task fills. Each message is committed by itself.
+    """The inboxes of one messager's agents, which one task fills. Each message is committed separately.
 
     Args: `is_committed` returns whether a message was already committed by `ack`.
     """
@@ -249,7 +249,7 @@ class InboxMessages(AsyncIterator[Message]):
     """Iterator over the messages of one agent as they arrive.
 
     Asking for the next message says that the previous message was handled. When a `for` block is left, Python frees
-    this iterator, which then puts the message that was being handled back at once. A generator would do this only
+    this iterator, which then at once puts back the message that was being handled. A generator would do this only
     later, when the next reader may already have later messages.
     """
 

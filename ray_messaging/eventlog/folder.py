@@ -46,7 +46,7 @@ from ray_messaging.eventlog.log_schema import (
 from ray_messaging.eventlog.log_uri import checked_uri
 from ray_messaging.transports.step_values import CollectedKind
 
-KEY = b"ray_messaging"  # the key, in the metadata of a segment's footer, of what this library needs
+KEY = b"ray_messaging"  # the key of this library's data in the metadata of a segment's footer
 
 SEGMENT = re.compile(r"events-(\d{8,})(?:-e(\d+))?\.parquet")
 # The names of the files of a split segment in version 5 of the schema.

@@ -404,7 +404,7 @@ class Messager(metaclass=_ActorClass):
         self._listening = True
 
     async def receive_messages(self) -> None:
-        """Listen as `start_listening` does, and return when the messager disconnects. This is meant for a task.
+        """Listen as `start_listening` does, and return when the messager disconnects. Run this in a task of its own.
 
         Raises: NotListening if this is not connected; Fenced if another messager has the name now.
         """

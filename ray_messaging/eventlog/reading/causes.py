@@ -203,8 +203,8 @@ def hand_of(row: LogRow) -> _Hand | None:
 class _Search:
     """A search for the causes of messages.
 
-    It has at most `most` messages for each pair of a sender and a step, and the messages that other messages name as
-    causes.
+    For each pair of a sender and a step, it keeps at most `most` messages. It also keeps the messages that other
+    messages name as their causes.
     """
 
     def __init__(self, view: View, most: int) -> None:

@@ -238,7 +238,7 @@ class _Reader:
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
     """Return the row groups that may have a wanted str.
 
-    Their statistics say so, which Arrow ignores for dictionary columns.
+    The groups' statistics are read here, because Arrow ignores the statistics of dictionary columns.
     """
     footer, groups = file.metadata, []
     if not wanted:

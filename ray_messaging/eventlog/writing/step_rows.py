@@ -70,9 +70,9 @@ class StepFeed:
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. If the log has another number of
-    messages of a step than the groups have counted, its argument `missing` says so. `passed` is called when the rows
-    that `ask` has asked for are in the log.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says if the log
+    has another number of messages of a step than the groups have counted. `passed` is called when the rows that `ask`
+    has asked for are in the log.
     """
 
     def __init__(

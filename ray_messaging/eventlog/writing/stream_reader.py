@@ -157,7 +157,7 @@ class ReadAhead:
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries. If the read is of all streams, wait up to `patience_s()` seconds for entries."""
+        """Return the next entries. If all streams are read, wait up to `patience_s()` seconds for entries."""
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)
