@@ -100,8 +100,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         """Run a workflow, as its own `run` does, and return what that returns.
 
         Args:
-            workflow: The workflow. If it cannot be pickled, its WorkflowBuilder, or a function that builds it: each
-                process builds its own.
+            workflow: The workflow. If it cannot be pickled, pass its WorkflowBuilder, or a function that builds it.
+                Each process then builds a workflow of its own.
             message: The message for the start executor.
             of_framework: The other arguments of `Workflow.run`, such as `stream`, `responses`, `checkpoint_id` and
                 `checkpoint_storage`.

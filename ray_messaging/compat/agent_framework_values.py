@@ -237,9 +237,9 @@ class Values:
 
 
 def error_of(name: str, text: str) -> BaseException:
-    """Return an error of the class with this name, if Python or the framework has it.
+    """Return an error of the class with this name, if Python or the framework has the class.
 
-    Else a RuntimeError that names it.
+    Otherwise return a RuntimeError that names the class.
     """
     from agent_framework import exceptions  # noqa: PLC0415 - only for errors
 
@@ -282,9 +282,9 @@ def _init_names(kind: Any) -> frozenset[str]:
 
 @cache
 def _of_framework(key: str) -> type | None:
-    """Return a class of the framework that holds data.
+    """Return the class of the framework with this name, if its objects hold data.
 
-    None if its module is not imported yet, or if it does more than hold data.
+    The result is None if the class does more than hold data, or if its module is not imported yet.
     """
     module, _, name = key.partition(":")
     if module.split(".")[0] not in ("agent_framework", "agent_framework_orchestrations"):

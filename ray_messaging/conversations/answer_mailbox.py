@@ -59,7 +59,7 @@ class AnswerMailbox:
         await self.engine.close()
 
     def check(self) -> None:
-        """Raise the error that has ended the reading of answers, if it has ended. A new question would wait in vain."""
+        """If an error has ended the reading of answers, raise it, because a new question would wait in vain."""
         if self._task is not None and self._task.done():
             self._task.result()
 

@@ -57,7 +57,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        # Also the name of the messager's service, because a messager has only one service at a time.
+        # This is also the name of the messager's service, because a messager has only one service at a time.
         self.name = engine.name
         self._engine = engine
         self._open_transport = open_transport

@@ -130,7 +130,7 @@ def with_pandas_types(schema: pa.Schema) -> pa.Schema:
 
 
 def typed_names(names: Sequence[str]) -> list[str]:
-    """Return those of the names that are names of typed columns."""
+    """Return the names of typed columns that are among the given names."""
     return [name for name in names if _is_typed(name)]
 
 

@@ -43,7 +43,7 @@ class Why:
 
     `answered` says whether this message is a question that the message above it answers. `more` is the number of causes
     that `causes` leaves out. `note` says why there are no causes. It is "" if there are causes, or if the tree ends
-    here. `calls` are the calls by `me.remember` that the sender made in the step in which it sent the message.
+    here. `calls` are the calls that the sender made with `me.remember` in the step in which it sent the message.
     """
 
     message: LogRow
@@ -194,7 +194,7 @@ def _cause_of(row: LogRow) -> str | None:
 
 
 def hand_of(row: LogRow) -> _Hand | None:
-    """Return the agent and the step that sent a message; None unless an agent sent it in a step."""
+    """Return the agent that sent a message, and the step of the send; None unless an agent sent it in a step."""
     if row.ordinal is None or row.ordinal >= FIRST_ADDED or row.from_id is None or row.step is None:
         return None
     return row.from_id, row.step

@@ -33,7 +33,9 @@ _KINDS = {"id": pa.int64(), "name": pa.string()}
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The agents that a message could have influenced, from step `first`, in which it was read, to before step `end`.
+    """The agents that a message could have influenced in the steps from `first` up to the one before `end`.
+
+    Step `first` is the step in which the message was read.
 
     If the log has fewer steps than wanted, `end` is the step after the log's last one.
 

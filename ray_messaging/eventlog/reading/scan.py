@@ -193,7 +193,7 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        # `condition` ignores `contains` for typed payloads, so a row that meets it may not match after all.
+        # `condition` ignores `contains` for typed payloads, so a row that meets the condition may not match after all.
         whole = self._filters.contains is None or not typed_names(dataset.schema.names)
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()

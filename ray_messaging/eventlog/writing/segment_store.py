@@ -35,7 +35,7 @@ _TAKE_OVER_S = 20.0
 class SegmentStore:
     """Storage of one writer's segments, which are written one at a time. `closed` are the segments that are complete.
 
-    The cursors of these segments are not in memory, because each segment has the cursors of all streams.
+    The cursors of these segments are not kept in memory, because the next segment has the cursors of all streams again.
 
     Args: `writer` is the writer's name in the folder's account (see `FolderAccount`). `known` returns whether the
     server still knows the log of this run. `crash` is called at the points where tests crash the writer. `on_trouble`

@@ -390,7 +390,7 @@ def _rows_and_fates(
 ) -> tuple[pa.RecordBatch | None, Counter[str]]:
     """Return the rows of a step, and the number of messages by fate.
 
-    The rows of `changed` replace those of the same messages.
+    The rows in `changed` replace the other rows of the same messages.
     """
     left = _superseded(parts, changed) if changed else parts
     return _in_order(exp_id, left), _sent(left)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The limits of the log stream, which has blocked messages and notes. They are those of a mailbox.
+# The limits of the log stream, which has blocked messages and notes. They are the same as for a mailbox.
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
