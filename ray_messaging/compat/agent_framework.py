@@ -190,7 +190,10 @@ def _maker(workflow: Any) -> Callable[[], Any]:
 
 
 def _same(workflow: Any) -> Any:
-    """Return a deep copy of a workflow. Executors that are made from the copy begin in the state that they have now."""
+    """Return a deep copy of a workflow.
+
+    Executors made from the copy begin in the present states of the workflow's executors.
+    """
     return copy.deepcopy(workflow)
 
 
@@ -246,7 +249,7 @@ class _Carrier:
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
         """Make the executors again, with the states that a checkpoint has for them.
 
-        If `snapshots` is None, there is no checkpoint, and they begin in their first states.
+        If `snapshots` is None, there is no checkpoint, and the executors begin in their first states.
         """
 
     def snapshots(self) -> Mapping[str, Any] | None:

@@ -3,8 +3,8 @@
 It is a script for `python -S -E -I`. It is never imported, and imports only modules of the standard library that load
 fast. The owner is the process that wants the server.
 
-    owner -> stdin   one line of JSON, the order; then `r` and a line of JSON, the configuration: start a dead server
-                     again, or `s`: stop
+    owner -> stdin   one line of JSON, the order; later `s` to stop the server, or `r` to start a dead server again, with
+                     a line of JSON, the configuration
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
 If an owner ends without an `s`, the server runs on for `grace_s` and waits for a successor, but only while the process

@@ -84,7 +84,8 @@ SCHEMA = pa.schema(
         pa.field("kept_pairs", pa.binary()),
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
-        pa.field("caused_by", pa.string()),  # message_id of the message that its sender was handling, outside of steps
+        # The message_id of the message that the sender was handling when it sent this one; null for messages of steps.
+        pa.field("caused_by", pa.string()),
         pa.field("payload", pa.large_string()),  # JSON text; null: the payload is in typed columns
         pa.field("payload_before", pa.large_string()),  # the payload before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: no labels

@@ -1,7 +1,7 @@
 """Answers about runs, and control of running experiments, for an assistant: a server of the Model Context Protocol.
 
-Each answer is small however large the run is. Agents wrote the texts in it, so an answer stands between two marks that
-no agent can know, with a line before them that says that it is data.
+Each answer is small however large the run is. Agents wrote the texts in it. So each answer stands between two marks
+that no agent can know, after a line that says that the answer is data.
 """
 
 import json

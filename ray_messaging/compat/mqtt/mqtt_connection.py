@@ -298,8 +298,8 @@ class Connection:
             await asyncio.wait([self._cut], timeout=MISC_S)
             self._client.loop_misc()
         code, steady = self._cut.result(), self._loop.time() - began >= STEADY_S
-        # The pauses begin anew only if this connection was of use. Otherwise two clients with the same name would take
-        # the session from each other without any pause.
+        # The pauses begin anew only after a connection that was steady or was used. Otherwise two clients with the same
+        # name would take the session from each other without any pause.
         if steady or self._moved:
             backoff.reset()
         # Some brokers, such as Mosquitto 2.0.11, do not report that another client has taken the session.

@@ -186,9 +186,9 @@ def outside_of_steps(row: LogRow, others: str) -> ConfigError:
 
 
 def _cause_of(row: LogRow) -> str | None:
-    """Return the id of the message that a message answers, or that its sender was handling.
+    """Return the id of a message's cause: the message that it answers, or that its sender was handling.
 
-    None if there is neither.
+    The result is None if there is no cause.
     """
     return row.in_reply_to or row.caused_by
 

@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 _SMALL_BYTES = 2**16  # entries with fewer bytes are decoded without a thread, which would cost more than it saves
 # If a read returns _MUCH bytes, more entries are waiting, so the next read begins at once. If it returns fewer than
-# _LITTLE, the reader waits a moment for more entries, because each batch of rows costs 0.4 ms. In between it does not
-# wait, because a log that is behind may get few bytes from each stream.
+# _LITTLE, the reader waits a moment for more entries, because each batch of rows costs 0.4 ms. If it returns a number
+# of bytes in between, the reader does not wait, because a log that is behind may get few bytes from each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
