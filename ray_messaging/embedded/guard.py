@@ -3,7 +3,7 @@
 It is a script for `python -S -E -I`. It is never imported, and imports only modules of the standard library that load
 fast. The owner is the process that wants the server.
 
-    owner -> stdin   one line of JSON, the order; later `s` to stop the server, or `r` to start a dead server again, with
+    owner -> stdin   one line of JSON, the order; later `s` to stop the server, or `r` to start a dead one again, with
                      a line of JSON, the configuration
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
