@@ -213,7 +213,7 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        # By id, messages that other messages answer, or that a sender was handling.
+        # The messages, by their ids, that other messages answer, or that a sender was handling.
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:

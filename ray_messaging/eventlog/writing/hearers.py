@@ -136,7 +136,7 @@ class BroadcastHearers:
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
-            except FrameError:  # this is reported when the frame is logged
+            except FrameError:  # the error is reported when the frame is logged
                 continue
             key = _key_of(batch)
             if found.get(key) is None:

@@ -68,7 +68,7 @@ class SegmentStore:
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
         self.started = False  # once the writer has started, a call that the server refuses is repeated
-        self._publishing = asyncio.Lock()  # for publishing one file at a time
+        self._publishing = asyncio.Lock()  # only one file is published at a time
 
     async def take_over(self, epoch: int) -> Segment | None:
         """Make this writer the folder's owner; return the newest segment, or None if there is none.
@@ -223,7 +223,7 @@ class SegmentStore:
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):  # not `wait_for`, which could lose a cancellation
+            async with asyncio.timeout(pause_s):  # `wait_for` is not used, because it could lose a cancellation
                 await self._stopping.wait()
 
     def _report(self, error: Exception) -> None:
