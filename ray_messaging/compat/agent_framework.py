@@ -217,7 +217,7 @@ class StandInExecutor:
         trace_contexts: Any = None,
         source_span_ids: Any = None,
     ) -> None:
-        """Deliver a message, as `Executor.execute` is called."""
+        """Deliver a message. The framework calls this in place of `Executor.execute`."""
         await self._deliver(Delivery(self._name, message, sources, trace_contexts, source_span_ids))
 
 

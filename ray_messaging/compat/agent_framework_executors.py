@@ -249,7 +249,7 @@ def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[s
 
 
 def message_of(values: Values, told: Mapping[str, Any]) -> WorkflowMessage:
-    """Return the message that `message_told` has returned as JSON."""
+    """Decode a message from the JSON that `message_told` returns."""
     request = told.get("request")
     return WorkflowMessage(
         values.decode(told["data"]),
@@ -285,7 +285,7 @@ _ORIGINS = {each.value: each for each in type(_EVENT.origin)}
 
 
 def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
-    """Return the event that `event_told` has returned as JSON."""
+    """Decode an event from the JSON that `event_told` returns."""
     event: WorkflowEvent[Any] = object.__new__(WorkflowEvent)
     fields = _DEFAULTS | {
         name: value if name in ("type", "origin", "executor_id") else values.decode(value)

@@ -105,7 +105,7 @@ def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, 
 
 
 def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
-    """Return the fields of a row that the digest covers, in the same form as in the groups, which compute it, too."""
+    """Return the fields of a row that the digest covers, in the form that groups use when they compute the digest."""
     audience = None
     if row["audience"] is not None:
         found = expansion.audience_digest(row["audience"], row["audience_version"])

@@ -29,7 +29,7 @@ def kind_of(payloads: Payloads | None) -> Kind:
 
 @lru_cache(maxsize=256)
 def _text_of(kind: Kind) -> str:
-    """Return a kind as the text that the column KINDS has for it: a JSON object of names and types."""
+    """Return the text for the column KINDS: a JSON object with the names and types of typed columns."""
     return msgspec.json.encode({name: str(each) for name, each in kind}).decode()
 
 
