@@ -1,4 +1,4 @@
-"""The runs in given folders, each with a name. A client that names a run can reach no other path by it."""
+"""The runs in given folders, each with a name. A client names a run, and not a path, so it cannot reach other files."""
 
 import os
 import stat
