@@ -145,7 +145,7 @@ def check_id(agent_id: object) -> AgentId:
 
 
 def _tuple_text(part: object, whole: object) -> str:
-    """Return an item of a tuple id as text: as Python writes it, but a str as JSON, whose form never changes."""
+    """Return an item of a tuple id as text. A str is written as JSON, because that form never changes."""
     if type(part) is tuple and part:
         inner = [_tuple_text(each, whole) for each in part]
         return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
@@ -224,7 +224,8 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        # With such a channel, a foreign client could fake the brackets around our own Pub/Sub messages.
+        # On such a channel, a foreign client could imitate the Pub/Sub messages by which our scripts mark their own
+        # ones.
         if channel.startswith(_OURS):
             raise InvalidAddress(
                 f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
@@ -327,5 +328,5 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 def mark_of_db(db: int) -> str:
-    """Return the text that follows an experiment's name in Pub/Sub channels of a db. No experiment's name has an @."""
+    """Return the text that follows an experiment's name in the names of a db's Pub/Sub channels: "@3" in db 3."""
     return f"@{db}" if db else ""

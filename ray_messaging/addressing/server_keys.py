@@ -41,7 +41,8 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = start + "rules"  # the name of the entry in Ray that has the rules in force, then the rules' names
+        # A list: the name of the entry in Ray that has the rules in force, and the rules' names.
+        self.rules = start + "rules"
         self.answers = start + "answers"  # the verdicts that depend on rules' counts
         self.dead = start + "dead"
         self.surveys = prefix + "surveys"  # the records of all surveys
@@ -54,7 +55,7 @@ class Keys:
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # the beginning of this experiment's channels in Pub/Sub
-        # A Pub/Sub channel with messages before and after those that our own script publishes.
+        # A Pub/Sub channel. Our own script publishes a message on it before and after the messages that it publishes.
         self.own = f"{prefix}own{mark_of_db(db)}"
         # A Pub/Sub channel, to which messagers subscribe that get the messages to all agents.
         self.wide = self.own + ":wide"
@@ -76,12 +77,12 @@ class Keys:
     sent = _key(START + "sent")  # the frames that a group has sent in its open step
     results = _key(START + "results")  # the results of remembered calls in a group's open step
     box = _key("box")  # the stream of a box
-    cover = _key("box-cover")  # the size and the covers of a box
+    cover = _key("box-cover")  # the size of a box, and which groups' frames in it are valid
     bodies_of = _key("bodies")  # the bodies of large frames in boxes, by step
     sender = _key("sender")  # the epoch and the sequence numbers of a sender
 
     def steps(self, part: str = "") -> str:
-        """Build the key of an experiment's steps, or one that begins with it.
+        """Build the key of an experiment's steps, or with `part` a longer key that begins with this one.
 
         Args: `part` is the end of the key: "closed", "hears", "collected", or a step's number.
         """

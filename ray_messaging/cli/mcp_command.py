@@ -39,7 +39,7 @@ def mcp(folders: Folders, control: Control = False, model: Model = None) -> None
 
 
 def check_extra() -> None:
-    """Raise ConfigError if the extra `mcp` is not installed, or its version 1."""
+    """Raise ConfigError unless version 2 of the package mcp is installed."""
     try:
         found = find_spec("mcp.server.mcpserver")
     except ModuleNotFoundError:

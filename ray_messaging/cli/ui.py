@@ -151,7 +151,7 @@ def _open_folder(folder: str, beside: str | None) -> "RunFacts":
 
 
 def _serve_seats(exp_id: str, bound: "Bound", until: threading.Event | None, *, as_json: bool) -> None:
-    """Serve the pages of an experiment's seats, which have tokens of their own."""
+    """Serve the pages on which people play agents of an experiment. Each page has a token of its own."""
     from ray_messaging.cluster.handles.connection import result  # noqa: PLC0415 - brings Ray
     from ray_messaging.cluster.handles.seat import seat_url  # noqa: PLC0415 - as above
     from ray_messaging.inspector.web.seat_pages import seat_pages  # noqa: PLC0415 - of the extra

@@ -41,12 +41,12 @@ Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs of an audience with more members; raise ConfigError if it was not made from members."""
+    """Return an audience's pairs after some members have joined; raise ConfigError if it was not made from members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs of an audience without some members; raise ConfigError if it was not made from members."""
+    """Return an audience's pairs after some members have left; raise ConfigError if it was not made from members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
@@ -200,7 +200,7 @@ class AudienceFiles:
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
         """Call the actor.
 
-        The call is repeated if the actor has ended, because another process has dropped the last handle.
+        If the actor has ended, the call is repeated. An actor ends when another process drops the last handle of it.
         """
         name = f"the audiences of experiment {self._experiment.exp_id!r}"
         for left in reversed(range(_ATTEMPTS)):
@@ -225,7 +225,10 @@ class AudienceFiles:
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make a version with new positions of agents, which is used from `step` on, unless `step` has a version."""
+        """Make a version with the agents' new positions, used from `step` on.
+
+        Do nothing if `step` has a version already.
+        """
         change = partial(move, name, ids, points)
         if self._here():
             await asyncio.to_thread(self._maker().change, name, change, step)

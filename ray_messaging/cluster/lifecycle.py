@@ -69,7 +69,7 @@ class StartedExperiment:
         self.log: Any = None
         self._servers: list[Any] = []
         self._spec: Any = None
-        self._session = session  # what `hold_ray` returned for this experiment
+        self._session = session  # the argument for `release_ray`
         self._untouched = False  # whether the server has only data of this start
         self._temporary: str | None = None  # the folder of audiences, if it is removed at the end of the experiment
         self._kept: KeptData | None = None
@@ -131,8 +131,8 @@ class StartedExperiment:
             node = context().get_node_id()
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         actor_name = f"the event log of experiment {spec.exp_id!r}"
-        # If the log does not start, the server's data can be erased, because nothing was sent yet, and there are no
-        # older data. With "resume" there are.
+        # If the log does not start, the server's data are erased, because nothing was sent yet. With "resume" they are
+        # not erased, because they are those of an earlier start.
         self._untouched = spec.on_existing != "resume"
         self.log = start_actor(
             spec.exp_id, LogActor, options, experiment, spec.on_existing if spec.fork is None else "resume"

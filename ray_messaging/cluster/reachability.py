@@ -41,8 +41,8 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
     """Return facts about the nodes that are alive according to Ray; [] if there is only one. This blocks.
 
     Args:
-        askers: Actors that measure too, by the names that findings have for them.
-        timeout_s: The most seconds to wait for the actors.
+        askers: Further actors that measure, by the names under which findings mention them. timeout_s: The most seconds
+        to wait for the actors.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]
     if len(alive) < 2:

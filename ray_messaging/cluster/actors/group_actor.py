@@ -100,7 +100,7 @@ class GroupActor:
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
         """Open the mailbox for agents; raise the error if that fails."""
-        if isinstance(self._failure, NotListening):  # Ray moved this actor from a lost node before this call
+        if isinstance(self._failure, NotListening):  # Ray restarted this actor on another node before `open` was called
             self._newest = self._make()
         elif self._failure is not None:
             raise self._failure

@@ -313,7 +313,7 @@ class GroupHost:
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Record why a handle no longer serves this mailbox. Ignore it if other handles hold messages or fetch."""
+        """Record why a handle no longer serves this mailbox. Do nothing if other handles hold messages or fetch."""
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 

@@ -43,7 +43,7 @@ class Groups:
         places = Placement(placement, actor_options, hosted)
         experiment = self._connection.with_password()
         actors: dict[str, Any] = {}
-        opened: dict[Any, str] = {}  # by call that opens a mailbox, the group's name
+        opened: dict[Any, str] = {}  # for each call that opens a mailbox, the group's name
 
         def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}

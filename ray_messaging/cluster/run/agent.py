@@ -415,7 +415,7 @@ class AgentLoop:
         calls.stop = look.stop
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
+        """Return the calls that the look-ahead made for the step that ends now, or for earlier steps, in vain."""
         flights = [found for step, found in self._flights.items() if step <= self.number]
         unused = [record for each in flights for record in each.unused()]
         if unused:
@@ -450,7 +450,7 @@ class AgentLoop:
     async def end(self) -> None:
         """End the step that runs.
 
-        Return when its running calls by `me.remember` have ended, or their time limit has passed.
+        Return when the calls that `me.remember` still makes have ended, or their time limit has passed.
         """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended"))
@@ -607,7 +607,7 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
 
 
 def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - it is what is checked
-    """Raise ConfigError unless `same`: a group's committed state must belong to the agents that the group had."""
+    """Raise ConfigError if `same` is False, which means that a group's committed state belongs to other agents."""
     if not same:
         raise ConfigError(
             f"group {group!r} began with other agents than the {count:,} of this run: resume with the same agents and "

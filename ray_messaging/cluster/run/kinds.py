@@ -110,7 +110,7 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
 
 
 def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as a user has written it
-    # The nodes of a networkx graph are a Mapping and a Set.
+    # A Mapping that is also a Set is the nodes of a networkx graph, which are not given by kind.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:

@@ -190,7 +190,7 @@ def run(
 
 
 class _LogOrder(NamedTuple):
-    """The plan of a run's log, and what its record gets: facts about the run, and the size of each group."""
+    """The plan of a run's log, and the facts for its record: about the run, and the size of each group."""
 
     plan: LogPlan
     facts: dict[str, Any]

@@ -261,7 +261,7 @@ class LoopConnection:
     """A connection for all calls of one event loop, many at once. A call that gets no answer is repeated by Ray.
 
     A call may take long, because of many other calls or a slow rule, so a single call has no timeout. But if for a
-    while no call is answered, and no AliveCall, the connection is given up with all its calls.
+    while neither a call nor an AliveCall is answered, the connection and all its calls are given up.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
