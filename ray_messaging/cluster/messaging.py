@@ -129,7 +129,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             used.
                 "per-node" starts one server on each node that Ray has now. All other data are on the first server.
                 None: one server.
-            calls: The limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
+            calls: The limits, for all groups together, of agents' calls through `me.remember`. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
         ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
@@ -941,7 +941,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def calls(self) -> "Calls | None":
-        """Return the limits of calls by `me.remember`, or None if there are no limits."""
+        """Return the limits of calls through `me.remember`, or None if there are no limits."""
         return self._connection.experiment.calls
 
     @property

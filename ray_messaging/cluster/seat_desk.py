@@ -1,8 +1,9 @@
-"""The seats of an experiment: agents that are people at a web page, and the questions that wait for them.
+"""The seats of an experiment: agents for which people act on web pages, and the questions that wait for these people.
 
-A group asks the desk what a person does in a step, and gets an answer when the person has sent one, or when the time is
-over. The web server of the seats asks the desk what to show, and brings it what people write. The desk is in the
-interceptor's process, so that groups on all machines reach it, and so that the web server may end and start again.
+A group asks the desk what a person does in a step, and gets an answer when the person has sent one, or when the time
+limit is exceeded. The web server of the seats asks the desk what to show, and brings it what people write. The desk is
+in the interceptor's process, so that groups on all machines reach it, and so that the web server may end and start
+again.
 """
 
 import asyncio
@@ -213,7 +214,7 @@ class SeatDesk:
     # -- of the groups --------------------------------------------------------------------------------------------
 
     async def ask(self, question: SeatQuestion) -> SeatAnswer:
-        """Return what a person does in a step; ABSENT if the time is over, or the experiment has no such seat.
+        """Return what a person does in a step; ABSENT if the time limit is exceeded, or there is no such seat.
 
         A question that is asked again, such as by a group that runs its step again, gets the same answer.
         """
@@ -224,7 +225,8 @@ class SeatDesk:
             return seat.facts.answer
         if seat.question != question or seat.answer is None:
             if seat.answer is not None and not seat.answer.done():
-                seat.answer.cancel()  # the step's earlier attempt has another inbox, and nobody waits for it
+                # The step has begun again with another inbox, and nobody waits for the answer to the old one.
+                seat.answer.cancel()
             loop = asyncio.get_running_loop()
             seat.question, seat.answer = question, loop.create_future()
             seat.ends = None if self._timeout_s is None else loop.time() + self._timeout_s
@@ -277,7 +279,7 @@ class SeatDesk:
         seat.change()
 
     async def set_away(self, agent: AgentId, *, away: bool) -> None:
-        """Record that the person leaves, so that no step waits for the person, or comes back."""
+        """Record that the person leaves or comes back. No step waits for a person who has left."""
         seat = await self._seat(agent)
         seat.facts.away = away
         await self._save(agent, seat.facts)
@@ -287,7 +289,7 @@ class SeatDesk:
             seat.change()
 
     async def answer(self, agent: AgentId, step: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Bring what a person sends in a step.
+        """Pass what a person sends in a step on to the group.
 
         Raises: ConfigError, whose text is for the person, if something cannot be sent, or the step is over; NoQuestion
         if the group has not asked in this step yet, as after a failure.

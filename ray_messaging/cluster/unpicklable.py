@@ -51,7 +51,7 @@ def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...])
 
 
 class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
-    """Cloudpickle's pickler. From version 3.1.2 on that one leaves out the names of files."""
+    """Cloudpickle's pickler. From version 3.1.2 on, cloudpickle's own pickler leaves out the names of files."""
 
     dispatch_table: ClassVar = ChainMap({CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table)
 

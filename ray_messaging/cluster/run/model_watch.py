@@ -42,7 +42,8 @@ class ModelWatch:
         self._model = model
         self._given = given
         self._told: set[str] = set() if told is None else told
-        self._before: dict[str, tuple[int, str | None]] = {}  # by name, a step, and the digest before it
+        # By an object's name, the number of a step, and the object's digest before this step.
+        self._before: dict[str, tuple[int, str | None]] = {}
         self._begun = 0
         self._next = 0.0  # the time of the next check
 

@@ -59,13 +59,13 @@ def plan_groups(
 ) -> list[GroupPlan]:
     """Return the groups of a run. Arguments and errors are those of `Messaging.run`.
 
-    With `near` neighbours in the graph are in the same group, as far as groups of one size allow, and each group knows
-    which of its agents the agents of other groups may reach.
+    With `near`, neighbours in the graph come into the same group, as far as this is possible with groups of equal size.
+    Each group then knows to which of its agents the agents of other groups may send.
     """
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
         agents = reduce(or_, kinds.values())
-    # The nodes of a networkx graph are a Mapping and a Set.
+    # A Mapping that is also a Set is the nodes of a networkx graph, which are valid ids.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
@@ -183,7 +183,7 @@ def changeable(rows: Rows) -> list[Any]:
 
 
 def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
-    """Return plans whose groups know which of their agents the agents of other groups may reach."""
+    """Return plans that also say to which agents of a group the agents of other groups may send."""
     ends = [AgentSet.of({end for _, neighbours in plan.rows.values() for end in neighbours}) for plan in plans]
     found = []
     for plan in plans:
@@ -195,7 +195,7 @@ def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
 def _dealt_by_graph(
     named: Mapping[str, Iterable[AgentId]], neighbours: Mapping[AgentId, Sequence[AgentId]]
 ) -> dict[str, Iterable[AgentId]]:
-    """Deal the agents of some groups out to groups of the same sizes, in the order in which a walk reaches them."""
+    """Distribute the agents of some groups anew to groups of the same sizes, in the order of a walk along the graph."""
     both: dict[AgentId, list[AgentId]] = {}
     for sender, hearers in neighbours.items():
         for hearer in hearers:
