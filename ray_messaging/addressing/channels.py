@@ -122,7 +122,7 @@ def check_id(agent_id: object) -> AgentId:
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
         _check_text("agent id", agent_id, remedy=". Or number such agents, and keep a table of their ids")
-        return str(agent_id)  # a numpy str becomes a plain str, because it could not be encoded later
+        return str(agent_id)  # a numpy str becomes a plain str, because a numpy str could not be encoded later
     if isinstance(agent_id, UUID):
         return str(agent_id)
     if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is not accepted as an id
@@ -175,7 +175,7 @@ def id_tuple(agent_id: str) -> tuple[Any, ...]:
         found = literal_eval(agent_id)
         if isinstance(found, tuple) and check_id(found) == agent_id:
             return found
-    raise InvalidAddress(f"the id {short_repr(agent_id)} is no text of a tuple, such as '(3, 4)'", value=agent_id)
+    raise InvalidAddress(f"the id {short_repr(agent_id)} does not spell a tuple, as '(3, 4)' does", value=agent_id)
 
 
 def check_subtopic(subtopic: object) -> str:

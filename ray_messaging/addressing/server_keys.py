@@ -57,19 +57,20 @@ class Keys:
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # the beginning of this experiment's channels in Pub/Sub
         # A Pub/Sub channel. Our own script publishes a message on it before and after the messages that it publishes.
         self.own = f"{prefix}own{mark_of_db(db)}"
-        # A Pub/Sub channel, to which messagers subscribe that get the messages to all agents.
+        # A Pub/Sub channel. Messagers subscribe to it if they get the messages to all agents.
         self.wide = self.own + ":wide"
-        # The beginning of Pub/Sub channels: each mailbox has one, to which its messager is subscribed while it is
-        # connected.
+        # The beginning of the names of Pub/Sub channels. Each mailbox has one such channel, and its messager is
+        # subscribed to this channel for as long as the messager is connected.
         self.ears = self.own + ":ear:"
 
     table = _key("rule")  # the counts of a rule, by the rule's name
     staged = _key(START + "staged")  # counts of a rule that will replace its present counts
-    # A mailbox's stream, by `mailbox:born`. A later mailbox with the same name has another stream.
+    # A mailbox's stream, by `mailbox:born`. The number `born` differs between mailboxes with the same name, so each has
+    # another stream.
     stream = _mailbox_key("mailbox")
     # A mailbox's stream during a transaction, by the mailbox (see script `large_frames`).
     open_stream = _key(START + "open")
-    ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born`
+    ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born` as well
     state = _mailbox_key("state")  # the state of a mailbox: reader epoch, cursor, counts, limits
     lease = _key(START + "lease")  # the lease of a mailbox, which its messager renews
     survey = _key("survey")  # the items of a survey: each round of questions, and the survey's end

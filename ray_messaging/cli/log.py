@@ -199,7 +199,8 @@ def tail(
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        before = deque([after], limit + 1)  # the position before the rows to print, and then their positions
+        # The position before the first of the last `limit` rows, and the positions of these rows.
+        before = deque([after], limit + 1)
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())
         after, fields = before[0], fields | {"limit": limit}

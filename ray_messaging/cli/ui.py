@@ -189,7 +189,7 @@ def _tell(source: "RunFacts", bound: "Bound", *, as_json: bool) -> None:
 
 
 def _stdin_closed() -> threading.Event:
-    """Return an event that is set when the process that started this one has ended."""
+    """Return an event that is set when stdin is closed: then the process that started this one has ended."""
     closed = threading.Event()
 
     def wait() -> None:

@@ -98,7 +98,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
     def url_of(self, agent: AgentId) -> str:
         """Return the URL of an agent, below which its card is; raise ConfigError if the server does not serve it."""
         if check_id(agent) not in self.agents:
-            raise ConfigError(f"agent {agent!r} is not exposed")
+            raise ConfigError(f"agent {agent!r} is not exposed: add it to the agents= of messaging.expose")
         return f"{self.url}/agents/{quote(str(agent), safe='')}"
 
     def close(self) -> None:

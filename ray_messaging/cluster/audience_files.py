@@ -75,8 +75,8 @@ def positions_of(name: str, edges: Edges) -> Positions:
 def _members(name: str, edges: Edges) -> AgentSet:
     if not isinstance(edges, MemberEdges):
         raise ConfigError(
-            f"audience {name!r} has no members that come and go: create_audience({name!r}, members=ids) makes one; "
-            "a graph is replaced by remove_audience and create_audience"
+            f"audience {name!r} was not made from members, so agents cannot join or leave it: make it by "
+            f"create_audience({name!r}, members=ids); to change a graph, call remove_audience and then create_audience"
         )
     return edges.members
 

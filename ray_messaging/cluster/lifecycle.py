@@ -279,7 +279,7 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
-        raise ConfigError("calls= limits calls by me.remember, which need steps: add steps=Steps()")
+        raise ConfigError("calls= limits calls through me.remember, and these need steps: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is not a path: write {name}='a folder'")

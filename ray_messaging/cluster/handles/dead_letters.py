@@ -285,7 +285,7 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
     Raises: ConfigError unless exactly one of the three arguments is given.
     """
     if (ids is not None) + (mailbox is not None) + everything != 1:
-        raise ConfigError("say which dead letters: pass exactly one of their ids, mailbox='name' and everything=True")
+        raise ConfigError("say which dead letters: pass exactly one of these: ids, mailbox='name', everything=True")
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
 

@@ -33,7 +33,7 @@ class ByKind:
         self.functions = functions
 
     def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
-        """Call the function of the owner's kind."""
+        """Call the function for the kind of `owner`, an agent or a group."""
         function = self.functions.get(owner.kind)
         return {} if function is None else function(owner, *others)
 
@@ -42,7 +42,7 @@ class AsyncByKind(ByKind):
     """One async function in place of the functions of several kinds, some of which may be plain ones."""
 
     async def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
-        """Call the function of the owner's kind, and await its result if that is awaitable."""
+        """Call the function for the kind of `owner`, an agent or a group, and await the result if it is awaitable."""
         answer = super().__call__(owner, *others)
         return await answer if inspect.isawaitable(answer) else answer
 

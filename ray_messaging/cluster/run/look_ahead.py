@@ -170,7 +170,7 @@ class _StepAhead:
         mine = self.sent[place]
         deliver = self.number + 1 if deliver_at is None else int(deliver_at)
         if not self.number < deliver <= self.number + self._ahead.horizon:
-            raise ConfigError(f"deliver_at={deliver_at!r} in step {self.number}")
+            raise ConfigError(f"deliver_at={deliver_at!r} cannot be reached from step {self.number}")
         sent = _Sent(self.number, place, len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
         return sent
