@@ -36,7 +36,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which a version's changes are valid, or ALWAYS if the version is before all pairs."""
+        """Return the step from which a version's changes are valid, or ALWAYS if all pairs have later versions."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -431,7 +431,7 @@ class Routes:
         return routes
 
     def _match(self, to_id: AgentId | None, topic: str) -> int:
-        """Return the route of a channel, also to mailboxes that listen to patterns."""
+        """Return the route of a channel, including mailboxes that listen to patterns which match it."""
         route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
         channel = build_channel(self.exp_id, to_id, topic)
         for length in self._glob_lengths:

@@ -62,7 +62,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, with the sender in the upper half; and the ids, if the halves are indexes of ids.
+    """Return the pairs as keys, the sender in the upper half, and the ids if the halves of the keys are indexes of ids.
 
     If the ids are None, the halves are the ids themselves. The array of keys can grow without a copy, because the
     kernel moves its memory.
@@ -349,7 +349,7 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the beginnings and lengths of the ranges of places that could be near each point of a block."""
+        """Return, for each point of a block, where the ranges of places near the point begin, and how long they are."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)

@@ -114,7 +114,7 @@ def fold(
 
 
 def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:
-    """Return the `kinds` of rows for `fold`: a number for each row, the same for rows of equal payload and labels.
+    """Return the argument `kinds` of `fold`: a number for each row, equal for rows with equal payload and labels.
 
     Args: `lines` has the payloads of rows that rules rewrote, and `labels` the rows with each label.
     """

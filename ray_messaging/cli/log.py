@@ -171,7 +171,8 @@ def thread(
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
     """Print a message, and below it the messages that its sender had just read, each with its own causes.
 
-    With --json, each message of the tree is a line, which comes before its causes. `cause_of` is the message above it.
+    With --json, each message of the tree is a line, which comes before its causes. `cause_of` names the message above
+    it.
     """
     found = open_log(target).why(message_id, depth)
     if as_json:
@@ -218,7 +219,7 @@ def tail(
 
 @app.command(short_help="Show what ran: settings, groups, rules, starts.")
 def run(target: Target, as_json: Json = False) -> None:
-    """Show the record of a run: steps, groups, model, starts with commands and versions, and changes of rules."""
+    """Show the record of a run: steps, groups, model, command and versions of each start, and changes of rules."""
     found = open_log(target).run
     if as_json:
         print_json(json_line(found or {}))

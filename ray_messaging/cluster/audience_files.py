@@ -82,7 +82,7 @@ def _members(name: str, edges: Edges) -> AgentSet:
 
 
 class AudienceMaker:
-    """Maker of versions of audiences. It writes a version's files, and then the interceptor enters it in the directory.
+    """Maker of versions of audiences. It writes the files of a version before the directory gets the version.
 
     A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
     the files, serves processes on other nodes. It has no state.

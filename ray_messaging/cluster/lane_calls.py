@@ -2,7 +2,7 @@
 
 The body of a request or answer begins with a table of sizes (u32): the number of parts, then the size of each part. The
 first part is a MessagePack header, the other parts are frames. An empty answer means that there is no result. Then the
-handle repeats the call by Ray, which raises the error, if there is one. Nothing on the lane is pickled.
+handle repeats the call as a Ray call, which raises the error, if there is one. Nothing on the lane is pickled.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about the pairs of broadcast and hearer in a call, which the handle that broadcast does not know.
+    """Facts about the pairs (broadcast, hearer) of a call. The handle that made the call does not know them.
 
     `numbers` has the numbers of the pairs' messages (uint32), and `sent_at` their times (float64, or one time for all).
     `hearers` is set only if some messages were not received. It has the values (int64), kinds and strings of the

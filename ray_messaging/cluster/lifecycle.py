@@ -80,8 +80,8 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        # The next start needs the files of audiences, which are in the log's folder. If that is a URI, it has copies of
-        # them.
+        # The next start needs the files of audiences, which are in the log's folder. If the log has a URI, there are
+        # copies of the files at this URI.
         copied = spec.log_dir is not None and "://" in spec.log_dir
         if kept is None and spec.audiences is not None and (copied or (config is None and spec.log_dir is None)):
             self._temporary = spec.audiences.folder
@@ -290,10 +290,11 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is that of this process. The folder is in the log's folder, or without a log in the folder of the server's
-    data, or else it is temporary. A user's own server keeps the experiment's data for a later start. So the name of a
-    temporary folder has a hash of the server's address, by which a later start on this node finds the files. If the log
-    has a URI, each start has a folder of its own, because copies of the files are at the URI.
+    The node is that of this process. The folder is in the log's folder. Without a log it is in the folder of the
+    server's data, and if the data have no folder, it is temporary. A user's own server keeps the experiment's data for
+    a later start. So the name of a temporary folder has a hash of the server's address, by which a later start on this
+    node finds the files. If the log has a URI, each start has a folder of its own, because copies of the files are at
+    the URI.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")

@@ -125,8 +125,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             tracing: Record OpenTelemetry spans of a sample of the batches, from sender to handler (see
                 docs/operations.md). None: no spans.
             shards: With steps, the number of servers over which large messages are spread (see docs/operations.md).
-            This many embedded servers start on this node. With a Redis Cluster of your own, this many hash slots are
-            used.
+                This many embedded servers start on this node. With a Redis Cluster of your own, this many hash slots
+                are used.
                 "per-node" starts one server on each node that Ray has now. All other data are on the first server.
                 None: one server.
             calls: The limits, for all groups together, of agents' calls through `me.remember`. None: no limits.

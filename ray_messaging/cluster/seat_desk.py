@@ -110,7 +110,7 @@ class _Seat:
         self.ends: float | None = None  # when the person's time is over
         self.answer: asyncio.Future[SeatAnswer] | None = None
         self.over = -1  # the last step whose question was closed in this process
-        self.version = secrets.randbelow(2**40)  # pages have seen versions of an earlier process
+        self.version = secrets.randbelow(2**40)  # random, because pages may know versions of an earlier process
         self.changed = asyncio.Event()
 
     def change(self) -> None:
@@ -298,10 +298,10 @@ class SeatDesk:
         question, waiting = seat.question, seat.answer
         if question is None or question.step != step:
             if seat.facts.last is not None and seat.facts.last.step == step:
-                return  # the page has sent it before, and did not hear that it arrived
+                return  # the page has sent this answer before, and got no confirmation
             if step <= seat.over:
                 raise _over(step)
-            text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # the run begins again
+            text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # as when the run has begun again
             raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:

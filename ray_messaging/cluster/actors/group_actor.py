@@ -119,7 +119,7 @@ class GroupActor:
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:
-        """Return host, port and token of the lane, the socket on which handles call this actor faster than by Ray."""
+        """Return host, port and token of the lane, a socket for calls of this actor, faster than calls through Ray."""
         return await self._host.lane.address(get_node_ip_address())
 
     # Handles call these methods. A call that Ray repeats is executed once.

@@ -121,8 +121,8 @@ class GroupLaneServer(LaneServer):
 
     The lane's token is unique to this process of the group.
 
-    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call by Ray, which
-    raises the error.
+    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call as a Ray call,
+    which raises the error.
     """
 
     def __init__(self, group: "GroupHost") -> None:
@@ -284,7 +284,7 @@ class GroupHost:
         await self.messager.engine.release(agents, target, timeout)
 
     async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
-        """Execute a call of a handle and return its answer. The call came over the lane or by Ray.
+        """Execute a call of a handle and return its answer. The call came over the lane or as a Ray call.
 
         A send that is repeated is executed only once.
 

@@ -224,7 +224,7 @@ class InterceptorHost:
     # -- rules at run time ----------------------------------------------------------------------------------------
 
     def checked(self, rule: Any) -> PickledRule:  # noqa: ANN401 - as a user passes it
-        """Return the pickle of a rule; raise RuleError for a rule that this experiment cannot have."""
+        """Return the pickle of a rule; raise RuleError for a rule that this experiment cannot use."""
         RuleSet([rule])  # raises RuleError for an object that is not a rule
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         if isinstance(rule, StepRule):

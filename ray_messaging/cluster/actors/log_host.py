@@ -306,7 +306,7 @@ class LogHost:
     async def count_blocked(self) -> int:
         """Return the number of blocked messages so far.
 
-        If it is passed to `blocked` as the cursor, only later messages are returned.
+        With this number as the cursor, `blocked` returns only later messages.
         """
         counted = await self.ask("count", {"by": "fate", "fate": FATES[BLOCKED]})
         return int(counted["count"][0].as_py()) if len(counted) else 0

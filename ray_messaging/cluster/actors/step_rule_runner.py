@@ -122,7 +122,8 @@ class StragglerWatch:
         self._store = store
         self._exp_id = exp_id
         self._stall_s = stall_s
-        self._said: dict[tuple[str, int], float] = {}  # by group and step, how long it was late when it was last logged
+        # By group and step, how late the group was when it was last logged.
+        self._said: dict[tuple[str, int], float] = {}
         self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
 
     async def _run(self) -> None:

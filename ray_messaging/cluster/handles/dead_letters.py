@@ -292,9 +292,9 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
 async def _letters(
     store: RedisDeadLetters, ids: list[str] | None, mailbox: str | None
 ) -> AsyncIterator[tuple[str, DeadFrame | None]]:
-    """Yield (id, letter) for each of `ids`, or if that is None, for all letters of `mailbox`, or of all mailboxes.
+    """Yield (id, letter) for each of `ids`. The letter is None if no letter has the id.
 
-    The letter is None if no letter has the id.
+    If `ids` is None, yield the letters of `mailbox`, or of all mailboxes if `mailbox` is None, too.
     """
     for name in ids or ():
         yield name, await store.get(name)

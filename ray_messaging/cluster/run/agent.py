@@ -416,7 +416,7 @@ class AgentLoop:
         calls.stop = look.stop
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that the look-ahead made for the step that ends now, or for earlier steps, in vain."""
+        """Return the calls that the look-ahead made in vain, for the step that ends now and for earlier steps."""
         flights = [found for step, found in self._flights.items() if step <= self.number]
         unused = [record for each in flights for record in each.unused()]
         if unused:

@@ -94,7 +94,7 @@ class _StepAhead:
     `unclear` has the places of agents that did something whose effect on other agents is not known here.
     """
 
-    step = None  # no rule has blocked anything
+    step = None  # agents that run ahead see no messages as blocked
     sends = None
 
     def __init__(self, look: "LookAhead", number: int, calls: RememberedCalls, ahead: Ahead) -> None:
@@ -179,7 +179,7 @@ class _StepAhead:
 class LookAhead:
     """The agents of a group that run ahead. All methods except `prepare` are called in the model's event loop.
 
-    Args: `reached` has the agents of the group that agents of other groups may reach, by the graph.
+    Args: `reached` has the agents of the group to which, according to the graph, agents of other groups may send.
     """
 
     def __init__(
@@ -202,27 +202,28 @@ class LookAhead:
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
         self._old: list[RememberedCalls] = []  # the calls of steps that are no longer run ahead
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by place, the agents that run
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # the tasks of the agents that run, by the agents' places
         self._forget()
 
     def _forget(self) -> None:
         self.places = NO_PLACES
         self._steps: dict[int, _StepAhead] = {}
-        self._next: list[int] = []  # by place, the first step that the agent has not ended
-        self._running: dict[int, int] = {}  # by place, the step in which the agent runs
+        self._next: list[int] = []  # by the agent's place, the first step that it has not ended
+        self._running: dict[int, int] = {}  # by the agent's place, the step in which it runs
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
         self._active: list[bool] = []
         self._circles: list[_Circle] = []
-        self._circles_of: list[list[int]] = []  # by place, the circles to which the agent may send
-        # By place, the places of the agents that may send to the agent, and its own place.
+        self._circles_of: list[list[int]] = []  # by the agent's place, the circles to which it may send
+        # By the agent's place, the places of all agents that may send to it, and its own place.
         self._senders: list[frozenset[int]] = []
         # By step and circle: how many of the circle's senders have ended the step before.
         self._ended: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
-        self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by step and place, messages that were read
-        self._real: dict[int, Messages] = {}  # by place, the inboxes of the open step
-        self._ready: list[tuple[int, int]] = []  # a heap of steps and places that may run
+        # By step and agent's place, how many messages it read.
+        self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._real: dict[int, Messages] = {}  # the inboxes of the open step, by the agents' places
+        self._ready: list[tuple[int, int]] = []  # a heap of (step, agent's place) that may begin
         # By step, the places of agents that wait until this step may run ahead.
         self._held: defaultdict[int, list[int]] = defaultdict(list)
 
@@ -426,7 +427,7 @@ class LookAhead:
             if answer is None and isinstance(agent.state, dict):
                 state = decode_exactly(encode_exactly(agent.state, "me.state"))
         except RAISED:
-            if self._tasks.get(place) is not mine:  # it was cancelled
+            if self._tasks.get(place) is not mine:  # the task was cancelled
                 raise
             # The step itself raises the error.
         if self._tasks.get(place) is not mine:

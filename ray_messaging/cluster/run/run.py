@@ -234,7 +234,7 @@ class Run(AbstractContextManager["Run"]):
                 sys.stderr.write(line)
             kept.inputs = inputs
 
-            opened: dict[Any, str] = {}  # by call that opens a mailbox, the group's name
+            opened: dict[Any, str] = {}  # for each call that opens a mailbox, the group's name
 
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
@@ -437,7 +437,7 @@ def parent_of(messaging: "Messaging") -> str | None:
 def seats_of(
     messaging: "Messaging", parent: str | None, options: RunOptions, plans: Sequence[GroupPlan]
 ) -> frozenset[AgentId]:
-    """Return the agents for which people act: those with a seat, and of a fork also those of its parent.
+    """Return the agents for which people act: those with a seat, and in a fork also those with a seat in the parent.
 
     Raises: ConfigError if such an agent is not in the run, or the model is called for whole groups.
     """
@@ -516,7 +516,7 @@ def _watch(
     while waiting:
         done, waiting = wait(waiting, timeout=_LOOK_S)
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
-            raise gone  # groups may wait for minutes for the lost machine's server
+            raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
         try:
             spent = spent or any(part.spent for part in _results(done))
         except ConnectionFailed as error:

@@ -113,8 +113,8 @@ class RunActor:
     constructor for a restart.
 
     Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`,
-    and `later` to `step_loop`. If the run belongs to no experiment, `limit_calls` applies the settings of calls by
-    `me.remember`.
+    and `later` to `step_loop`. If the run belongs to no experiment, `limit_calls` applies the settings of calls
+    through `me.remember`.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class RunActor:
         return calls
 
     def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead | None:
-        """Return how far agents may run ahead; if rules may change what they hear, not at all."""
+        """Return which steps may run ahead (None: none). If rules may change what agents hear, only the open step may."""
         if not self._ahead:
             return None
         assert self._messager is not None
@@ -336,7 +336,7 @@ class RunActor:
             await steps.aclose()
 
     async def end_after(self, last: int, turn: int) -> None:
-        """Make the call of `run` with the number `turn` end after step `last`. Ignore this if the call has ended."""
+        """Make the call of `run` with the number `turn` end after step `last`. Do nothing if that call has ended."""
         if turn == self._turn:
             self._last = last
             if self._loop is not None:

@@ -25,7 +25,7 @@ from ray_messaging.receiving.call_checks import check_timeout
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import RunOptions
 
-# For each agent its data and its neighbours. It is empty if the run has neither data nor a graph.
+# For each agent its data and its neighbours. The dict is empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 

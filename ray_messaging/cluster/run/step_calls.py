@@ -259,7 +259,7 @@ class _Remembered(msgspec.Struct):
     arguments: str | None
     place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
-    by_person: bool = False  # a person at a seat answers: the limits of calls are for models
+    by_person: bool = False  # whether a person answers; limits are only for calls of models
     meter: CallMeter | None = None  # counts the tokens that the call uses
     answered: bool = False  # the call was made here, and has a result
 
@@ -279,7 +279,7 @@ class _Flight:
 
     @property
     def known(self) -> tuple[str, KeptCall] | None:
-        """Return the source and the result, or None if there is no result yet."""
+        """Return the source and the result of the call, or None if there is no result yet."""
         outcome = self.answer.result() if self.answer.done() else None
         return outcome if isinstance(outcome, tuple) else None
 
@@ -313,9 +313,9 @@ class RememberedCalls:
 
     Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
     `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
-    gets the numbers of calls, by where the result came from, and of retries. `flights` has the calls that the step
-    shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the look-ahead, and a
-    result counts only once the step itself asks for it.
+    gets the number of calls for each source of results, and the number of retries. `flights` has the calls that the
+    step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the look-ahead,
+    and a result counts only once the step itself asks for it.
     """
 
     memory: CallMemory
@@ -456,7 +456,7 @@ class RememberedCalls:
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
         call.meter = CallMeter(self._price)
-        metering.set(call.meter)  # only for this task
+        metering.set(call.meter)  # other tasks do not see this value
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None

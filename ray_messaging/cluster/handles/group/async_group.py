@@ -281,7 +281,8 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received some of them
+        # Another task may have received some of these parts.
+        for places, frame in found.parts[len(answers.parts) - parts :]:
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
             answers.fail(place, error)
@@ -614,7 +615,7 @@ class GroupService:
     async def begin(self) -> Sequence[Message]:
         """Record at the group's actor that this handle serves.
 
-        Returns: [], because no messages must be handled first.
+        Returns: an empty sequence, because no message must be handled before the first fetch.
         """
         await self._group._insist(self._group.actor.begin_service.remote)
         return ()
