@@ -303,7 +303,7 @@ class RunActor:
         return calls
 
     def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead | None:
-        """Return which steps may run ahead (None: none). If rules may change what agents hear, only the open step may."""
+        """Return which steps may run ahead: only the open step if rules may change what agents hear. None: no step."""
         if not self._ahead:
             return None
         assert self._messager is not None
