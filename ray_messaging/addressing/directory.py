@@ -107,8 +107,8 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     frame_bytes: int = FRAME_BYTES
     # Whether agents have moved, so that a later reader of the mailbox must host the agents of this record.
     moved: bool = False
-    # The last changes of its agents. Broadcasts that wait in the mailbox may name the agents that it had before a
-    # change.
+    # The last changes of the mailbox's agents. Broadcasts that wait in the mailbox may name the agents that it had
+    # before a change.
     changes: list[Change] = []
     origins: list[FormerMailbox] = []
 

@@ -72,7 +72,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
         show_stats(console, found)
         if plot_file is not None:
             console.print(f"\nThe picture is in {plot_file}.")
-    if log.unended:  # `open_log` has printed a warning about it on stderr
+    if log.unended:  # `open_log` has printed a warning on stderr that the log has no end
         raise typer.Exit(DOES_NOT_BALANCE)
 
 

@@ -124,7 +124,7 @@ def _opened(target: str | None, model: str | None, beside: str | None, *, of_pro
     if target is None:
         assert model is not None
         if beside is not None:
-            raise ConfigError("--beside compares two folders of logs, and --model runs a model")
+            raise ConfigError("--beside compares two folders of logs, and --model runs a model: leave out one of them")
         from ray_messaging.cli.fork_command import imported_function  # noqa: PLC0415 - they take a second
         from ray_messaging.inspector.sources.model_facts import ModelFacts  # noqa: PLC0415
 

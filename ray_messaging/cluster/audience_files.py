@@ -182,7 +182,7 @@ class AudienceFiles:
         return self._experiment.audiences
 
     def _here(self) -> bool:
-        # On Ray Client, Ray returns a node on which this process is not.
+        # On Ray Client, the node that Ray returns is not the node of this process.
         return not on_ray_client() and context().get_node_id() == self._home.node
 
     def _actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle

@@ -20,8 +20,8 @@ from ray_messaging.errors import ConfigError, InvalidAddress, NoQuestion, Unknow
 from ray_messaging.model.exact import encode_exactly
 
 MOST_MESSAGES: Final = 20  # the most messages that a person sends in a step
-MOST_CHARACTERS: Final = 4_000  # the most characters of each of them
-MOST_RECIPIENTS: Final = 1_000  # the most recipients of all of them together
+MOST_CHARACTERS: Final = 4_000  # the most characters of one message of a person
+MOST_RECIPIENTS: Final = 1_000  # the most recipients of all messages of a person in a step
 _HISTORY: Final = 200  # the last lines of a conversation that are kept for the page
 _WAIT_S: Final = 25.0  # after this time the web server asks again for news, so that a lost call does no harm
 
@@ -333,7 +333,7 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError("This text has signs that cannot be sent.") from None
+        raise ConfigError("This text has characters that cannot be sent: please remove them.") from None
     if answers is not None:
         asked = next((each for each in question.heard if each.id == answers and each.asks), None)
         if asked is None:

@@ -66,7 +66,8 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position of the last row that `clear` has removed from the list that `rows` returns
-        # The time of that call in ms, by the server's clock. Unlike a position, it is also valid in a later process.
+        # The time of the last call of `clear` in ms, by the server's clock. Unlike a position, the time is also valid
+        # in a later process.
         self._cleared_ms = -1
         self._noting = asyncio.Lock()
         self._rule_changes: list[folder_records.RuleChange] = []  # the last rule changes that were written

@@ -49,7 +49,7 @@ class Groups:
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
             try:
                 actor = start_actor(self._exp_id, GroupActor, named | places.of(name), experiment, name)
-                call = actor.open.remote(agents, topics)  # on Ray Client this call raises the error
+                call = actor.open.remote(agents, topics)  # on Ray Client this call itself raises the actor's error
             except ValueError as error:
                 raise AlreadyExists(
                     f"experiment {self._exp_id!r} has a group {name!r} already: choose another name, or use "

@@ -317,7 +317,7 @@ class AgentLoop:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        # By place, agents' generators; by ~place, their generators for `step_rng`.
+        # By an agent's place, its generator; by ~place, its generator for `step_rng`.
         self.drawn: dict[int, np.random.Generator] = {}
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()

@@ -233,7 +233,7 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
     ids = ids if hasattr(ids, "__len__") else [*ids]
     everybody = AgentSet.of(ids)
     if not len(everybody):
-        raise ConfigError("a run needs at least one agent")
+        raise ConfigError("agents= has no agents: a run needs at least one agent")
     if len(everybody) < len(ids):
         twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
         raise ConfigError(
@@ -287,7 +287,7 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
         if len(left):
             raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
     if total > len(everybody):
-        raise ConfigError("some agents are in two groups: put each agent into one group")
+        raise ConfigError("groups= has some agents in two groups: put each agent into one group")
     return dict(found)
 
 

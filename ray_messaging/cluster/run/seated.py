@@ -21,7 +21,7 @@ AskSeat = Callable[[SeatQuestion], Awaitable[SeatAnswer]]
 TellSeat = Callable[[AgentId, int, str], object]
 
 MOST_HEARD: Final = 100  # a person reads at most this many messages in a step, the last ones
-_LONGEST: Final = 4_000  # the most characters of each of them
+_LONGEST: Final = 4_000  # the most characters of one such message
 _MOST_NAMED: Final = 1_000  # the most neighbours that are offered as recipients
 
 _encode_json = msgspec.json.Encoder(enc_hook=repr).encode

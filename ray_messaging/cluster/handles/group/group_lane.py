@@ -271,8 +271,8 @@ class LoopConnection:
         self._loop = asyncio.get_running_loop()
         self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others have no answer
         self._calls = 0  # the number of calls that have no answer yet
-        self._nbytes = 0  # the size of these calls in bytes
-        self._watch: asyncio.TimerHandle | None = None  # set while there are such calls
+        self._nbytes = 0  # the size in bytes of the calls that have no answer yet
+        self._watch: asyncio.TimerHandle | None = None  # set while calls wait for an answer
         self._heard = 0  # the number of answers up to the last check
         self._silent = 0  # the number of checks since the last answer
         self._asking: asyncio.Task[None] | None = None
