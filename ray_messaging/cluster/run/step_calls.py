@@ -375,10 +375,12 @@ class RememberedCalls:
         call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content, by_person)
         self._records.append(None)
         known = self.memory.known(call.key)
-        if known is None and self.flights is not None and (flight := self.flights.by_key.get(call.key)) is not None:
+        flight = None if self.flights is None else self.flights.by_key.get(call.key)
+        if flight is not None:
             flight.used |= not self.early
-            known = flight.known
-        if known is None and call.content is not None and not self.memory.may_know:
+            known = known or flight.known
+        # A call that is under way may be the one whose answer the store has already. Then it is recorded as made.
+        elif known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
 
