@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, rules, run
+from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -204,6 +204,39 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_pa
     assert Counter(row["source"] for row in found) == {"model": 32, "unused": 1}
     (vain,) = (row for row in found if row["source"] == "unused")
     assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
+
+
+def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp_path):
+    far, late, ended, tried = threading.Event(), threading.Event(), threading.Event(), Counter()
+
+    def ask(agent, step):
+        tried[agent, step] += 1
+        if (agent, step) == (0, 4):
+            assert far.wait(WAIT_S)  # agent 2 has begun step 5 by then, and has not heard the stranger
+        if step == 7:
+            late.set()  # with ahead=1, step 5 has ended by then
+        if step == 9:
+            assert ended.wait(WAIT_S)
+        return step
+
+    def ask_in_vain(_draw):
+        far.set()
+        assert late.wait(WAIT_S)
+        ended.set()
+        report_usage(input_tokens=5, output_tokens=6)
+        return "in vain"
+
+    async def person(me, inbox):
+        vain = (me.id, me.step) == (2, 5) and not inbox
+        me.state["told"] = await (me.remember(ask_in_vain, 0) if vain else me.remember(ask, me.id, me.step))
+        if (me.id, me.step) == (0, 4):
+            me.send(2, {"to": "a stranger"})
+
+    result = run(person, agents=4, graph=TWO_PAIRS, until=40, ahead=1, log_dir=tmp_path / "log", **NEAR)
+    assert (result.calls.model, result.calls.unused, result.calls.output_tokens) == (160, 1, 6)
+    calls = EventLog.open(tmp_path / "log").calls().to_pylist()
+    (vain,) = (row for row in calls if row["source"] == "unused")
+    assert (vain["agent"], vain["result"], vain["output_tokens"]) == (2, '"in vain"', 6)
 
 
 class Busy(Exception):

@@ -628,7 +628,7 @@ async def test_a_call_that_an_earlier_attempt_has_made_ahead_was_not_made_in_vai
     _, step = both(flights, kept, again=True)
     assert await step.call(AGENT, str, (1,), {}) == "1"  # now the results of the earlier attempt are loaded
     assert await step.call(AGENT, paid, (), {}) == "yes"
-    assert flights.unused() == []
+    assert flights.in_vain() == ([], [])
 
 
 async def waiting(call):
