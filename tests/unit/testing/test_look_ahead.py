@@ -13,7 +13,9 @@ from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.eventlog.call_rows import parent_calls
 from ray_messaging.messager import GroupMessager
+from ray_messaging.model.exact import decode_exactly
 
 FEATURES = ("sends", "later", "asks", "stops", "idle", "moves", "strangers", "outcasts", "twice", "errors")
 UNKNOWN = {"asks", "moves", "strangers"}  # messages on ways that the graph does not have
@@ -237,6 +239,43 @@ def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp
     calls = EventLog.open(tmp_path / "log").calls().to_pylist()
     (vain,) = (row for row in calls if row["source"] == "unused")
     assert (vain["agent"], vain["result"], vain["output_tokens"]) == (2, '"in vain"', 6)
+
+
+def test_a_fork_does_not_take_the_answer_of_a_call_that_an_earlier_step_made_in_vain(tmp_path):
+    far, late, ended = threading.Event(), threading.Event(), threading.Event()
+    step_of_call = Counter()
+
+    def ask(agent, step):
+        if (agent, step) == (0, 4):
+            assert far.wait(WAIT_S)
+        if step == 7:
+            late.set()
+        if step == 9:
+            assert ended.wait(WAIT_S)
+        return step
+
+    def roll(_dice):
+        step_of_call["roll"] += 1
+        if step_of_call["roll"] > 1:
+            return "needed"
+        far.set()
+        assert late.wait(WAIT_S)
+        ended.set()
+        return "in vain"
+
+    async def person(me, inbox):
+        rolls = me.id == 2 and me.step >= 5 and not inbox
+        me.state["told"] = await (me.remember(roll, 0) if rolls else me.remember(ask, me.id, me.step))
+        if (me.id, me.step) == (0, 4):
+            me.send(2, {"to": "a stranger"})
+
+    result = run(person, agents=4, graph=TWO_PAIRS, until=40, ahead=1, log_dir=tmp_path / "log", **NEAR)
+    assert result.calls.unused == 1
+    calls = EventLog.open(tmp_path / "log").calls().to_pylist()
+    (vain,) = (row for row in calls if row["source"] == "unused")
+    assert vain["step"] > 5
+    found = parent_calls(str(tmp_path / "log"), vain["step"], range(4))
+    assert decode_exactly(found[vain["key"]]) == "needed"
 
 
 class Busy(Exception):
