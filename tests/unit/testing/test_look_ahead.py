@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 from support.patience import WAIT_S
@@ -429,6 +430,41 @@ async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
     assert {key for key, count in asked.items() if count > 1} <= {(0, 0), (1, 0), (2, 5), (3, 4), (3, 5)}  # in flight
     assert found.calls["kept"] >= 8
     assert found.calls["kept"] + found.calls["model"] == 32
+
+
+async def test_an_agent_that_moves_has_the_answers_of_the_run_that_was_forked_there_too(tmp_path):
+    groups, asked = {"g0": [0, 1], "g1": [2, 3]}, Counter()
+
+    async def roll(agent, step):
+        asked[agent, step] += 1
+        return asked[agent, step]
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(roll, me.id, me.step)
+        if (me.id, me.step) == (0, 2):
+            me.move("g1")
+
+    given = {"agents": 4, "groups": groups, "graph": TWO_PAIRS}
+    await asyncio.to_thread(run, person, **given, until=8, log_dir=tmp_path / "log", progress=False)
+    plans = plans_for(OPTIONS, 4, groups, TWO_PAIRS, 1, near=True)
+    plan_of = {plan.name: known(plan) for plan in plans}
+    inputs = RunInputs(known(person), known(OPTIONS), known(None), plan_of, str(tmp_path / "log"), ahead=5)
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
+        actors = []
+        for plan in plans:
+            messager = await stack.enter_async_context(GroupMessager(server, "fork", None, name=plan.name))
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            actors.append(RunActor(messager))
+            stack.push_async_callback(actors[-1].close)
+        running = (
+            actor.run(plan.name, [known((None, inputs))], 8, 1, with_states=True)
+            for actor, plan in zip(actors, plans, strict=True)
+        )
+        found = await asyncio.wait_for(asyncio.gather(*running), WAIT_S)
+    assert [sorted(part.states) for part in found] == [[1], [0, 2, 3]]
+    assert sum((part.calls for part in found), Counter()) == {"parent": 32}
+    assert {*asked.values()} == {1}
 
 
 def known(value):
