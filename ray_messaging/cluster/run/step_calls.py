@@ -138,7 +138,8 @@ class StepCalls:
         assert self.timeout is not None
         text = f"it was not done after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
-        # The error names the agent that took most of the time of the others, even if their calls began long before.
+        # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
+        # is late may have begun long before, and only waited for the loop.
         if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
             text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
