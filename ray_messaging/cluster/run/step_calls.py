@@ -522,7 +522,7 @@ class RememberedCalls:
         assert call.meter is not None
         before = self.memory.failed(call.key)
         call.meter.used = None if before is None else before.usage
-        if self.flights is not None:
+        if self.flights is not None and before is not None:
             self.flights.failed.pop(call.key, None)  # what it has used is part of what this call has used
         try:
             source, made = await self._once(call, function)
@@ -549,13 +549,16 @@ class RememberedCalls:
     async def _keep_failed(self, call: _Remembered) -> None:
         """Record what a failed call has used, because it was paid."""
         assert call.meter is not None
-        if call.meter.used is not None and self.memory.broken is None:
-            made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
-            await self.memory.keep_failed(call.key, made)
+        if call.meter.used is None:
+            return
+        made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
+        if self.early and self.flights is not None:
+            self.flights.failed[call.key] = _record_of(call, FAILED, made)  # even if the step has ended by now
             self.counts[FAILED] += 1
-            if self.early and self.flights is not None:
-                self.flights.failed[call.key] = _record_of(call, FAILED, made)
-            else:
+        if self.memory.broken is None:
+            await self.memory.keep_failed(call.key, made)
+            if not self.early:
+                self.counts[FAILED] += 1
                 self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:

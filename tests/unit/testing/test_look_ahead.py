@@ -209,7 +209,8 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_pa
     assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
 
 
-def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp_path):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp_path, fails):
     far, late, ended, tried = threading.Event(), threading.Event(), threading.Event(), Counter()
 
     def ask(agent, step):
@@ -227,6 +228,8 @@ def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp
         assert late.wait(WAIT_S)
         ended.set()
         report_usage(input_tokens=5, output_tokens=6)
+        if fails:
+            raise ValueError("no answer")
         return "in vain"
 
     async def person(me, inbox):
@@ -236,10 +239,11 @@ def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp
             me.send(2, {"to": "a stranger"})
 
     result = run(person, agents=4, graph=TWO_PAIRS, until=40, ahead=1, log_dir=tmp_path / "log", **NEAR)
-    assert (result.calls.model, result.calls.unused, result.calls.output_tokens) == (160, 1, 6)
+    assert (result.calls.model, result.calls.unused, result.calls.output_tokens) == (160, not fails, 6)
     calls = EventLog.open(tmp_path / "log").calls().to_pylist()
-    (vain,) = (row for row in calls if row["source"] == "unused")
-    assert (vain["agent"], vain["result"], vain["output_tokens"]) == (2, '"in vain"', 6)
+    (vain,) = (row for row in calls if row["source"] != "model")
+    assert (vain["agent"], vain["output_tokens"]) == (2, 6)
+    assert (vain["source"], vain["result"]) == (("failed", "null") if fails else ("unused", '"in vain"'))
 
 
 def test_a_fork_does_not_take_the_answer_of_a_call_that_an_earlier_step_made_in_vain(tmp_path):
