@@ -233,6 +233,10 @@ class StepLoop:
             )
         return self._memories[step]
 
+    def forget_calls(self) -> None:
+        """Forget the remembered calls of the open step, and of steps after it. `calls_of` reads them again."""
+        self._memories = {}
+
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
         """Become the group's driver, and make the sender of its steps.
 

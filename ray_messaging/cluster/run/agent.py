@@ -407,22 +407,23 @@ class AgentLoop:
         anew: bool,
     ) -> None:
         """Let agents run ahead from the beginning of a step on."""
-        # The previous step is committed, with records of all its calls that have ended. Those under way are kept here.
+        # The step before is committed. Only the calls that have ended since then, or are under way, are not in its
+        # records.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
-            if not self._flights[earlier].forget_ended():
+            if not self._flights[earlier].forget_told():
                 del self._flights[earlier]
         early = partial(self._calls_for, shared=True, early=True)
         calls.begin = partial(look.begin, step, self._agents, called, ahead, early, anew=anew)
         calls.stop = look.stop
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that the look-ahead made in vain, for the step that ends now and for earlier steps."""
-        flights = [found for step, found in self._flights.items() if step <= self.number]
-        unused = [record for each in flights for record in each.unused()]
+        """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
+        found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
+        unused = [record for answered, _ in found for record in answered]
         if unused:
             look.unneeded()
         self.call_counts[UNUSED] += len(unused)
-        return [*unused, *(record for each in flights for record in each.failed.values())]
+        return [*unused, *(record for _, failed in found for record in failed)]
 
     def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
         """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""

@@ -279,6 +279,8 @@ class RunActor:
     async def _run_step(self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes) -> None:
         await homes.prepare(step.places.agents)
         loop.ahead = self._ahead
+        if self._parent_calls is not None and step.before != step.places.agents:
+            loop.forget_calls()  # they lack the parent's results of the agents that have come
         assert self._watch is not None
         assert self._messager is not None
         tracer = self._messager.engine.tracer

@@ -291,18 +291,29 @@ class Flights:
     def __init__(self) -> None:
         self.by_key: dict[str, _Flight] = {}
         self.failed: dict[str, CallRecord] = {}  # the calls of the look-ahead that have used something, and failed
+        self.late: list[CallRecord] = []  # the calls of the look-ahead that were answered when their step had ended
+        self._told: dict[int, object] = {}  # by its id, what `in_vain` has told
 
-    def unused(self) -> list[CallRecord]:
-        """Return the calls that the look-ahead made, and for which the step, which has ended, never asked."""
-        flights = [flight for flight in self.by_key.values() if not flight.used]
-        made = [(flight.call, *flight.known) for flight in flights if flight.known is not None]
-        return [_record_of(call, UNUSED, answer) for call, source, answer in made if source == MODEL]
+    def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
+        """Return the calls that were made ahead, and that the step, which has ended, does not need.
 
-    def forget_ended(self) -> bool:
-        """Forget the calls that have ended; return whether others are under way."""
-        self.failed = {}
-        self.by_key = {key: flight for key, flight in self.by_key.items() if not flight.answer.done()}
-        return bool(self.by_key)
+        The first list has the calls that were answered, the second those that have used something, and failed.
+        """
+        ended = [flight for flight in self.by_key.values() if flight.answer.done()]
+        made = [(flight.call, *flight.known) for flight in ended if not flight.used and flight.known is not None]
+        unused = [_record_of(call, UNUSED, answer) for call, source, answer in made if source == MODEL]
+        failed = [*self.failed.values()]
+        self._told = {id(each): each for each in (*ended, *failed, *self.late)}
+        return [*unused, *self.late], failed
+
+    def forget_told(self) -> bool:
+        """Forget the calls that were told, once the step that told them is committed; return whether any are left."""
+        told = self._told
+        self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
+        self.failed = {key: record for key, record in self.failed.items() if id(record) not in told}
+        self.late = [record for record in self.late if id(record) not in told]
+        self._told = {}
+        return bool(self.by_key or self.failed or self.late)
 
 
 @dataclass(eq=False)
@@ -376,10 +387,12 @@ class RememberedCalls:
         call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content, by_person)
         self._records.append(None)
         known = self.memory.known(call.key)
-        if known is None and self.flights is not None and (flight := self.flights.by_key.get(call.key)) is not None:
+        flight = None if self.flights is None else self.flights.by_key.get(call.key)
+        if flight is not None:
             flight.used |= not self.early
-            known = flight.known
-        if known is None and call.content is not None and not self.memory.may_know:
+            known = known or flight.known
+        # A call that is under way may be the one whose answer the store has already. Then it is recorded as made.
+        elif known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
 
@@ -509,8 +522,8 @@ class RememberedCalls:
         assert call.meter is not None
         before = self.memory.failed(call.key)
         call.meter.used = None if before is None else before.usage
-        if self.flights is not None:
-            self.flights.failed.pop(call.key, None)  # the tokens of that failed call are added to those of this call
+        if self.flights is not None and before is not None:
+            self.flights.failed.pop(call.key, None)  # what it has used is part of what this call has used
         try:
             source, made = await self._once(call, function)
         except (Exception, asyncio.CancelledError):
@@ -519,22 +532,33 @@ class RememberedCalls:
         call.answered = True
         if source == MODEL:
             try:
-                await self.memory.keep(call.key, made)
+                await self._keep(call, made)
             except PayloadTooLarge:
                 await self._keep_failed(call)
                 raise
         return source, made
 
+    async def _keep(self, call: _Remembered, made: KeptCall) -> None:
+        try:
+            await self.memory.keep(call.key, made)
+        except StepAborted:
+            if self.early and self.flights is not None:  # the step has ended without the call, which was paid
+                self.flights.late.append(_record_of(call, UNUSED, made))
+            raise
+
     async def _keep_failed(self, call: _Remembered) -> None:
         """Record what a failed call has used, because it was paid."""
         assert call.meter is not None
-        if call.meter.used is not None and self.memory.broken is None:
-            made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
-            await self.memory.keep_failed(call.key, made)
+        if call.meter.used is None:
+            return
+        made = KeptCall(0.0, 0, NO_RESULT, call.meter.used, failed=True)
+        if self.early and self.flights is not None:
+            self.flights.failed[call.key] = _record_of(call, FAILED, made)  # even if the step has ended by now
             self.counts[FAILED] += 1
-            if self.early and self.flights is not None:
-                self.flights.failed[call.key] = _record_of(call, FAILED, made)
-            else:
+        if self.memory.broken is None:
+            await self.memory.keep_failed(call.key, made)
+            if not self.early:
+                self.counts[FAILED] += 1
                 self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
@@ -557,7 +581,7 @@ class RememberedCalls:
         The answer is first stored for this step, because the store's disk may be full.
         """
         made = await self._answer(call, function)
-        await self.memory.keep(call.key, made)
+        await self._keep(call, made)
         return made
 
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:

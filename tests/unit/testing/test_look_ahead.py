@@ -4,16 +4,19 @@ import asyncio
 import random
 import threading
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, rules, run
+from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.eventlog.call_rows import parent_calls
 from ray_messaging.messager import GroupMessager
+from ray_messaging.model.exact import decode_exactly
 
 FEATURES = ("sends", "later", "asks", "stops", "idle", "moves", "strangers", "outcasts", "twice", "errors")
 UNKNOWN = {"asks", "moves", "strangers"}  # messages on ways that the graph does not have
@@ -206,6 +209,80 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_pa
     assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp_path, fails):
+    far, late, ended, tried = threading.Event(), threading.Event(), threading.Event(), Counter()
+
+    def ask(agent, step):
+        tried[agent, step] += 1
+        if (agent, step) == (0, 4):
+            assert far.wait(WAIT_S)  # agent 2 has begun step 5 by then, and has not heard the stranger
+        if step == 7:
+            late.set()  # with ahead=1, step 5 has ended by then
+        if step == 9:
+            assert ended.wait(WAIT_S)
+        return step
+
+    def ask_in_vain(_draw):
+        far.set()
+        assert late.wait(WAIT_S)
+        ended.set()
+        report_usage(input_tokens=5, output_tokens=6)
+        if fails:
+            raise ValueError("no answer")
+        return "in vain"
+
+    async def person(me, inbox):
+        vain = (me.id, me.step) == (2, 5) and not inbox
+        me.state["told"] = await (me.remember(ask_in_vain, 0) if vain else me.remember(ask, me.id, me.step))
+        if (me.id, me.step) == (0, 4):
+            me.send(2, {"to": "a stranger"})
+
+    result = run(person, agents=4, graph=TWO_PAIRS, until=40, ahead=1, log_dir=tmp_path / "log", **NEAR)
+    assert (result.calls.model, result.calls.unused, result.calls.output_tokens) == (160, not fails, 6)
+    calls = EventLog.open(tmp_path / "log").calls().to_pylist()
+    (vain,) = (row for row in calls if row["source"] != "model")
+    assert (vain["agent"], vain["output_tokens"]) == (2, 6)
+    assert (vain["source"], vain["result"]) == (("failed", "null") if fails else ("unused", '"in vain"'))
+
+
+def test_a_fork_does_not_take_the_answer_of_a_call_that_an_earlier_step_made_in_vain(tmp_path):
+    far, late, ended = threading.Event(), threading.Event(), threading.Event()
+    step_of_call = Counter()
+
+    def ask(agent, step):
+        if (agent, step) == (0, 4):
+            assert far.wait(WAIT_S)
+        if step == 7:
+            late.set()
+        if step == 9:
+            assert ended.wait(WAIT_S)
+        return step
+
+    def roll(_dice):
+        step_of_call["roll"] += 1
+        if step_of_call["roll"] > 1:
+            return "needed"
+        far.set()
+        assert late.wait(WAIT_S)
+        ended.set()
+        return "in vain"
+
+    async def person(me, inbox):
+        rolls = me.id == 2 and me.step >= 5 and not inbox
+        me.state["told"] = await (me.remember(roll, 0) if rolls else me.remember(ask, me.id, me.step))
+        if (me.id, me.step) == (0, 4):
+            me.send(2, {"to": "a stranger"})
+
+    result = run(person, agents=4, graph=TWO_PAIRS, until=40, ahead=1, log_dir=tmp_path / "log", **NEAR)
+    assert result.calls.unused == 1
+    calls = EventLog.open(tmp_path / "log").calls().to_pylist()
+    (vain,) = (row for row in calls if row["source"] == "unused")
+    assert vain["step"] > 5
+    found = parent_calls(str(tmp_path / "log"), vain["step"], range(4))
+    assert decode_exactly(found[vain["key"]]) == "needed"
+
+
 class Busy(Exception):
     """The error of a language model that has too much to do."""
 
@@ -357,6 +434,41 @@ async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
     assert {key for key, count in asked.items() if count > 1} <= {(0, 0), (1, 0), (2, 5), (3, 4), (3, 5)}  # in flight
     assert found.calls["kept"] >= 8
     assert found.calls["kept"] + found.calls["model"] == 32
+
+
+async def test_an_agent_that_moves_has_the_answers_of_the_run_that_was_forked_there_too(tmp_path):
+    groups, asked = {"g0": [0, 1], "g1": [2, 3]}, Counter()
+
+    async def roll(agent, step):
+        asked[agent, step] += 1
+        return asked[agent, step]
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(roll, me.id, me.step)
+        if (me.id, me.step) == (0, 2):
+            me.move("g1")
+
+    given = {"agents": 4, "groups": groups, "graph": TWO_PAIRS}
+    await asyncio.to_thread(run, person, **given, until=8, log_dir=tmp_path / "log", progress=False)
+    plans = plans_for(OPTIONS, 4, groups, TWO_PAIRS, 1, near=True)
+    plan_of = {plan.name: known(plan) for plan in plans}
+    inputs = RunInputs(known(person), known(OPTIONS), known(None), plan_of, str(tmp_path / "log"), ahead=5)
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
+        actors = []
+        for plan in plans:
+            messager = await stack.enter_async_context(GroupMessager(server, "fork", None, name=plan.name))
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            actors.append(RunActor(messager))
+            stack.push_async_callback(actors[-1].close)
+        running = (
+            actor.run(plan.name, [known((None, inputs))], 8, 1, with_states=True)
+            for actor, plan in zip(actors, plans, strict=True)
+        )
+        found = await asyncio.wait_for(asyncio.gather(*running), WAIT_S)
+    assert [sorted(part.states) for part in found] == [[1], [0, 2, 3]]
+    assert sum((part.calls for part in found), Counter()) == {"parent": 32}
+    assert {*asked.values()} == {1}
 
 
 def known(value):

@@ -5,7 +5,9 @@ import contextlib
 import functools
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pydantic
@@ -13,10 +15,11 @@ import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import Price, report_usage
+from ray_messaging import Price, by_content, report_usage
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import AgentLoop
-from ray_messaging.cluster.run.model_thread import BLOCKING_S
+from ray_messaging.cluster.run.model_thread import BLOCKING_S, Holder
+from ray_messaging.cluster.run.step_calls import Flights, RememberedCalls
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import Calls
 from ray_messaging.errors import Closed, InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
@@ -566,3 +569,67 @@ async def test_what_a_call_has_used_that_the_model_gives_up_is_in_the_log(attemp
     assert [(record.source, record.usage) for record in decode_calls(step.calls)] == [
         ("failed", CallUsage("small", 10, 0, 1, None))
     ]
+
+
+class Kept:
+    """A server's store of results. The second call to keep a result waits until it may go on."""
+
+    def __init__(self):
+        self.known, self.calls = {}, 0
+        self.second, self.free = asyncio.Event(), asyncio.Event()
+
+    async def remember(self, group, attempt, step, results):
+        self.calls += 1
+        if self.calls == 2:
+            self.second.set()
+            await self.free.wait()
+        self.known |= results
+        return True
+
+    async def remembered(self, group, step):
+        return self.known
+
+
+def both(flights, kept, *, again=False, store=None):
+    """Return the calls of the look-ahead and of the step itself, which share `flights`."""
+    memory = CallMemory(kept, "east", 1, 5, limit=1000, again=again)
+    given = {"recorded": True, "store": store, "flights": flights}
+    holder, threads = Holder("east"), ThreadPoolExecutor(2)
+    return [RememberedCalls(memory, threads, holder, early=early, **given) for early in (True, False)]
+
+
+AGENT = SimpleNamespace(id=7, step=5, _society=SimpleNamespace(seed=0))
+
+
+def paid():
+    report_usage(input_tokens=3, output_tokens=4)
+    return "yes"
+
+
+async def test_a_call_that_is_made_ahead_is_that_of_the_step_even_if_the_store_has_it_already(tmp_path):
+    kept = Kept()
+    ahead, step = both(Flights(), kept, store=CallStore(str(tmp_path)))
+    function = by_content(paid, uses="paid")
+    early = asyncio.create_task(waiting(ahead.call(AGENT, function, (), {})))
+    await asyncio.wait_for(kept.second.wait(), WAIT_S)  # the store on the disk has the answer by then
+    later = asyncio.create_task(waiting(step.call(AGENT, function, (), {})))
+    await asyncio.sleep(0)
+    kept.free.set()
+    assert [await early, await later] == ["yes", "yes"]
+    (record,) = step.records()
+    assert (record.source, record.usage.tokens, step.counts) == ("model", 7, {"model": 1})
+
+
+async def test_a_call_that_an_earlier_attempt_has_made_ahead_was_not_made_in_vain():
+    flights, kept = Flights(), Kept()
+    kept.free.set()
+    ahead, _ = both(flights, kept)
+    assert await ahead.call(AGENT, paid, (), {}) == "yes"
+    _, step = both(flights, kept, again=True)
+    assert await step.call(AGENT, str, (1,), {}) == "1"  # now the results of the earlier attempt are loaded
+    assert await step.call(AGENT, paid, (), {}) == "yes"
+    assert flights.in_vain() == ([], [])
+
+
+async def waiting(call):
+    return await call
