@@ -293,15 +293,16 @@ class SeatDesk:
         if the group has not asked in this step yet, as after a failure.
         """
         seat = await self._seat(agent)
-        question, waiting = seat.question, seat.answer
+        question, waiting, last = seat.question, seat.answer, seat.facts.last
         if question is None or question.step != step:
-            if seat.facts.last is not None and seat.facts.last.step == step:
+            if last is not None and last.step == step and _answer(messages, last) == seat.facts.answer:
                 return  # the page has sent it before, and did not hear that it arrived
-            if step <= seat.over:
+            # A process that has started again does not know which steps are over, but no page has a later step.
+            if step <= seat.over or (last is not None and last.step == step) or (question and step < question.step):
                 raise _over(step)
             text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # the run begins again
             raise NoQuestion(text, question=f"step {step}", agent=agent)
-        answer = SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
+        answer = _answer(messages, question)
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:
             raise ConfigError(
                 f"This is too much for one step: send at most {MOST_MESSAGES} messages, to {MOST_RECIPIENTS} recipients"
@@ -319,6 +320,11 @@ class SeatDesk:
 
 def _over(step: int) -> ConfigError:
     return ConfigError(f"Step {step} is over, so this was not sent.")
+
+
+def _answer(messages: Sequence[Mapping[str, Any]], question: SeatQuestion) -> SeatAnswer:
+    """Return what a person has written as an answer; raise ConfigError if it cannot be sent."""
+    return SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
 
 
 def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:

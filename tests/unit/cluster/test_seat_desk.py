@@ -6,7 +6,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.seat_desk import ABSENT, HeardMessage, SeatAnswer, SeatDesk, SeatQuestion, Written
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError, NoQuestion, UnknownName
 
 HELLO = HeardMessage("0-0-8", 8, "hello", asks=True)
 
@@ -41,10 +41,11 @@ async def test_a_person_reads_and_answers_and_the_conversation_goes_on_in_a_late
     token = await desk.open(7, "")
     await desk.set_ready(7)
     call = await asked(desk, question())
-    await desk.answer(7, 0, [{"to": [8, "9"], "text": "hi"}, {"text": "yes", "answers": HELLO.id}])
+    messages = [{"to": [8, "9"], "text": "hi"}, {"text": "yes", "answers": HELLO.id}]
+    await desk.answer(7, 0, messages)
     said = SeatAnswer(present=True, messages=(Written((8, 9), "hi"), Written((8,), "yes", HELLO.id)))
     assert await call == said
-    await desk.answer(7, 0, [{"to": [8], "text": "twice"}])  # the page did not hear that the answer arrived
+    await desk.answer(7, 0, messages)  # the page did not hear that the answer arrived
     again = desk_of(server)
     assert await again.open(7, "") == token
     view = await again.news(7, -1)
@@ -72,6 +73,30 @@ async def test_the_time_is_limited_and_a_late_answer_is_refused():
     with pytest.raises(ConfigError, match="Step 0 is over"):
         await desk.answer(7, 0, [{"to": [8], "text": "late"}])
     assert "you sent nothing" in (await desk.news(7, -1)).lines[-1].text
+
+
+async def test_what_another_page_has_written_for_an_answered_step_is_refused_and_not_lost_in_silence():
+    desk = desk_of({})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    await asked(desk, question())
+    await desk.answer(7, 0, [{"to": [8], "text": "of the laptop"}])
+    with pytest.raises(ConfigError, match="Step 0 is over"):
+        await desk.answer(7, 0, [{"to": [8], "text": "of the phone"}])
+
+
+async def test_an_answer_to_an_earlier_step_is_refused_after_the_desk_has_started_again():
+    desk = desk_of(server := {})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    desk = desk_of(server)
+    call = await asked(desk, question(2))
+    with pytest.raises(ConfigError, match="Step 0 is over"):  # NoQuestion would let the page try again without end
+        await desk.answer(7, 0, [{"to": [8], "text": "late"}])
+    with pytest.raises(NoQuestion):
+        await desk.answer(7, 3, [])
+    await desk.answer(7, 2, [])
+    assert (await call).present
 
 
 async def test_who_leaves_is_not_waited_for_until_they_come_back():
