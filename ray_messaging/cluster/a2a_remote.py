@@ -57,10 +57,12 @@ class RemoteFailure(Exception):
 class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     """An outside agent under an id of the experiment. In steps it is a model for `messaging.run`.
 
-    Args: as for `Messaging.remote_agent`.
+    Args: `experiment` is the name of the experiment. The others are as for `Messaging.remote_agent`.
     """
 
-    def __init__(self, agent: AgentId, url: str, *, token: str | None, wait_s: float, late_steps: int) -> None:
+    def __init__(
+        self, agent: AgentId, url: str, *, experiment: str, token: str | None, wait_s: float, late_steps: int
+    ) -> None:
         if not is_http_address(url):
             raise ConfigError(f"{url!r} is no address of an agent: write http(s)://host[:port]/path", value=url)
         if urlsplit(url).username is not None:
@@ -69,6 +71,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
         self.id = check_id(agent)
         self.url = url
+        self._experiment = experiment
         self._token = token
         self._wait_s = wait_s
         self._late_steps = late_steps
@@ -215,8 +218,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async with self._places, self._client() as client:
             if task is not None:
                 return await _result(client, await client.get_task(GetTaskRequest(id=task)))
-            # A former process may have sent the message already. The outside agent can tell by the id.
-            message = A2AMessage(message_id=f"{self.id}/{message_id}", role=Role.ROLE_USER, parts=parts_of(payload))
+            # A former process may have sent the message already. The outside agent can tell by the id. A fork and
+            # other experiments have other ids, although their own ids of messages are often the same.
+            sent_id = f"{self._experiment}/{self.id}/{message_id}"
+            message = A2AMessage(message_id=sent_id, role=Role.ROLE_USER, parts=parts_of(payload))
             known: Task | None = None
             async for event in client.send_message(SendMessageRequest(message=message)):
                 if event.HasField("message"):

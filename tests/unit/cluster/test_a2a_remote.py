@@ -39,8 +39,8 @@ def serve():
         yield lambda make: stack.enter_context(served(make))
 
 
-def remote(url, *, wait_s=20.0, late_steps=3, token=None):
-    return RemoteAgent("weather", url, token=token, wait_s=wait_s, late_steps=late_steps)
+def remote(url, *, wait_s=20.0, late_steps=3, token=None, experiment="town"):
+    return RemoteAgent("weather", url, experiment=experiment, token=token, wait_s=wait_s, late_steps=late_steps)
 
 
 def asker(me, inbox):
@@ -233,6 +233,15 @@ def test_runs_that_share_a_store_of_calls_ask_each_for_itself(serve, tmp_path):
                 (2, True, {"content": "yes"})
             ]
     assert len(outside.heard) == 2
+
+
+def test_the_messages_of_different_experiments_have_different_ids(serve):
+    outside = Outside(lambda text: ["yes"])
+    url = serve(partial(application, outside))
+    for name in ("town", "fork of town"):
+        with remote(url, experiment=name) as agent:
+            ran(agent)
+    assert outside.ids == ["town/weather/0-0-1", "fork of town/weather/0-0-1"]
 
 
 def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():
