@@ -20,7 +20,7 @@ from ray_messaging.cluster.a2a_parts import parts_of, payload_of
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import printable
-from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.errors import ConfigError, MessagingError, PayloadTooLarge
 from ray_messaging.model.call_content import by_content
 
 if TYPE_CHECKING:
@@ -167,9 +167,14 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
         asks = by_content(ask_remote, sample=None)  # Another run must not get that an answer was late in this one.
-        found = await asyncio.gather(
-            *(me.remember(asks, id_, payload, task, since) for id_, _, payload, since, task in open_ones)
-        )
+
+        async def ask(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
+            try:
+                return await me.remember(asks, message_id, payload, task, since)
+            except PayloadTooLarge as error:
+                return {"error": _said(error)}
+
+        found = await asyncio.gather(*(ask(id_, payload, task, since) for id_, _, payload, since, task in open_ones))
         waiting = []
         for (id_, sender, payload, since, _), outcome in zip(open_ones, found, strict=True):
             if "late" in outcome and (me.step - since >= self._late_steps or sender is None):
@@ -179,10 +184,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
                 waiting.append([id_, sender, payload, since, outcome["late"]])
                 continue
             answer = outcome["answer"] if "answer" in outcome else {"error": outcome["error"]}
-            if id_ in new and new[id_].expects_answer:
-                me.reply(new[id_], answer)
-            elif sender is not None:
-                me.send(sender, answer | {ANSWERS: id_})
+            try:
+                _pass_on(me, new.get(id_), id_, sender, answer)
+            except MessagingError as error:  # What an outside agent says must not end the run.
+                _pass_on(me, new.get(id_), id_, sender, {"error": _said(error)})
         if waiting:
             me.state[WAITING] = waiting
             me.stay_active()
@@ -251,6 +256,16 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
                 yield client
             self._card = card
+
+
+def _pass_on(
+    me: "Agent", new: "Message | None", message_id: str, sender: AgentId | None, answer: dict[str, Any]
+) -> None:
+    """Send an answer to the sender of a message; `new` is the message if it was read in this step."""
+    if new is not None and new.expects_answer:
+        me.reply(new, answer)
+    elif sender is not None:
+        me.send(sender, answer | {ANSWERS: message_id})
 
 
 async def _ended(future: Future[Any], wait_s: float) -> None:

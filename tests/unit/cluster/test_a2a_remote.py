@@ -13,10 +13,15 @@ import pytest
 pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
 
 from support.outside_agents import Outside, application, garbage, served
+from support.patience import WAIT_S
+from support.step_society import open_step
 
 from ray_messaging import Calls, run
 from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.errors import ConfigError
+from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.transports.step_values import Driver, StepSettings
 
 CARD = json.dumps(
     {
@@ -233,6 +238,29 @@ def test_runs_that_share_a_store_of_calls_ask_each_for_itself(serve, tmp_path):
                 (2, True, {"content": "yes"})
             ]
     assert len(outside.heard) == 2
+
+
+@pytest.mark.parametrize("size", [1_500, 20_000])  # too large for a message here, and for a remembered call, too
+async def test_an_answer_that_is_too_large_is_an_error_and_the_run_goes_on(serve, transports, size):
+    steps = (await transports()).steps
+    await steps.begin(StepSettings())
+    await steps.join("east")
+    attempt = (await steps.take("east", Driver("task", 0), WAIT_S)).attempt
+    await steps.open("east", attempt, 0)
+    memory = CallMemory(steps, "east", attempt, 0, limit=10_000, again=True)
+    sent = []
+    with remote(serve(partial(application, Outside(lambda text: ["x" * size], as_task=False)))) as agent:
+
+        async def model(me, inbox):
+            if me.id == 1:
+                me.state["waiting"] = [["0-0-1", 0, {"content": "rain?"}, me.step, None]]
+                await agent(me, inbox)
+                sent.append(me.state)
+
+        step = open_step()
+        await AgentLoop("east", model).run(step, memory)
+    assert sent == [{}]
+    assert len(step.sends.cells) == 3  # one message
 
 
 def test_the_messages_of_different_experiments_have_different_ids(serve):
