@@ -111,6 +111,7 @@ class _Seat:
         self.over = -1  # the last step whose question was closed in this process
         self.version = secrets.randbelow(2**40)  # pages have seen versions of an earlier process
         self.changed = asyncio.Event()
+        self.keeping = asyncio.Lock()  # held while facts change and are kept, so that the last ones are kept last
 
     def change(self) -> None:
         self.version += 1
@@ -159,6 +160,7 @@ class SeatDesk:
         self._timeout_s = timeout_s
         self._loaded: dict[AgentId, _Seat] | None = None
         self._loading = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._ended = False
 
     async def _seats(self) -> dict[AgentId, _Seat]:
@@ -184,12 +186,15 @@ class SeatDesk:
     async def open(self, agent: AgentId, consent: str) -> str:
         """Make a seat for an agent, unless it has one; return the secret token of its link."""
         seats, agent = await self._seats(), check_id(agent)
-        seat = seats.get(agent) or _Seat(SeatFacts(secrets.token_urlsafe(32)))
-        if seat.facts.consent != consent:  # people agree to the text that they have read
-            seat.facts.consent, seat.facts.ready = consent, False
-        await self._save(agent, seat.facts)
-        seats.setdefault(agent, seat).change()
-        return seats[agent].facts.token
+        async with self._opening:
+            seat = seats.get(agent) or _Seat(SeatFacts(secrets.token_urlsafe(32)))
+            async with seat.keeping:
+                if seat.facts.consent != consent:  # people agree to the text that they have read
+                    seat.facts.consent, seat.facts.ready = consent, False
+                await self._save(agent, seat.facts)
+            seats[agent] = seat
+        seat.change()
+        return seat.facts.token
 
     async def tokens(self) -> dict[AgentId, str]:
         """Return the token of each seat."""
@@ -272,15 +277,17 @@ class SeatDesk:
     async def set_ready(self, agent: AgentId) -> None:
         """Record that the person is ready, and agrees to the text of consent."""
         seat = await self._seat(agent)
-        seat.facts.ready = True
-        await self._save(agent, seat.facts)
+        async with seat.keeping:
+            seat.facts.ready = True
+            await self._save(agent, seat.facts)
         seat.change()
 
     async def set_away(self, agent: AgentId, *, away: bool) -> None:
         """Record that the person leaves, so that no step waits for the person, or comes back."""
         seat = await self._seat(agent)
-        seat.facts.away = away
-        await self._save(agent, seat.facts)
+        async with seat.keeping:
+            seat.facts.away = away
+            await self._save(agent, seat.facts)
         if away:
             seat.close(ABSENT, "You have left.")
         else:
@@ -293,6 +300,10 @@ class SeatDesk:
         if the group has not asked in this step yet, as after a failure.
         """
         seat = await self._seat(agent)
+        async with seat.keeping:
+            await self._take(seat, agent, step, messages)
+
+    async def _take(self, seat: _Seat, agent: AgentId, step: int, messages: Sequence[Mapping[str, Any]]) -> None:
         question, waiting, last = seat.question, seat.answer, seat.facts.last
         if question is None or question.step != step:
             if last is not None and last.step == step and _answer(messages, last) == seat.facts.answer:
@@ -313,6 +324,7 @@ class SeatDesk:
         lines = seat.lines_after(question, answer)
         await self._save(agent, replace(seat.facts, last=question, answer=answer, lines=lines))
         if seat.question is not question or seat.answer is not waiting:
+            await self._save(agent, seat.facts)  # the group has not got this answer, and must not get it later
             raise _over(step)
         seat.facts.last, seat.facts.answer = question, answer
         seat.close(answer)

@@ -18,6 +18,7 @@ def desk_of(server, *, timeout_s=WAIT_S, limit=10_000):
         return dict(server)
 
     async def keep(field, record):
+        await asyncio.sleep(0)
         server[field] = record
 
     return SeatDesk(load, keep, limit, timeout_s)
@@ -97,6 +98,54 @@ async def test_an_answer_to_an_earlier_step_is_refused_after_the_desk_has_starte
         await desk.answer(7, 3, [])
     await desk.answer(7, 2, [])
     assert (await call).present
+
+
+async def test_what_comes_at_the_same_time_is_kept_as_it_is_told():
+    server, keeps = {}, asyncio.Semaphore(0)
+    desk = desk_of(server)
+    tokens = await asyncio.gather(desk.open(7, ""), desk.open(7, ""))
+    assert tokens == [await desk_of(server).open(7, "")] * 2
+    await desk.set_ready(7)
+    call, keep = await asked(desk, question()), desk._keep
+
+    async def slow(field, record):
+        await keeps.acquire()
+        await keep(field, record)
+
+    desk._keep = slow
+    messages = [{"to": [8], "text": "mine"}]
+    twice = [asyncio.create_task(desk.answer(7, 0, messages)) for _ in range(2)]  # a page that tries again
+    others = asyncio.create_task(desk.answer(7, 0, [{"to": [8], "text": "of another page"}]))
+    away = asyncio.create_task(desk.set_away(7, away=True))
+    await asyncio.sleep(0)
+    for _ in range(4):
+        keeps.release()
+    await asyncio.gather(*twice, away)
+    with pytest.raises(ConfigError, match="Step 0 is over"):
+        await others
+    said = await call
+    assert said.messages == (Written((8,), "mine"),)
+    again = desk_of(server)
+    assert await again.ask(question()) == said
+    assert (await again.news(7, -1)).away
+
+
+async def test_an_answer_whose_time_was_over_while_it_was_kept_is_not_given_later():
+    desk = desk_of(server := {})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    call, keep = await asked(desk, question()), desk._keep
+
+    async def late(field, record):
+        await keep(field, record)
+        desk._time_over(seat, seat.answer)
+
+    seat, desk._keep = await desk._seat(7), late
+    with pytest.raises(ConfigError, match="Step 0 is over"):
+        await desk.answer(7, 0, [{"to": [8], "text": "late"}])
+    assert await call == ABSENT
+    again = desk_of(server, timeout_s=0.01)
+    assert await again.ask(question()) == ABSENT
 
 
 async def test_who_leaves_is_not_waited_for_until_they_come_back():
