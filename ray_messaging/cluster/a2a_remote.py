@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4 << 20  # of a response
 _CONNECT_S = 10.0
+_PORTS = {"http": 80, "https": 443}  # a URL without a port means these
 _POLL_S = 1.0  # between two questions whether a task has ended
 _ERROR_WIDTH = 500
 _CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
@@ -293,7 +294,7 @@ def _said(error: Exception) -> str:
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _task_after(event: StreamResponse, known: Task | None) -> Task:

@@ -17,7 +17,7 @@ from support.patience import WAIT_S
 from support.step_society import open_step
 
 from ray_messaging import Calls, run
-from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure
+from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure, _origin
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.errors import ConfigError
 from ray_messaging.steps.call_memory import CallMemory
@@ -198,6 +198,20 @@ def test_the_token_goes_to_no_other_host_than_that_of_the_url(serve):
     with remote(url, token="secret") as agent:
         assert "another host" in ran(agent).states[1]["heard"][0][2]["error"]
     assert thief.heard == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("https://a.org/x", "https://A.org:443/y", True),
+        ("http://a.org:80", "http://a.org/y", True),
+        ("https://a.org", "http://a.org", False),
+        ("http://a.org", "http://a.org:8080", False),
+        ("http://a.org", "http://b.org", False),
+    ],
+)
+def test_a_card_may_name_the_port_that_the_url_leaves_out(one, other, same):
+    assert (_origin(one) == _origin(other)) is same
 
 
 async def test_without_steps_a_late_or_wrong_answer_is_an_error_of_the_handler(serve):
