@@ -67,6 +67,8 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         """Listen on `host:port`, and serve; raise ConfigError if the place cannot be taken or the token is empty."""
         if token == "":
             raise ConfigError("an empty token lets everybody in: pass another token, or None for a random one")
+        if isinstance(agents, str):
+            raise ConfigError(f"agents={agents!r} is a str, whose letters would be the ids: write [{agents!r}]")
         self.agents = frozenset(map(check_id, agents))
         self.token = secrets.token_urlsafe(32) if token is None else token
         self._socket, self.url = _bound(place)

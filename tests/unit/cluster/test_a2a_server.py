@@ -17,8 +17,8 @@ from support.interceptors import interceptor_with
 
 from ray_messaging import rules
 from ray_messaging.cluster.a2a_parts import parts_of, payload_of
-from ray_messaging.cluster.a2a_server import _MOST_BYTES, _MOST_TASKS, _application, _Guard, _LastTasks
-from ray_messaging.errors import InvalidPayload
+from ray_messaging.cluster.a2a_server import _MOST_BYTES, _MOST_TASKS, A2AServer, _application, _Guard, _LastTasks
+from ray_messaging.errors import ConfigError, InvalidPayload
 
 TOKEN = "s3cret-token"
 
@@ -195,6 +195,11 @@ async def test_garbage_gets_an_error_and_the_server_goes_on(outside, body):
 async def test_a_large_request_is_refused(outside):
     async with outside() as http:
         assert (await http.post("/agents/7", content=b"x" * (_MOST_BYTES + 1))).status_code == 413
+
+
+def test_one_id_is_not_taken_as_a_list_of_its_letters():
+    with pytest.raises(ConfigError, match=r"write \['weather'\]"):
+        A2AServer(None, "weather", "127.0.0.1:0", None, 5.0)
 
 
 async def test_only_the_last_tasks_are_kept():
