@@ -130,6 +130,22 @@ async def test_a_task_can_be_cancelled(outside):
     assert cancelled.status.state == TaskState.TASK_STATE_CANCELED
 
 
+async def test_the_questions_that_wait_for_an_agent_are_limited(outside, monkeypatch):
+    monkeypatch.setattr("ray_messaging.cluster.a2a_server._MOST_ASKED", 1)
+    async with client_of(outside(), streaming=False) as client:
+        request = message(new_text_part("wait"))
+        request.configuration.return_immediately = True
+        (waits,) = [event async for event in client.send_message(request)]
+        (refused,) = await events_of(client, new_text_part("hello"))
+        await client.cancel_task(CancelTaskRequest(id=waits.task.id))
+        answered = refused
+        while answered.task.status.state == TaskState.TASK_STATE_FAILED:  # the cancelled question ends soon
+            (answered,) = await events_of(client, new_text_part("hello"))
+    assert refused.task.status.state == TaskState.TASK_STATE_FAILED
+    assert "ask again later" in refused.task.status.message.parts[0].text
+    assert answered.task.status.state == TaskState.TASK_STATE_COMPLETED
+
+
 # -- strangers --------------------------------------------------------------------------------------------------------
 
 
