@@ -1,11 +1,12 @@
 """Sending of users' objects to other processes, with errors that name the part that cannot be pickled."""
 
 import io
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle
 
@@ -53,7 +54,13 @@ def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...])
 class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
     """Cloudpickle's pickler. From version 3.1.2 on that one leaves out the names of files."""
 
-    dispatch_table: ClassVar = ChainMap({CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table)
+    def __init__(self, stream: io.BytesIO) -> None:
+        tables = [{CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table]
+        # Only Ray can pickle its ObjectRefs so that another process can get the objects.
+        if (ray := sys.modules.get("ray")) is not None:
+            tables.append(ray.cloudpickle.CloudPickler.dispatch_table)
+        self.dispatch_table = ChainMap(*tables)
+        super().__init__(stream)
 
 
 def unpicklable(value: object) -> str | None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 from support.studies import work_here
 
 from ray_messaging import Mean, Study, batch_run
@@ -14,7 +15,7 @@ from ray_messaging import Mean, Study, batch_run
 
 @pytest.mark.long
 def test_a_study_on_ray_has_the_files_of_one_in_this_process(ray_cluster, tmp_path, monkeypatch):
-    mine, marker = os.getpid(), tmp_path / "died"
+    mine, marker, one = os.getpid(), tmp_path / "died", ray.put(1)
 
     def person(me, inbox, *, chance):
         if os.getpid() != mine and chance == 0.7:
@@ -24,7 +25,7 @@ def test_a_study_on_ray_has_the_files_of_one_in_this_process(ray_cluster, tmp_pa
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
-        me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+        me.state["heard"] = me.state.get("heard", 0) + len(inbox) * ray.get(one, timeout=60)
         if me.rng.random() < chance:
             me.send((me.id + 1) % 4, {})
 

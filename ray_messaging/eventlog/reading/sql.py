@@ -157,7 +157,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
 
 
 def _calls(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return a dataset of the calls by `me.remember`, and the SQL expressions that make the columns of `calls`."""
+    """Return a dataset of calls made with `me.remember`, and the SQL expressions that make the columns of `calls`."""
     stored, made = calls_dataset(view.folder, view.collected)
     return stored, [f"{made.get(name, _quoted(name))} as {_quoted(name)}" for name in CALL_COLUMNS]
 

@@ -1,5 +1,6 @@
 """Options of the charts of a study: curves with their intervals, and a heat map."""
 
+from collections.abc import Iterable
 from math import isfinite
 
 from ray_messaging.inspector.page_values import cut
@@ -9,21 +10,24 @@ from ray_messaging.inspector.sources.study_facts import Curves, HeatMap
 # Successive colours can also be told apart by colour-blind readers.
 _COLOURS = "#2f6fde", "#e5484d", "#2f9e5f", "#d99a1c", "#8e6bd1", "#5bb8c4", "#b5598f", "#7a8b3b", "#8b93a1"
 _MOST_NAME = 14  # the most characters of a value beside an axis
+_MOST_LABEL = 50  # the most characters of a line's name
 
 
 def curves(found: Curves) -> Options:
-    """Draw means as lines, or as points over texts, and the bounds of their intervals as thin lines."""
+    """Draw means as lines with points, and the bounds of their intervals as thin dashed lines."""
     choice = found.choice
     axis = {"name": cut(choice.x, 24), "nameLocation": "middle", "nameGap": 26, "nameTextStyle": FONT}
     axis |= {"axisLabel": FONT, "axisLine": {"lineStyle": {"color": LINE}}, "splitLine": {"show": False}}
-    texts = [*dict.fromkeys(cut(at, _MOST_NAME) for line in found.lines.values() for at in line)]
+    places = {at: place for place, at in enumerate(dict.fromkeys(at for line in found.lines.values() for at in line))}
+    labels = _labels((f"{choice.by} = {value}" if choice.by else choice.outcome for value in found.lines), _MOST_LABEL)
+    category = {"type": "category", "data": _labels(places, _MOST_NAME)}
+    kind = {"type": "value", "scale": True} if found.numeric else category
     series = []
-    for place, (value_of_by, line) in enumerate(found.lines.items()):
-        colour = _COLOURS[place % len(_COLOURS)]
-        label = f"{choice.by} = {value_of_by}" if choice.by else choice.outcome
+    for number, (label, line) in enumerate(zip(labels, found.lines.values(), strict=True)):
+        colour = _COLOURS[number % len(_COLOURS)]
         for bound in ("mean", "low", "high"):
             points = [
-                [at if found.numeric else cut(at, _MOST_NAME), round(value, 9)]
+                [at if found.numeric else places[at], round(value, 9)]
                 for at, interval in line.items()
                 if isfinite(value := getattr(interval, bound))
             ]
@@ -31,7 +35,7 @@ def curves(found: Curves) -> Options:
             series.append(
                 {
                     "type": "line",
-                    "name": cut(label if is_mean else f"{label}, {bound}", 60),
+                    "name": label if is_mean else f"{label}, {bound}",
                     "data": points,
                     "symbol": "circle" if is_mean else "none",
                     "symbolSize": 6,
@@ -48,16 +52,28 @@ def curves(found: Curves) -> Options:
             "top": 0, "left": 0, "type": "scroll", "icon": "roundRect", "itemWidth": 10, "itemHeight": 4,
             "textStyle": FONT, "data": [each["name"] for each in series[::3]],
         },
-        "xAxis": axis | ({"type": "value", "scale": True} if found.numeric else {"type": "category", "data": texts}),
+        "xAxis": axis | kind,
         "yAxis": {"type": "value", "scale": True, "axisLabel": FONT, "splitLine": {"lineStyle": {"color": LINE}}},
         "series": series,
     }  # fmt: skip
 
 
+def _labels(texts: Iterable[object], width: int) -> list[str]:
+    """Return the beginnings of texts. Equal ones get numbers, because prompts may have the same first words."""
+    found: list[str] = []
+    for text in texts:
+        label, number = cut(str(text), width), 1
+        while label in found:
+            number += 1
+            label = f"{cut(str(text), width - 4)} ({number})"
+        found.append(label)
+    return found
+
+
 def heat_map(found: HeatMap) -> Options:
-    """Draw the mean of each pair of values as a cell, darker for a larger mean."""
+    """Draw a cell with the mean for each pair of values, darker for a larger mean."""
     means = [mean for *_, mean in found.means if isfinite(mean)]
-    columns, rows = ([cut(each, _MOST_NAME) for each in some] for some in (found.columns, found.rows))
+    columns, rows = (_labels(some, _MOST_NAME) for some in (found.columns, found.rows))
     low, high = min(means, default=0.0), max(means, default=1.0)
     axis = {"type": "category", "axisLabel": FONT, "nameTextStyle": FONT}
     return {

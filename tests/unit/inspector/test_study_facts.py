@@ -3,7 +3,9 @@
 import pytest
 from support.studies import written_study
 
+from ray_messaging import Study
 from ray_messaging.errors import ConfigError
+from ray_messaging.inspector.pages import study_charts
 from ray_messaging.inspector.sources.study_facts import Choice, StudyFacts
 
 
@@ -48,3 +50,32 @@ def test_a_study_without_parameters_or_outcomes_has_no_curves(tmp_path):
     assert (found.curves(Choice("", "", "")), found.heat_map(Choice("", "", ""))) == (None, None)
     _, found = facts(tmp_path / "one", {"chance": [1]})
     assert found.heat_map(Choice("", "", "")) is None
+
+
+def test_a_table_that_was_made_while_the_study_went_on_is_not_kept(tmp_path, monkeypatch):
+    """Another reader has read the study again meanwhile."""
+    _, found = facts(tmp_path / "s", {"chance": [0.1]})
+    summary = Study._summary
+
+    def slow(study, *asked):
+        monkeypatch.setattr(Study, "_summary", summary)
+        written_study(tmp_path / "s", {"chance": [0.1, 0.3]}, 2, outcome, planned=40)
+        found.curves(Choice("", "", ""))
+        return summary(study, *asked)
+
+    monkeypatch.setattr(Study, "_summary", slow)
+    assert found.table().ended == 2
+    assert found.table().ended == 4
+
+
+def test_long_values_and_none_stay_apart(tmp_path):
+    prompts = [f"{'You live in a town. ' * 5}You are {mood}." for mood in ("sad", "glad")]
+    _, found = facts(tmp_path / "s", {"chance": [0.1, 0.3], "prompt": [*prompts, None]})
+    by_prompt = found.curves(Choice("", "chance", "prompt"))
+    assert [*by_prompt.lines] == [*prompts, "None"]
+    names = [each["name"] for each in study_charts.curves(by_prompt)["series"][::3]]
+    assert len({*names}) == 3
+    assert all(len(each) <= 60 for each in names)
+    over_prompts = study_charts.curves(found.curves(Choice("", "prompt", "")))
+    assert [place for place, _ in over_prompts["series"][0]["data"]] == [0, 1, 2]
+    assert len(over_prompts["xAxis"]["data"]) == 3

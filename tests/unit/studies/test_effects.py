@@ -137,6 +137,25 @@ def test_effects_name_the_first_message_in_which_a_pair_differs(tmp_path, monkey
     assert len([*(tmp_path / "s" / "logs").iterdir()]) == 4
 
 
+def saying(me, inbox, *, word):
+    me.send(1 - me.id, {"word": word if me.step == 3 else "x"})
+
+
+def test_a_difference_long_before_the_end_is_found(tmp_path, monkeypatch):
+    """The runs are equal in their last 64 steps and in their states, and so are their digests."""
+    work_here(monkeypatch)
+    study = batch_run(
+        saying, {"word": ["a", "b"]}, agents=2, until=70, outcomes={"steps": lambda result: result.steps},
+        folder=tmp_path / "s", progress=False, logs=True,
+    )  # fmt: skip
+    found = study.effects(base={"word": "a"})
+    assert found["equal"].tolist() == [1]
+    assert found["first"].tolist() == [
+        'step 3, replicate 0: agent 1 sent {"word":"b"} to agent 0 (delivered), and in the base {"word":"a"} to agent '
+        "0 (delivered)"
+    ]
+
+
 def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
     work_here(monkeypatch)
     asked = {"agents": 3, "until": 4, "outcomes": Mean("heard"), "progress": False, "folder": tmp_path / "plain"}

@@ -3,9 +3,12 @@
 import importlib
 import os
 import select
+import signal
+import struct
 import subprocess
 import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,25 @@ def test_a_process_that_dies_is_replaced_by_one_with_the_same_model(tmp_path, mo
     table = sweep(tmp_path / "s", model, replicates=1, workers=1).to_pandas()
     assert table["heard"].tolist()[0] == 1
     assert table["error"][1].startswith("WorkerDied: the process of this run ({'chance': 0.7}) died 3 times")
+
+
+@pytest.mark.long
+def test_a_process_that_dies_in_the_middle_of_its_answer_is_replaced(tmp_path):
+    marker = tmp_path / "died"
+
+    def dying(result):
+        def send_half(pipe, answer):
+            os.write(pipe.fileno(), struct.pack("!i", len(answer)) + bytes(answer)[: len(answer) // 2])
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if not marker.exists():
+            Connection._send_bytes = send_half
+        return 1
+
+    study = sweep(tmp_path / "s", replicates=1, workers=1, outcomes={"one": dying})
+    assert marker.exists()
+    assert study.to_pandas()["one"].tolist() == [1, 1]
 
 
 PROGRAM = """
