@@ -95,11 +95,15 @@ def ui(
     from ray_messaging.inspector.sources.live_control import LiveControl  # noqa: PLC0415
     from ray_messaging.inspector.web.serve import Place, bind, serve  # noqa: PLC0415
 
+    if seats and (target is None or model is not None or beside is not None or control or token):
+        raise ConfigError(
+            "--seats serves the seats of a running experiment, by links that have their tokens: name the experiment, "
+            "without --model, --beside, --control and --token"
+        )
     bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
     until = _stdin_closed() if of_process else None
     if seats:
-        if target is None:
-            raise ConfigError("--seats serves the seats of a running experiment: name the experiment")
+        assert target is not None
         _serve_seats(target, bound, until, as_json=as_json)
         return
     with bound.socket:

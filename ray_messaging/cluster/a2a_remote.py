@@ -20,7 +20,7 @@ from ray_messaging.cluster.a2a_parts import parts_of, payload_of
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import printable
-from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.errors import ConfigError, MessagingError, PayloadTooLarge
 from ray_messaging.model.call_content import by_content
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4 << 20  # the most bytes of a response
 _CONNECT_S = 10.0
-_POLL_S = 1.0  # the pause before the outside agent is asked again whether a task has ended
+_PORTS = {"http": 80, "https": 443}  # a URL without a port means these
+_POLL_S = 1.0  # between two questions whether a task has ended
 _ERROR_WIDTH = 500
 _CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -57,10 +58,12 @@ class RemoteFailure(Exception):
 class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     """An outside agent under an id of the experiment. In steps it is a model for `messaging.run`.
 
-    Args: as for `Messaging.remote_agent`.
+    Args: `experiment` is the name of the experiment. The others are as for `Messaging.remote_agent`.
     """
 
-    def __init__(self, agent: AgentId, url: str, *, token: str | None, wait_s: float, late_steps: int) -> None:
+    def __init__(
+        self, agent: AgentId, url: str, *, experiment: str, token: str | None, wait_s: float, late_steps: int
+    ) -> None:
         if not is_http_address(url):
             raise ConfigError(f"{url!r} is no address of an agent: write http(s)://host[:port]/path", value=url)
         if urlsplit(url).username is not None:
@@ -69,6 +72,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
         self.id = check_id(agent)
         self.url = url
+        self._experiment = experiment
         self._token = token
         self._wait_s = wait_s
         self._late_steps = late_steps
@@ -164,11 +168,15 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
-        # Not shared with other runs, because an answer that is late in one run may be in time in another.
-        asks = by_content(ask_remote, sample=None)
-        found = await asyncio.gather(
-            *(me.remember(asks, id_, payload, task, since) for id_, _, payload, since, task in open_ones)
-        )
+        asks = by_content(ask_remote, sample=None)  # Another run must not get that an answer was late in this one.
+
+        async def ask(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
+            try:
+                return await me.remember(asks, message_id, payload, task, since)
+            except PayloadTooLarge as error:
+                return {"error": _said(error)}
+
+        found = await asyncio.gather(*(ask(id_, payload, task, since) for id_, _, payload, since, task in open_ones))
         waiting = []
         for (id_, sender, payload, since, _), outcome in zip(open_ones, found, strict=True):
             if "late" in outcome and (me.step - since >= self._late_steps or sender is None):
@@ -178,10 +186,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
                 waiting.append([id_, sender, payload, since, outcome["late"]])
                 continue
             answer = outcome["answer"] if "answer" in outcome else {"error": outcome["error"]}
-            if id_ in new and new[id_].expects_answer:
-                me.reply(new[id_], answer)
-            elif sender is not None:
-                me.send(sender, answer | {ANSWERS: id_})
+            try:
+                _pass_on(me, new.get(id_), id_, sender, answer)
+            except MessagingError as error:  # What an outside agent says must not end the run.
+                _pass_on(me, new.get(id_), id_, sender, {"error": _said(error)})
         if waiting:
             me.state[WAITING] = waiting
             me.stay_active()
@@ -220,8 +228,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async with self._places, self._client() as client:
             if task is not None:
                 return await _result(client, await client.get_task(GetTaskRequest(id=task)))
-            # A former process may have sent this message already. The outside agent can recognise it by its id.
-            message = A2AMessage(message_id=f"{self.id}/{message_id}", role=Role.ROLE_USER, parts=parts_of(payload))
+            # A former process may have sent the message already. The outside agent can tell by the id. A fork and
+            # other experiments have other ids, although their own ids of messages are often the same.
+            sent_id = f"{self._experiment}/{self.id}/{message_id}"
+            message = A2AMessage(message_id=sent_id, role=Role.ROLE_USER, parts=parts_of(payload))
             known: Task | None = None
             async for event in client.send_message(SendMessageRequest(message=message)):
                 if event.HasField("message"):
@@ -253,6 +263,16 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             self._card = card
 
 
+def _pass_on(
+    me: "Agent", new: "Message | None", message_id: str, sender: AgentId | None, answer: dict[str, Any]
+) -> None:
+    """Send an answer to the sender of a message; `new` is the message if it was read in this step."""
+    if new is not None and new.expects_answer:
+        me.reply(new, answer)
+    elif sender is not None:
+        me.send(sender, answer | {ANSWERS: message_id})
+
+
 async def _ended(future: Future[Any], wait_s: float) -> None:
     """Wait until a future is done, but at most `wait_s` seconds. The future may outlive this event loop."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -278,7 +298,7 @@ def _said(error: Exception) -> str:
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _task_after(event: StreamResponse, known: Task | None) -> Task:

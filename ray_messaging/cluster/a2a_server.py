@@ -32,6 +32,7 @@ from a2a.types import (
     StringList,
     Task,
 )
+from a2a.types import Message as A2AMessage
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH, PROTOCOL_VERSION_CURRENT, TransportProtocol
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -48,6 +49,7 @@ from ray_messaging.messager import Messager
 
 _MOST_BYTES = 4 << 20  # the most bytes of a request
 _MOST_TASKS = 1_000  # the most tasks of an agent that are kept for GetTask
+_MOST_ASKED = 1_000  # the most questions at a time to an agent
 _MOST_REQUESTS = 1_000  # the most requests at a time
 _GRACE_S = 1
 _MODES = ["text/plain", "application/json"]
@@ -70,6 +72,8 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         """
         if token == "":
             raise ConfigError("an empty token lets everybody in: pass another token, or None for a random one")
+        if isinstance(agents, str):
+            raise ConfigError(f"agents={agents!r} is a str, whose letters would be the ids: write [{agents!r}]")
         self.agents = frozenset(map(check_id, agents))
         self.token = secrets.token_urlsafe(32) if token is None else token
         self._socket, self.url = _bound(place)
@@ -238,6 +242,7 @@ class _Asking(AgentExecutor):
         self._messager = messager
         self._agent = agent
         self._timeout = timeout
+        self._under_way = 0
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Ask the agent; the task is completed with the answer, or fails, or is rejected by a rule."""
@@ -247,8 +252,19 @@ class _Asking(AgentExecutor):
             await event_queue.enqueue_event(task)
         told = TaskUpdater(event_queue, task.id, task.context_id)
         await told.start_work()
+        if self._under_way >= _MOST_ASKED:  # clients need not wait for an answer before they ask again
+            text = f"{_MOST_ASKED:,} questions wait for an answer of this agent already: ask again later"
+            await told.failed(told.new_agent_message([new_text_part(text)]))
+            return
+        self._under_way += 1
         try:
-            payload = payload_of(context.message.parts)
+            await self._ask(context.message, told)
+        finally:
+            self._under_way -= 1
+
+    async def _ask(self, message: A2AMessage, told: TaskUpdater) -> None:
+        try:
+            payload = payload_of(message.parts)
             ask = self._messager.ask
             answer = await ask(None, self._agent, payload, subtopic=USER_CHAT, timeout=self._timeout)
         except (InvalidPayload, QuestionBlocked) as error:

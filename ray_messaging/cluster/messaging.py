@@ -871,7 +871,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         """
         with _of_extra_a2a():
             from ray_messaging.cluster.a2a_remote import RemoteAgent
-        remote = RemoteAgent(agent, url, token=token, wait_s=wait_s, late_steps=late_steps)
+        remote = RemoteAgent(agent, url, experiment=self.exp_id, token=token, wait_s=wait_s, late_steps=late_steps)
         if self._connection.experiment.steps is None:
             remote.serve(self)
         return remote

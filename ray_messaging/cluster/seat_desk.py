@@ -112,6 +112,7 @@ class _Seat:
         self.over = -1  # the last step whose question was closed in this process
         self.version = secrets.randbelow(2**40)  # random, because pages may know versions of an earlier process
         self.changed = asyncio.Event()
+        self.keeping = asyncio.Lock()  # held while facts change and are kept, so that the last ones are kept last
 
     def change(self) -> None:
         self.version += 1
@@ -160,6 +161,7 @@ class SeatDesk:
         self._timeout_s = timeout_s
         self._loaded: dict[AgentId, _Seat] | None = None
         self._loading = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._ended = False
 
     async def _seats(self) -> dict[AgentId, _Seat]:
@@ -185,12 +187,15 @@ class SeatDesk:
     async def open(self, agent: AgentId, consent: str) -> str:
         """Make a seat for an agent, unless it has one; return the secret token of its link."""
         seats, agent = await self._seats(), check_id(agent)
-        seat = seats.get(agent) or _Seat(SeatFacts(secrets.token_urlsafe(32)))
-        if seat.facts.consent != consent:  # people agree to the text that they have read
-            seat.facts.consent, seat.facts.ready = consent, False
-        await self._save(agent, seat.facts)
-        seats.setdefault(agent, seat).change()
-        return seats[agent].facts.token
+        async with self._opening:
+            seat = seats.get(agent) or _Seat(SeatFacts(secrets.token_urlsafe(32)))
+            async with seat.keeping:
+                if seat.facts.consent != consent:  # people agree to the text that they have read
+                    seat.facts.consent, seat.facts.ready = consent, False
+                await self._save(agent, seat.facts)
+            seats[agent] = seat
+        seat.change()
+        return seat.facts.token
 
     async def tokens(self) -> dict[AgentId, str]:
         """Return the token of each seat."""
@@ -274,15 +279,17 @@ class SeatDesk:
     async def set_ready(self, agent: AgentId) -> None:
         """Record that the person is ready, and agrees to the text of consent."""
         seat = await self._seat(agent)
-        seat.facts.ready = True
-        await self._save(agent, seat.facts)
+        async with seat.keeping:
+            seat.facts.ready = True
+            await self._save(agent, seat.facts)
         seat.change()
 
     async def set_away(self, agent: AgentId, *, away: bool) -> None:
         """Record that the person leaves or comes back. No step waits for a person who has left."""
         seat = await self._seat(agent)
-        seat.facts.away = away
-        await self._save(agent, seat.facts)
+        async with seat.keeping:
+            seat.facts.away = away
+            await self._save(agent, seat.facts)
         if away:
             seat.close(ABSENT, "You have left.")
         else:
@@ -295,15 +302,20 @@ class SeatDesk:
         if the group has not asked in this step yet, as after a failure.
         """
         seat = await self._seat(agent)
-        question, waiting = seat.question, seat.answer
+        async with seat.keeping:
+            await self._take(seat, agent, step, messages)
+
+    async def _take(self, seat: _Seat, agent: AgentId, step: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        question, waiting, last = seat.question, seat.answer, seat.facts.last
         if question is None or question.step != step:
-            if seat.facts.last is not None and seat.facts.last.step == step:
-                return  # the page has sent this answer before, and got no confirmation
-            if step <= seat.over:
+            if last is not None and last.step == step and _answer(messages, last) == seat.facts.answer:
+                return  # the page has sent it before, and did not hear that it arrived
+            # A process that has started again does not know which steps are over, but no page has a later step.
+            if step <= seat.over or (last is not None and last.step == step) or (question and step < question.step):
                 raise _over(step)
             text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # as when the run has begun again
             raise NoQuestion(text, question=f"step {step}", agent=agent)
-        answer = SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
+        answer = _answer(messages, question)
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:
             raise ConfigError(
                 f"This is too much for one step: send at most {MOST_MESSAGES} messages, to {MOST_RECIPIENTS} recipients"
@@ -314,6 +326,7 @@ class SeatDesk:
         lines = seat.lines_after(question, answer)
         await self._save(agent, replace(seat.facts, last=question, answer=answer, lines=lines))
         if seat.question is not question or seat.answer is not waiting:
+            await self._save(agent, seat.facts)  # the group has not got this answer, and must not get it later
             raise _over(step)
         seat.facts.last, seat.facts.answer = question, answer
         seat.close(answer)
@@ -321,6 +334,11 @@ class SeatDesk:
 
 def _over(step: int) -> ConfigError:
     return ConfigError(f"Step {step} is over, so this was not sent.")
+
+
+def _answer(messages: Sequence[Mapping[str, Any]], question: SeatQuestion) -> SeatAnswer:
+    """Return what a person has written as an answer; raise ConfigError if it cannot be sent."""
+    return SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
 
 
 def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:

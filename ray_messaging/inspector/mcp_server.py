@@ -310,6 +310,7 @@ class RunControl:
     join: Callable[[str, str], LiveControl]
     model: str | None = None
     _forks: dict[str, tuple[subprocess.Popen[bytes], Path]] = field(default_factory=dict)
+    _forking: Lock = field(default_factory=Lock)  # assistants make several calls at a time
 
     def _steer(self, run: str, change: Callable[[LiveControl], str]) -> dict[str, Any]:
         folder = self.folders.folder_of(run)
@@ -356,20 +357,21 @@ class RunControl:
         """
         if self.model is None:
             raise ConfigError("no forks can be made: start the server with --model MODULE:FUNCTION, the runs' model")
-        if any(process.poll() is None for process, _ in self._forks.values()):
-            raise ConfigError("another fork is being made already: wait until fork_state says that it has ended")
-        folder = self.folders.beside(run, check_name("name", name))
-        options = [f"--until={until}", f"--model={self.model}", *(f"--rules={rule}" for rule in rules or ())]
-        options += [] if at_step is None else [f"--at-step={at_step}"]
-        command = [sys.executable, "-m", "ray_messaging.cli", "fork", *options, self.folders.folder_of(run), folder]
-        output = Path(f"{folder}-output.txt")
-        with output.open("xb") as said:
-            # The fork gets its own session of the operating system, so that it goes on if the assistant ends this
-            # server.
-            process = subprocess.Popen(  # noqa: S603 - our own command
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self._forks[name] = process, output
+        with self._forking:
+            if any(process.poll() is None for process, _ in self._forks.values()):
+                raise ConfigError("another fork is being made already: wait until fork_state says that it has ended")
+            folder = self.folders.beside(run, check_name("name", name))
+            options = [f"--until={until}", f"--model={self.model}", *(f"--rules={rule}" for rule in rules or ())]
+            options += [] if at_step is None else [f"--at-step={at_step}"]
+            command = [sys.executable, "-m", "ray_messaging.cli", "fork", *options, self.folders.folder_of(run), folder]
+            output = Path(f"{folder}-output.txt")
+            with output.open("xb") as said:
+                # The fork gets its own session of the operating system, so that it goes on if the assistant ends this
+                # server.
+                process = subprocess.Popen(  # noqa: S603 - our own command
+                    command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            self._forks[name] = process, output
         return {"begun": name, "process": process.pid, "output": output.name, "next": "ask fork_state for its end"}
 
     def fork_state(self, name: Annotated[str, Field(description="The name that fork was given.")]) -> dict[str, Any]:

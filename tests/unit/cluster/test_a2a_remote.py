@@ -13,10 +13,15 @@ import pytest
 pytest.importorskip("a2a.client", reason="a2a-sdk is not installed")
 
 from support.outside_agents import Outside, application, garbage, served
+from support.patience import WAIT_S
+from support.step_society import open_step
 
 from ray_messaging import Calls, run
-from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure
+from ray_messaging.cluster.a2a_remote import RemoteAgent, RemoteFailure, _origin
+from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.errors import ConfigError
+from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.transports.step_values import Driver, StepSettings
 
 CARD = json.dumps(
     {
@@ -39,8 +44,8 @@ def serve():
         yield lambda make: stack.enter_context(served(make))
 
 
-def remote(url, *, wait_s=20.0, late_steps=3, token=None):
-    return RemoteAgent("weather", url, token=token, wait_s=wait_s, late_steps=late_steps)
+def remote(url, *, wait_s=20.0, late_steps=3, token=None, experiment="town"):
+    return RemoteAgent("weather", url, experiment=experiment, token=token, wait_s=wait_s, late_steps=late_steps)
 
 
 def asker(me, inbox):
@@ -195,6 +200,20 @@ def test_the_token_goes_to_no_other_host_than_that_of_the_url(serve):
     assert thief.heard == []
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("https://a.org/x", "https://A.org:443/y", True),
+        ("http://a.org:80", "http://a.org/y", True),
+        ("https://a.org", "http://a.org", False),
+        ("http://a.org", "http://a.org:8080", False),
+        ("http://a.org", "http://b.org", False),
+    ],
+)
+def test_a_card_may_name_the_port_that_the_url_leaves_out(one, other, same):
+    assert (_origin(one) == _origin(other)) is same
+
+
 async def test_without_steps_a_late_or_wrong_answer_is_an_error_of_the_handler(serve):
     question = SimpleNamespace(id="west-1-0", payload={"content": "rain?"}, expects_answer=True, from_id=1)
     hold = threading.Event()
@@ -233,6 +252,38 @@ def test_runs_that_share_a_store_of_calls_ask_each_for_itself(serve, tmp_path):
                 (2, True, {"content": "yes"})
             ]
     assert len(outside.heard) == 2
+
+
+@pytest.mark.parametrize("size", [1_500, 20_000])  # too large for a message here, and for a remembered call, too
+async def test_an_answer_that_is_too_large_is_an_error_and_the_run_goes_on(serve, transports, size):
+    steps = (await transports()).steps
+    await steps.begin(StepSettings())
+    await steps.join("east")
+    attempt = (await steps.take("east", Driver("task", 0), WAIT_S)).attempt
+    await steps.open("east", attempt, 0)
+    memory = CallMemory(steps, "east", attempt, 0, limit=10_000, again=True)
+    sent = []
+    with remote(serve(partial(application, Outside(lambda text: ["x" * size], as_task=False)))) as agent:
+
+        async def model(me, inbox):
+            if me.id == 1:
+                me.state["waiting"] = [["0-0-1", 0, {"content": "rain?"}, me.step, None]]
+                await agent(me, inbox)
+                sent.append(me.state)
+
+        step = open_step()
+        await AgentLoop("east", model).run(step, memory)
+    assert sent == [{}]
+    assert len(step.sends.cells) == 3  # one message
+
+
+def test_the_messages_of_different_experiments_have_different_ids(serve):
+    outside = Outside(lambda text: ["yes"])
+    url = serve(partial(application, outside))
+    for name in ("town", "fork of town"):
+        with remote(url, experiment=name) as agent:
+            ran(agent)
+    assert outside.ids == ["town/weather/0-0-1", "fork of town/weather/0-0-1"]
 
 
 def test_a_handle_travels_to_the_process_of_a_group_and_shows_no_token():

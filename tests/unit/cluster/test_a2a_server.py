@@ -17,8 +17,8 @@ from support.interceptors import interceptor_with
 
 from ray_messaging import rules
 from ray_messaging.cluster.a2a_parts import parts_of, payload_of
-from ray_messaging.cluster.a2a_server import _MOST_BYTES, _MOST_TASKS, _application, _Guard, _LastTasks
-from ray_messaging.errors import InvalidPayload
+from ray_messaging.cluster.a2a_server import _MOST_BYTES, _MOST_TASKS, A2AServer, _application, _Guard, _LastTasks
+from ray_messaging.errors import ConfigError, InvalidPayload
 
 TOKEN = "s3cret-token"
 
@@ -130,6 +130,22 @@ async def test_a_task_can_be_cancelled(outside):
     assert cancelled.status.state == TaskState.TASK_STATE_CANCELED
 
 
+async def test_the_questions_that_wait_for_an_agent_are_limited(outside, monkeypatch):
+    monkeypatch.setattr("ray_messaging.cluster.a2a_server._MOST_ASKED", 1)
+    async with client_of(outside(), streaming=False) as client:
+        request = message(new_text_part("wait"))
+        request.configuration.return_immediately = True
+        (waits,) = [event async for event in client.send_message(request)]
+        (refused,) = await events_of(client, new_text_part("hello"))
+        await client.cancel_task(CancelTaskRequest(id=waits.task.id))
+        answered = refused
+        while answered.task.status.state == TaskState.TASK_STATE_FAILED:  # the cancelled question ends soon
+            (answered,) = await events_of(client, new_text_part("hello"))
+    assert refused.task.status.state == TaskState.TASK_STATE_FAILED
+    assert "ask again later" in refused.task.status.message.parts[0].text
+    assert answered.task.status.state == TaskState.TASK_STATE_COMPLETED
+
+
 # -- strangers --------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +211,11 @@ async def test_garbage_gets_an_error_and_the_server_goes_on(outside, body):
 async def test_a_large_request_is_refused(outside):
     async with outside() as http:
         assert (await http.post("/agents/7", content=b"x" * (_MOST_BYTES + 1))).status_code == 413
+
+
+def test_one_id_is_not_taken_as_a_list_of_its_letters():
+    with pytest.raises(ConfigError, match=r"write \['weather'\]"):
+        A2AServer(None, "weather", "127.0.0.1:0", None, 5.0)
 
 
 async def test_only_the_last_tasks_are_kept():

@@ -6,7 +6,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.seat_desk import ABSENT, HeardMessage, SeatAnswer, SeatDesk, SeatQuestion, Written
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError, NoQuestion, UnknownName
 
 HELLO = HeardMessage("0-0-8", 8, "hello", asks=True)
 
@@ -18,6 +18,7 @@ def desk_of(server, *, timeout_s=WAIT_S, limit=10_000):
         return dict(server)
 
     async def keep(field, record):
+        await asyncio.sleep(0)
         server[field] = record
 
     return SeatDesk(load, keep, limit, timeout_s)
@@ -41,10 +42,11 @@ async def test_a_person_reads_and_answers_and_the_conversation_goes_on_in_a_late
     token = await desk.open(7, "")
     await desk.set_ready(7)
     call = await asked(desk, question())
-    await desk.answer(7, 0, [{"to": [8, "9"], "text": "hi"}, {"text": "yes", "answers": HELLO.id}])
+    messages = [{"to": [8, "9"], "text": "hi"}, {"text": "yes", "answers": HELLO.id}]
+    await desk.answer(7, 0, messages)
     said = SeatAnswer(present=True, messages=(Written((8, 9), "hi"), Written((8,), "yes", HELLO.id)))
     assert await call == said
-    await desk.answer(7, 0, [{"to": [8], "text": "twice"}])  # the page did not hear that the answer arrived
+    await desk.answer(7, 0, messages)  # the page did not hear that the answer arrived
     again = desk_of(server)
     assert await again.open(7, "") == token
     view = await again.news(7, -1)
@@ -72,6 +74,78 @@ async def test_the_time_is_limited_and_a_late_answer_is_refused():
     with pytest.raises(ConfigError, match="Step 0 is over"):
         await desk.answer(7, 0, [{"to": [8], "text": "late"}])
     assert "you sent nothing" in (await desk.news(7, -1)).lines[-1].text
+
+
+async def test_what_another_page_has_written_for_an_answered_step_is_refused_and_not_lost_in_silence():
+    desk = desk_of({})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    await asked(desk, question())
+    await desk.answer(7, 0, [{"to": [8], "text": "of the laptop"}])
+    with pytest.raises(ConfigError, match="Step 0 is over"):
+        await desk.answer(7, 0, [{"to": [8], "text": "of the phone"}])
+
+
+async def test_an_answer_to_an_earlier_step_is_refused_after_the_desk_has_started_again():
+    desk = desk_of(server := {})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    desk = desk_of(server)
+    call = await asked(desk, question(2))
+    with pytest.raises(ConfigError, match="Step 0 is over"):  # NoQuestion would let the page try again without end
+        await desk.answer(7, 0, [{"to": [8], "text": "late"}])
+    with pytest.raises(NoQuestion):
+        await desk.answer(7, 3, [])
+    await desk.answer(7, 2, [])
+    assert (await call).present
+
+
+async def test_what_comes_at_the_same_time_is_kept_as_it_is_told():
+    server, keeps = {}, asyncio.Semaphore(0)
+    desk = desk_of(server)
+    tokens = await asyncio.gather(desk.open(7, ""), desk.open(7, ""))
+    assert tokens == [await desk_of(server).open(7, "")] * 2
+    await desk.set_ready(7)
+    call, keep = await asked(desk, question()), desk._keep
+
+    async def slow(field, record):
+        await keeps.acquire()
+        await keep(field, record)
+
+    desk._keep = slow
+    messages = [{"to": [8], "text": "mine"}]
+    twice = [asyncio.create_task(desk.answer(7, 0, messages)) for _ in range(2)]  # a page that tries again
+    others = asyncio.create_task(desk.answer(7, 0, [{"to": [8], "text": "of another page"}]))
+    away = asyncio.create_task(desk.set_away(7, away=True))
+    await asyncio.sleep(0)
+    for _ in range(4):
+        keeps.release()
+    await asyncio.gather(*twice, away)
+    with pytest.raises(ConfigError, match="Step 0 is over"):
+        await others
+    said = await call
+    assert said.messages == (Written((8,), "mine"),)
+    again = desk_of(server)
+    assert await again.ask(question()) == said
+    assert (await again.news(7, -1)).away
+
+
+async def test_an_answer_whose_time_was_over_while_it_was_kept_is_not_given_later():
+    desk = desk_of(server := {})
+    await desk.open(7, "")
+    await desk.set_ready(7)
+    call, keep = await asked(desk, question()), desk._keep
+
+    async def late(field, record):
+        await keep(field, record)
+        desk._time_over(seat, seat.answer)
+
+    seat, desk._keep = await desk._seat(7), late
+    with pytest.raises(ConfigError, match="Step 0 is over"):
+        await desk.answer(7, 0, [{"to": [8], "text": "late"}])
+    assert await call == ABSENT
+    again = desk_of(server, timeout_s=0.01)
+    assert await again.ask(question()) == ABSENT
 
 
 async def test_who_leaves_is_not_waited_for_until_they_come_back():

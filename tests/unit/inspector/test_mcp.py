@@ -4,7 +4,11 @@ import json
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
+from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -369,6 +373,21 @@ async def test_a_fork_goes_nowhere_else_than_beside_its_parent(folder, name, mon
 def test_nothing_is_written_above_the_folders(folder):
     with pytest.raises(ConfigError, match="start the server with this folder"):
         RunFolders([str(folder / "town")]).beside("town", "new")
+
+
+def test_of_two_forks_at_a_time_one_is_refused(folder, monkeypatch):
+    both = Barrier(2)
+
+    def begin(*_, **__):
+        with suppress(BrokenBarrierError):
+            both.wait(0.2)  # the other call comes here, too, if nothing keeps it away
+        return SimpleNamespace(pid=1, poll=lambda: None)
+
+    monkeypatch.setattr("subprocess.Popen", begin)
+    control = RunControl(RunFolders([str(folder)]), lambda *_: pytest.fail("it joins"), "town:town")
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(control.fork, "experiments/town", name, 5) for name in ("one", "two")]
+    assert sum(isinstance(call.exception(), ConfigError) for call in calls) == 1
 
 
 async def test_a_fork_that_fails_says_why_and_only_one_is_made_at_a_time(folder):
