@@ -75,7 +75,7 @@ class StudyFolder:
         if not self.folder.local:
             raise ConfigError(
                 f"the study's folder {self.where!r} must be on a disk, because it is locked while it is written: pass "
-                " a path, and copy the folder when the study has ended"
+                "a path, and copy the folder when the study has ended"
             )
         with self._writing():
             self.folder.filesystem.create_dir(self.folder.path, recursive=True)
