@@ -4,8 +4,8 @@
 
 1,000 agents live in 25 places. In each step five agents of a place talk: each makes so many calls, one after the other,
 as its place's conversation has turns, a number that is lognormal by place and step. The median call takes `--call-ms`,
-so that a step of seconds takes a tenth of them. In the part `slow` one agent also makes a call of 600 medians, which
-stands for a minute, in each tenth step. In the part `one` all agents are one neighbourhood, so that nobody can begin
+so that a step of seconds takes a tenth of them. In the part `slow` one agent also makes 40 calls in a row, which
+stand for a minute, in each tenth step. In the part `one` all agents are one neighbourhood, so that nobody can begin
 early.
 """
 

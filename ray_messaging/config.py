@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
 
 class _OurSettings(ModelMetaclass):
-    """Metaclass that hides the many members of pydantic's own in `dir` and `help`."""
+    """Metaclass that hides members of pydantic's base class from `dir` and `help`."""
 
     if not TYPE_CHECKING:  # Type checkers know the fields without this.
 
@@ -203,7 +203,7 @@ class Price(_Settings):
 
 
 class Calls(_Settings):
-    """Limits of the calls that agents make by `me.remember`, for all groups together: `Messaging.start(calls=Calls())`.
+    """Limits of calls that agents make with `me.remember`, for all groups together: `Messaging.start(calls=Calls())`.
 
     Each try counts as a call. A call is tried again if it raises a TimeoutError, an error with "Timeout" in the name of
     its class, or an error with the HTTP status 429 or 5xx. The status is looked for in the error's `status_code` and

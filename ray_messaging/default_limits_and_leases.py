@@ -94,7 +94,7 @@ UNACKNOWLEDGED_S = 15.0
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 
 # STEP_NEWS_TIMEOUT_S is the longest time, in seconds, that one call waits for news of steps, so that a server that does
-# not answer is noticed. STEP_LEASE_S is the time without a sign of life after which the driver of a step, or the steps'
-# supervisor, counts as gone.
+# not answer is noticed. STEP_LEASE_S is also in seconds. If the driver of a step, or the steps' supervisor, gives no
+# sign of life for this long, it counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0
 STEP_LEASE_S = 10.0

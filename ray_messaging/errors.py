@@ -253,7 +253,7 @@ class StepTooLarge(MessagingError, ValueError):
 
 
 class UndeclaredSend(MessagingError, ValueError):
-    """In a step, a group sent to groups that were declared not to hear it; the step was not committed.
+    """A group sent in a step to groups that were not declared to hear it; the step was not committed.
 
     `group` is the group that sent in `step`. `hearers` are the groups to which it sent, and which do not wait for its
     messages.
@@ -347,7 +347,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the number of this older owner."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the epoch of the older process."""
 
     name: str
     epoch: int

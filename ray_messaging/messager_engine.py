@@ -142,7 +142,7 @@ class Engine:
         """
         if self.closed:
             return
-        self._life = None  # `close` must not end it, because it is calling this function
+        self._life = None  # `close` must not end the life, because the life runs this function
         await asyncio.sleep(0)  # a user's generator, which ends with the loop too, may close this messager
         if self.closed or self.closing:
             return
@@ -209,7 +209,11 @@ class Engine:
         return self.not_open(NotListening)
 
     def not_open(self, kind: type[MessagingError]) -> MessagingError:
-        """Build the error for a call before `open`, which is of the given kind, or after `close`, which is Closed."""
+        """Build the error for a call that this engine refuses at present.
+
+        The error is Closed after `close` or after the end of the event loop, ConfigError if the engine sends and
+        receives only in its steps, and otherwise, before `open`, of the given kind.
+        """
         if self._loop_ended:
             return Closed(
                 "the event loop in which this messager was opened has ended: open, use and close it in one asyncio.run"

@@ -78,8 +78,8 @@ class Chat:
         if form is not None and not (isinstance(form, type) and issubclass(form, pydantic.BaseModel)):
             raise ConfigError(f"form={form!r} must be a class that derives from pydantic.BaseModel")
         if form is not None and form.__pydantic_complete__:
-            # Before version 2.10 pydantic keeps here the local variables from beside the class, and some cannot be
-            # pickled.
+            # Before version 2.10, pydantic keeps in this attribute the local variables of the function that defines the
+            # class. Some of them cannot be pickled.
             form.__pydantic_parent_namespace__ = None
         if not timeout > 0 <= patience:
             raise ConfigError(
@@ -234,7 +234,7 @@ class Chat:
             # The client is made in a thread, because it imports openai. That takes a second, and must not block other
             # agents.
             client = await asyncio.to_thread(self._client)
-            if (found := self._lines.get(loop)) is None:  # another call may have made one meanwhile
+            if (found := self._lines.get(loop)) is None:  # another call may have made the line meanwhile
                 life = await at_loop_end(partial(self._end_line, loop, client))
                 found = self._lines[loop] = _Line(client, _Window(self._concurrency), life)
         return found
@@ -253,8 +253,8 @@ class Chat:
         if key is None and self.base_url == _OPENAI:
             raise ConfigError(f"there is no API key: pass api_key, or set {_KEY} where the calls are made")
         client: Any = openai.AsyncOpenAI(api_key=key or "none", base_url=self.base_url, max_retries=0, timeout=None)
-        _ = client.chat.completions  # makes openai import its other half now, in this thread
-        asyncio.run(anyio.lowlevel.checkpoint())  # the same for anyio, which otherwise imports it in the first request
+        _ = client.chat.completions  # imports the modules of openai that requests need, in this thread
+        asyncio.run(anyio.lowlevel.checkpoint())  # makes anyio import its backend now, and not in the first request
         return client
 
 
@@ -298,7 +298,7 @@ class _Window:
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self) -> int:
-        """Wait until a request may be sent; return the number of cuts so far, which `leave` needs."""
+        """Wait until a request may be sent; return how often the limit was halved so far, which `leave` needs."""
         if self._waiting or self.under_way >= int(self.size) or monotonic() < self._paused_until:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

@@ -210,7 +210,7 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome)
     setting = map(type(futures[0]).set_result, futures, receipts)
     while True:
         try:
-            deque(setting, maxlen=0)  # this consumes the map in C
+            deque(setting, maxlen=0)  # the deque runs the map to its end, without Python code for each future
         except InvalidStateError:  # the caller that waited for this future was cancelled
             continue
         return

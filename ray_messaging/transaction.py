@@ -85,7 +85,8 @@ class Transaction:
         except BaseException as error:
             gate.roll_back()
             if isinstance(error, Fenced) and self._engine.subscription is not None:
-                await self._engine.subscription.stop(error)  # the successor gets the messages
+                # The newer process that has taken over the mailbox gets the messages.
+                await self._engine.subscription.stop(error)
             raise
         gate.commit(conclusion)
 
@@ -133,7 +134,7 @@ class Transaction:
         batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
-        """Queue many messages; raises the same errors as `send_message`, and then none of the messages is queued."""
+        """Queue many messages, or none after an error. Raises the same errors as `send_message`."""
         batch = self._running()
         batch.add(self._engine.checks.batches(messages, None))
 

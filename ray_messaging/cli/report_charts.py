@@ -85,7 +85,7 @@ def network_chart(log: EventLog) -> str:
 
 
 def svg(figure: Any) -> str:  # noqa: ANN401 - matplotlib's Figure
-    """Return a figure as an HTML image."""
+    """Return a figure as an `<img>` element that contains it as SVG."""
     out = BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     # The figure is embedded as an image, because several SVGs in one document would have equal ids.

@@ -1,5 +1,6 @@
 """Payloads as parts of A2A messages, and parts as payloads."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,18 @@ from ray_messaging.errors import InvalidPayload
 
 
 def parts_of(payload: object) -> list[Part]:
-    """Return a payload as parts: its `content` as a text, and everything else as data."""
+    """Return a payload as parts: its `content` as a text, and everything else as data.
+
+    Raises: InvalidPayload if A2A cannot carry a value of the payload, or would change it.
+    """
+    _check_exact(payload)
+    try:
+        return _parts_of(payload)
+    except Exception as error:  # Protobuf has errors of its own, such as of bytes, or of data that are too deep.
+        raise InvalidPayload(f"A2A cannot carry the payload, because it takes JSON only: {error}") from error
+
+
+def _parts_of(payload: object) -> list[Part]:
     if isinstance(payload, str):
         return [new_text_part(payload)]
     if isinstance(payload, dict) and isinstance(payload.get("content"), str):
@@ -25,13 +37,30 @@ def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
 
     Raises: InvalidPayload for parts that are neither text nor data, such as files, or if there are no parts.
     """
-    texts, data = get_text_parts(parts), [_with_whole_numbers(each) for each in get_data_parts(parts)]
+    try:
+        texts, data = get_text_parts(parts), [_with_whole_numbers(each) for each in get_data_parts(parts)]
+    except Exception as error:  # Protobuf has errors of its own, such as of NaN.
+        raise InvalidPayload(f"the message has data that are no JSON: {error}") from error
     if not parts or len(texts) + len(data) != len(parts):
         raise InvalidPayload("the message must consist of texts and JSON data: files and URLs are not taken")
     found: dict[str, Any] = {"content": "\n".join(texts)} if texts else {}
     if len(data) == 1 and isinstance(data[0], dict) and not found.keys() & data[0].keys():
         return found | data[0]
     return found | {"data": data} if data else found
+
+
+def _check_exact(value: object) -> None:
+    """Raise InvalidPayload for a number that JSON lacks, or that A2A, which has floats only, would change."""
+    if isinstance(value, dict):
+        for each in value.values():
+            _check_exact(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_exact(each)
+    elif isinstance(value, int) and abs(value) > MOST_EXACT:
+        raise InvalidPayload(f"A2A has floats only, which cannot hold {value} exactly: send it as a text")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidPayload(f"A2A cannot carry {value}, because JSON has no such number: send it as a text")
 
 
 def _with_whole_numbers(value: Any) -> Any:  # noqa: ANN401 - in JSON's types

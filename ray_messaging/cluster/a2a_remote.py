@@ -231,7 +231,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
+        # Without compression the bytes that come are those that need memory.
+        headers = {"accept-encoding": "identity"}
+        headers |= {} if self._token is None else {"authorization": f"Bearer {self._token}"}
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         async with httpx.AsyncClient(headers=headers, timeout=timeout, transport=_Bounded()) as http:
             card = self._card or await A2ACardResolver(http, self.url).get_agent_card()
@@ -315,11 +317,14 @@ def _answer(task: Task) -> dict[str, Any]:
 
 
 class _Bounded(httpx.AsyncHTTPTransport):
-    """Transport that ends a response which is too large."""
+    """Transport that ends a response which is too large, or compressed, because its size is not known then."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; the body of its response is bounded."""
         response = await super().handle_async_request(request)
+        if (encoding := response.headers.get("content-encoding", "identity").lower()) != "identity":
+            await response.aclose()
+            raise RemoteFailure(f"its response is compressed ({encoding[:20]}), which was not asked for")
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
         return response

@@ -248,14 +248,19 @@ class _Asking(AgentExecutor):
             payload = payload_of(context.message.parts)
             ask = self._messager.ask
             answer = await ask(None, self._agent, payload, subtopic=USER_CHAT, timeout=self._timeout)
-            parts = parts_of(answer.payload)
         except (InvalidPayload, QuestionBlocked) as error:
             await told.reject(told.new_agent_message([new_text_part(str(error))]))
+            return
         except MessagingError as error:
             await told.failed(told.new_agent_message([new_text_part(str(error))]))
-        else:
-            await told.add_artifact(parts, name="answer", last_chunk=True)
-            await told.complete()
+            return
+        try:
+            parts = parts_of(answer.payload)
+        except InvalidPayload as error:
+            await told.failed(told.new_agent_message([new_text_part(f"the agent has answered, but {error}")]))
+            return
+        await told.add_artifact(parts, name="answer", last_chunk=True)
+        await told.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Cancel a task: nobody waits for the answer any more. The agent has the message nevertheless."""

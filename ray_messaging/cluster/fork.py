@@ -85,7 +85,7 @@ class Fork:
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
         found = log.diff(self._parent)
-        if found is None or found.step not in again:  # at most messages from outside differ
+        if found is None or found.step not in again:  # the digests differ only by messages from outside
             return
         mine, theirs = (None if row is None else row.text for row in (found.mine, found.theirs))
         raise NotRepeatable(

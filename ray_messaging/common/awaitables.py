@@ -1,4 +1,4 @@
-"""Helpers for calling users' functions, plain or async, for coroutines that need no event loop, and for loop ends."""
+"""Helpers that call users' functions, plain or async, run coroutines without an event loop, or act when a loop ends."""
 
 import asyncio
 import inspect
@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Exceptions that are treated as failures of the called code. They must not end the loop or the task that calls it.
+# Exceptions that are treated as failures of the called code. They must not end the loop or the task that calls the
+# code.
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
@@ -44,7 +45,10 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end without an event loop, and return its result. It must block instead of awaiting."""
+    """Run a coroutine to its end without an event loop, and return its result.
+
+    The coroutine must block instead of awaiting.
+    """
     try:
         work.send(None)
     except StopIteration as end:

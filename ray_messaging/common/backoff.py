@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass
 
-_jitter = random.SystemRandom()  # not the process's own generator, which a user may have seeded
+_jitter = random.SystemRandom()  # the process's own generator is not used, because a user may have seeded it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Backoff:
         self._pause_s = self.policy.first_s
 
 
-# Connections.
+# Policies for connections.
 REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
 REDIS_REFUSED = RetryPolicy(0.2, 2.0, jitter=True)  # longer pauses, because the server logs each refused login
@@ -65,7 +65,7 @@ MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
 
 HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler failed
 
-# Sending.
+# Policies for sends.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
 REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call that the server refused before it wrote anything
 STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # two processes change the directory at the same time
@@ -73,31 +73,32 @@ STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # a step that the rules could not close
 STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check of the lease of a group's driver
-LEASE_RETRY = RetryPolicy(0.02, 0.2)  # in addition to the transport's own retries
-FENCE_RETRY = RetryPolicy(1.0, 1.0)  # before a request for a new epoch, after a send without an answer
+LEASE_RETRY = RetryPolicy(0.02, 0.2)  # these retries are in addition to the transport's own
+FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a pause before a request for a new epoch, after a send without an answer
 
-# Interception.
+# Policies for the interception of messages.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
 LANE_RETRY = RetryPolicy(30.0, 30.0)  # a connection to the lane's server failed; meanwhile Ray calls are used
-SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; meanwhile the interceptor judges
-RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
+SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # the answer had no snapshot; meanwhile the interceptor judges messages
+RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # these retries are in addition to the transport's own
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
-CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a call by `me.remember` that failed, such as at a rate limit
+# A call that an agent made with `me.remember` has failed, for example at a rate limit.
+CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)
 
 STORED_CALL_RETRY = RetryPolicy(0.01, 0.5)  # a check whether another process has the answer of a call
 
 AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a check whether all messages have been delivered and handled
 
-# Event log. If a disk stays full, the pauses become longer.
+# Policies for the event log. If a disk stays full, the pauses become longer.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
-LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries
+LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # these retries are in addition to the transport's own
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
 # Ray actors that have restarted: the pauses between their attempts to start, and between calls that cannot reach them.
-ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # while the server does not answer
-ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # after another failure, such as a refused login
-ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # of a caller, until the actor answers
+ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)  # between attempts to start, while the server does not answer
+ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)  # between attempts to start, after another failure, such as a refused login
+ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)  # calls of an actor that does not answer yet
 
 # The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)

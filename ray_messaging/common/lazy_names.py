@@ -9,7 +9,7 @@ from types import MappingProxyType
 def resolve(
     package: str, homes: Mapping[str, str], name: str, modules: Mapping[str, str] = MappingProxyType({})
 ) -> object:
-    """Return the object with a name in a package, for the package's `__getattr__`.
+    """Return the object that has this name in a package. The package's `__getattr__` calls this.
 
     Args: `homes` maps the names of objects to the modules that define them, `modules` maps names to whole modules.
     Raises: AttributeError for an unknown name.

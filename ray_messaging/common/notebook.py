@@ -16,7 +16,8 @@ _SCANNED = 500  # the most characters of a text that are processed
 def html_table(title: str, columns: Mapping[str, Sequence[Any]], total: int, *, whole: bool = False) -> str:
     """Return an HTML table with its title. All values are escaped, so none becomes markup.
 
-    Args: `columns` has the first rows of `total`, at most SHOWN. With `whole`, long texts in cells are not shortened.
+    Args: `columns` has the first rows, at most SHOWN, of a table with `total` rows. With `whole`, long texts in cells
+    are not shortened.
     """
     names = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
     rows = ["".join(_cell(value, whole=whole) for value in row) for row in zip(*columns.values(), strict=True)]

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar, cast
 K = TypeVar("K")
 V = TypeVar("V")
 
-# For one new outcome, at most this many old ones are kept because `held` says so. A call thus never looks at all of
-# them.
+# When outcomes are forgotten, `held` can keep at most this many of them at a time. So a call never examines all
+# outcomes.
 _MOST_RENEWED = 8
 
 
@@ -22,7 +22,7 @@ class OnceByCall(Generic[K, V]):
     A running call is never forgotten. An outcome is forgotten after `keep_s` seconds. If there are more than `most`
     outcomes, or if they have more than `most_bytes` bytes in total, the oldest are forgotten, but never the newest.
     Before a value is forgotten, `held(key, value, full)` is called. If it returns True, the value is kept as if it were
-    the newest. `full` says whether one of the limits is exceeded, or `keep_s` has only passed.
+    the newest. `full` is True if a limit is exceeded, and False if only `keep_s` has passed.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class OnceByCall(Generic[K, V]):
         self._keep_s = keep_s
         self._held = held
         self._running: dict[K, asyncio.Task[V]] = {}
-        # By key, the oldest first: the value (None after an error), the error, the size in bytes, and the time by
-        # time.monotonic() from which `keep_s` counts.
+        # The outcome of each key, the oldest first: the value (None after an error), the error, the size in bytes, and
+        # the value of time.monotonic() from which `keep_s` counts.
         self._outcomes: OrderedDict[K, tuple[V, BaseException | None, int, float]] = OrderedDict()
 
     def __contains__(self, key: K) -> bool:
@@ -124,11 +124,14 @@ class OnceByCall(Generic[K, V]):
         error, now = task.exception(), time.monotonic()
         self._enter(key, task.result() if error is None else cast("V", None), error, 0, now)
         self._forget(now, key)
-        if self._keep_s < math.inf:  # a timer is needed, because no other call may follow
+        if self._keep_s < math.inf:  # without a timer, the outcome would be kept if no other call follows
             task.get_loop().call_later(self._keep_s, lambda: self._forget(time.monotonic(), key))
 
     async def outcome(self, key: K) -> V:
-        """Return the value of a call, or raise its error; wait if it is running. Raises KeyError if it is not known."""
+        """Return the value of a call, or raise its error; wait while the call runs.
+
+        Raises KeyError for an unknown key.
+        """
         running = self._running.get(key)
         if running is not None:
             return await asyncio.shield(running)

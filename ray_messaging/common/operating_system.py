@@ -1,4 +1,4 @@
-"""All that is Linux's own, each with a replacement for other systems.
+"""Functions that use features of Linux, each with a replacement for other systems.
 
 Only Linux is tested. The replacements follow the manuals of POSIX and macOS, and nobody has run them there.
 
@@ -67,12 +67,12 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is another user's
+    except PermissionError:  # the process exists, and belongs to another user
         pass
     return True
 
 
-_ended: dict[int, str] = {}  # where the system cannot look at a child that has ended without forgetting it
+_ended: dict[int, str] = {}  # by pid, how children have ended; needed where waitpid makes the system forget the child
 
 
 def how_ended(pid: int) -> str | None:
@@ -111,7 +111,10 @@ def write_to_disk(file: IO[bytes]) -> None:
 
 
 def processor_ticks(pid: int) -> int | None:
-    """Return the processor time that a process has used, as user and as system; None if the system does not say."""
+    """Return the processor time that a process has used, in user and system mode together.
+
+    None if the system does not say.
+    """
     if not LINUX:
         return None
     fields = (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -121,7 +124,8 @@ def processor_ticks(pid: int) -> int | None:
 def listens(pid: int, port: int) -> bool:
     """Return whether a process listens on a port of this machine.
 
-    Elsewhere than on Linux it is taken for granted, and the server's password decides: another program refuses it.
+    Elsewhere than on Linux this returns True without a check. Another program on the port is then found out because it
+    does not accept the server's password.
     """
     if not LINUX:
         return True

@@ -24,8 +24,8 @@ def tune_process() -> None:
 
     The garbage collector ignores all objects that exist when this is called.
     """
-    # Otherwise half of the time of awaited messages would be garbage collection. Each message has a future, a coroutine
-    # and a receipt, none of which is garbage.
+    # With Python's settings, half of the time of awaited messages would be garbage collection. Each message has a
+    # future, a coroutine and a receipt, none of which is garbage.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS, 20, 1000)

@@ -44,15 +44,15 @@ def _fits(values: Iterable[int | None]) -> bool:
 
 
 def _are_floats(values: Iterable[float | None]) -> bool:
-    """Return whether floats represent all numbers exactly."""
+    """Return whether all of these numbers can become floats without loss."""
     return all(value is None or isinstance(value, float) or abs(value) <= MOST_EXACT for value in values)
 
 
 def with_exact_integers(table: Any, ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pyarrow.Table
     """Return a pyarrow table whose `to_pandas()` keeps whole numbers exact, even if values are missing.
 
-    Without metadata that name pandas' types, pyarrow would convert columns with missing values to float64. `ids` has
-    the meaning that it has in `data_frame`.
+    Without metadata that name pandas' types, pyarrow would convert columns with missing values to float64. The columns
+    in `ids` become Int64, as in `data_frame`.
     """
     fields = [table.schema.field(name) for name in table.column_names if name in ids or table[name].null_count]
     return table.replace_schema_metadata(pandas_types(fields))

@@ -67,7 +67,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
 
     Args:
         messaging: An experiment with `steps=Steps()`. Without one, the executors run in this process, and their
-            messages take the form that they have between processes.
+            messages are converted as if they were sent to another process.
         groups: The number of groups, or {name: ids of executors}, as for `Messaging.run`.
         types: Further types of values that executors send, yield or keep. The types that handlers name in their
             annotations are known.
@@ -100,8 +100,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         """Run a workflow, as its own `run` does, and return what that returns.
 
         Args:
-            workflow: The workflow. If it cannot be pickled, its WorkflowBuilder, or a function that builds it: each
-                process builds its own.
+            workflow: The workflow. If it cannot be pickled, pass its WorkflowBuilder, or a function that builds it.
+                Each process then builds a workflow of its own.
             message: The message for the start executor.
             of_framework: The other arguments of `Workflow.run`, such as `stream`, `responses`, `checkpoint_id` and
                 `checkpoint_storage`.
@@ -150,7 +150,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
     def checkpoints(self) -> WorkflowCheckpoints:
         """Return a CheckpointStorage of agent-framework, for `checkpoint_storage=`: files beside the event log.
 
-        Checkpoints of a runner that died are there for the next one, once that has a workflow with the same types.
+        Checkpoints of a runner that died are there for the next runner, once it has a workflow with the same types.
 
         Raises: ConfigError if the experiment has no log_dir, or a log_dir that is a URI.
         """
@@ -190,12 +190,18 @@ def _maker(workflow: Any) -> Callable[[], Any]:
 
 
 def _same(workflow: Any) -> Any:
-    """Return a deep copy of a workflow, so that executors made again begin as they were in it."""
+    """Return a deep copy of a workflow.
+
+    Executors made from the copy begin in the present states of the workflow's executors.
+    """
     return copy.deepcopy(workflow)
 
 
 class StandInExecutor:
-    """Stands in for an executor at the framework's edges, which ask it whether it takes a message, and deliver it."""
+    """A stand-in for an executor at the framework's edges. They ask it whether the executor takes a message.
+
+    If it does, they deliver the message to the stand-in.
+    """
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
         self.can_handle = executor.can_handle
@@ -211,7 +217,7 @@ class StandInExecutor:
         trace_contexts: Any = None,
         source_span_ids: Any = None,
     ) -> None:
-        """Deliver a message, as `Executor.execute` is called."""
+        """Deliver a message. The framework calls this in place of `Executor.execute`."""
         await self._deliver(Delivery(self._name, message, sources, trace_contexts, source_span_ids))
 
 
@@ -222,7 +228,7 @@ class Blocked(NamedTuple):
 
 
 class _Carrier:
-    """Base class of what takes a superstep's deliveries to their executors, and brings back what the executors did."""
+    """Base class of objects that pass a superstep's deliveries to executors, and return what the executors did."""
 
     async def deliver(self, delivery: Delivery) -> None:
         """Add a delivery to the superstep."""
@@ -241,9 +247,9 @@ class _Carrier:
         """Raise ConfigError if the run was given something that executors in other processes would not get."""
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
-        """Make the executors again, with their states in a checkpoint.
+        """Make the executors again, with the states that a checkpoint has for them.
 
-        If `snapshots` is None, they have their first state.
+        If `snapshots` is None, there is no checkpoint, and the executors begin in their first states.
         """
 
     def snapshots(self) -> Mapping[str, Any] | None:
@@ -357,7 +363,7 @@ class SharedState:
         return changed, [key for key, version in self._gone.items() if version > seen]
 
     def has(self, executor: str) -> None:
-        """Record that an executor has the newest version."""
+        """Record that an executor has the newest version of the shared state."""
         self._seen[executor] = self._version
 
 
@@ -483,7 +489,7 @@ class _Groups(_Carrier):
         return [*zip(deliveries, found, strict=True)]
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that carry a delivery: one from each executor that has sent data of it."""
+        """Return the messages that carry a delivery: one from each executor that has sent a part of its data."""
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
         data, sources = told.pop("data"), delivery.sources

@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
     make: Callable[[], Any]
     types: tuple[type, ...]
-    signature: str  # the hash of the driver's workflow, which the made one must have
+    signature: str  # the hash of the driver's workflow; the workflow that `make` returns must have the same hash
 
 
 class Delivery(NamedTuple):
@@ -45,7 +45,7 @@ class Delivery(NamedTuple):
 class Recorder:
     """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
-    Args: `values` encodes; `classify` says what kind of event an output is.
+    Args: `values` encodes values as JSON; `classify` says what kind of event an output is.
     """
 
     def __init__(self, values: Values, classify: Callable[[str], Any], *, streaming: bool) -> None:
@@ -171,7 +171,7 @@ async def run_deliveries(
 class Executors:
     """The executors of a workflow in a process of a group.
 
-    A life begins with a driver, or with a checkpoint that it has restored: the executors are made anew then.
+    All executors are made anew when a new driver begins, or when the driver has restored a checkpoint.
     """
 
     def __init__(self, source: Source) -> None:
@@ -198,7 +198,7 @@ class Executors:
     async def run(self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int) -> bytes:
         """Let an executor handle the messages of a step; return, as JSON, what it did, and its state for a checkpoint.
 
-        Args: `kept` is what was kept after the executor's last step.
+        Args: `kept` is the executor's stored state, from its last step or from a checkpoint.
         """
         of = told[0]["of"]
         self._begin(of["life"])
@@ -249,7 +249,7 @@ def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[s
 
 
 def message_of(values: Values, told: Mapping[str, Any]) -> WorkflowMessage:
-    """Return the message that `message_told` has returned as JSON."""
+    """Decode a message from the JSON that `message_told` returns."""
     request = told.get("request")
     return WorkflowMessage(
         values.decode(told["data"]),
@@ -285,7 +285,7 @@ _ORIGINS = {each.value: each for each in type(_EVENT.origin)}
 
 
 def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
-    """Return the event that `event_told` has returned as JSON."""
+    """Decode an event from the JSON that `event_told` returns."""
     event: WorkflowEvent[Any] = object.__new__(WorkflowEvent)
     fields = _DEFAULTS | {
         name: value if name in ("type", "origin", "executor_id") else values.decode(value)
@@ -305,7 +305,7 @@ def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Deliver
 
 
 class Shared:
-    """What all groups get: the source of the executors, from which each process makes its own at their first use.
+    """The object that all groups get. It has the source from which each process makes its executors at their first use.
 
     Args: `driver` names the driver, whose deliveries are the only messages that executors take.
     """
@@ -327,7 +327,10 @@ class Shared:
 
 
 async def run_executor(me: Any, inbox: Any) -> None:
-    """Handle the messages of an executor in a step: the model of the run. What it did is in its state afterwards."""
+    """Handle the messages of an executor in a step. `Messaging.run` calls this function as its model.
+
+    Afterwards the executor's state says what the executor did.
+    """
     if not inbox:
         return
     payloads = [each.payload for each in inbox]
@@ -358,7 +361,7 @@ async def run_executor(me: Any, inbox: Any) -> None:
 
 
 def is_of(payload: Any, driver: str) -> bool:
-    """Return whether a payload is a delivery of a driver, and neither of an earlier driver nor of a stranger."""
+    """Return whether a payload is a delivery that this driver sent, and not an earlier driver or another program."""
     of = payload.get("of") if isinstance(payload, dict) else None
     return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
 

@@ -31,7 +31,7 @@ _ACTS = (
     "get_response",
     "invoke",
     "execute",
-)  # the methods of the framework's classes that do more than hold data
+)  # classes of the framework with one of these methods do more than hold data
 _ABSENT: Any = object()
 _BUILTINS = vars(builtins) | {"NoneType": type(None)}
 
@@ -122,7 +122,7 @@ class Values:
             return {_TAG: tag, "v": [self.encode(each, f"{place}[{n}]") for n, each in enumerate(value)]}
         if (plain := _PLAIN.get(kind)) is not None:
             if getattr(value, "fold", 0) or not isinstance(getattr(value, "tzinfo", None), timezone | None):
-                raise InvalidPayload(f"{place} is {short_repr(value)}: use a zone of datetime.timezone, without fold")
+                raise InvalidPayload(f"{place} is {short_repr(value)}: use a datetime.timezone as tzinfo, and fold=0")
             return {_TAG: plain[0], "v": plain[1](value)}
         return self._encode_object(value, kind, place)
 
@@ -223,7 +223,7 @@ class Values:
     def _decode_object(self, tag: str, key: str, told: Any) -> Any:
         kind: Any = self._type(key)
         if self._form(kind) != tag:
-            raise InvalidPayload(f"objects of {key} do not travel as {tag!r}")
+            raise InvalidPayload(f"{short_repr(told)} has the tag {tag!r}, which no object of type {key} has")
         if tag == "enum":
             return kind[told]
         if tag == "model":
@@ -237,7 +237,10 @@ class Values:
 
 
 def error_of(name: str, text: str) -> BaseException:
-    """Return an error of a class of Python's or of the framework's, or a RuntimeError that names the class."""
+    """Return an error of the class with this name, if Python or the framework has the class.
+
+    Otherwise return a RuntimeError that names the class.
+    """
     from agent_framework import exceptions  # noqa: PLC0415 - only for errors
 
     known = vars(builtins) | vars(exceptions) | {"InvalidPayload": InvalidPayload}
@@ -281,7 +284,10 @@ def _init_names(kind: Any) -> frozenset[str]:
 
 @cache
 def _of_framework(key: str) -> type | None:
-    """Return a class of the framework that holds data; None if its module is not imported yet, or it holds none."""
+    """Return the class of the framework with this name, if its objects hold data.
+
+    The result is None if the class does more than hold data, or if its module is not imported yet.
+    """
     module, _, name = key.partition(":")
     if module.split(".")[0] not in ("agent_framework", "agent_framework_orchestrations"):
         return None
@@ -291,5 +297,6 @@ def _of_framework(key: str) -> type | None:
     if any(hasattr(kind, name) for name in _ACTS):  # such a class is an agent, a client or a tool
         return None
     data = dataclasses.is_dataclass(kind) or issubclass(kind, (Enum, SerializationMixin, Content, WorkflowEvent))
-    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)  # has no attributes
+    # Objects of a class without __init__ and without a base class have no attributes: only their type says something.
+    signal = vars(kind).get("__init__") is None and kind.__mro__[1:] == (object,)
     return kind if data or signal or hasattr(kind, "__pydantic_serializer__") else None

@@ -63,7 +63,8 @@ _KINDS = {"q": "queue", "l": "log"}
 _PUSH = re.compile(r"push(?:,(\d+),(\d+))?")
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
-# The future for the ids; the kind, the key, the milliseconds to live, the most entries; the payloads, or their texts.
+# A write to a queue or log: the future for the ids, the kind, the key, the milliseconds to live, the most entries, and
+# the payloads or their texts.
 _Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 
@@ -107,8 +108,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         db = getattr(self._server, "db", 0)
         self._keys = Keys(self._exp_id, db=db)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
-        # The ingress drops messages on channels between the experiment's markers, so the bus has channels with markers
-        # of its own.
+        # The experiment's ingress drops channel messages that come between two brackets on the experiment's own
+        # channel. So the bus sends its brackets on another channel.
         self._keys.own = f"{self._prefix}own{mark_of_db(db)}"
         self._link: RedisLink | None = None
         self._messager: Messager | None = None
@@ -174,7 +175,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await link.close()
 
     async def _join(self, messaging: Any, settings: MessagingConfig) -> None:  # noqa: ANN401 - a Messaging
-        """Open a sender, and if it does not exist, the mailbox of the experiment's buses."""
+        """Open a sender. Also open the mailbox that all buses of the experiment share, if there is none yet."""
         mine = [f"exps:{self._exp_id}:agents:{self.name}/{kind}/*" for kind in _KINDS.values()]
         async with (
             self.acquire_lock("mailbox"),

@@ -1,8 +1,8 @@
 """AgentScope 1's MsgHub for agents in several processes, which hear each other.
 
 Each process enters a hub of the same name. It passes its own agents as objects, and agents of other processes by their
-ids. The reply of an agent goes to all other agents as messages of the experiment, which its rules judge and its log
-has. If a process was killed, its messages wait for its successor.
+ids. The reply of an agent goes to all other agents as messages of the experiment. The experiment's rules judge these
+messages, and its log has them. If a process was killed, its messages wait for its successor.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ class MsgHub:
                 f"agent {to_id!r} got a message that hub {self.name!r} did not send: {str(said)[:200]}"
             )
         if to_id == self._desk:
-            asked = self._asked.get(said["ticket"])  # None: it came too late
+            asked = self._asked.get(said["ticket"])  # None: the confirmation came too late
             if asked is not None and not asked.done():
                 asked.set_result(said["failed"])
             return

@@ -1,4 +1,4 @@
-"""AgentSociety 1.5's Messager on an experiment: its rules judge the messages of a round, and its log has them."""
+"""AgentSociety 1.5's Messager on an experiment, whose rules judge the messages of a round, and whose log has them."""
 
 from typing import Final
 

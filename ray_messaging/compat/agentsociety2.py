@@ -4,8 +4,8 @@ AgentSociety 2 runs its agents concurrently, so they call its `SimpleSocialSpace
 equal. Here an agent sees the state at the end of the last step, and what it has done itself since then. At the end of a
 step, the actions of all agents take effect, sorted by agent, and for each agent in the order in which it acted.
 
-If a process of agents dies, Ray runs these agents again, and what they have done in the step before is undone. If the
-process of the social space dies after it has sent the messages of a step, and before it has saved its state, its
+If a process of agents dies, Ray runs these agents again, and what they have already done in the present step is undone.
+If the process of the social space dies after it has sent the messages of a step, and before it has saved its state, its
 successor reads these messages from the server.
 """
 
@@ -65,7 +65,7 @@ class _Turn(BaseModel):
 
 
 class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """Metaclass of an environment that inherits the tools of its base class, which EnvMeta's classes do not."""
+    """Metaclass of an environment that inherits the tools of its base class. With EnvMeta it would not inherit them."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
         made: type = super().__new__(cls, name, bases, namespace)

@@ -69,7 +69,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._on_ray = actors
         self._planned: dict[str, tuple[Any, Any]] = {}  # by type: the factory of agents that live in Ray actors
         self._actors: dict[str, Any] = {}
-        self._placed: set[str] = set()  # the types whose agents can be reached, from the first message on
+        self._placed: set[str] = set()  # types whose agents can get messages
         server, exp_id = (LocalServer(), "autogen") if messaging is None else (messaging.redis, messaging.exp_id)
         settings, interceptor = MessagingConfig(strict_senders=False), messaging and messaging.interceptor
         self._messager = Messager(server, exp_id, interceptor, name=name, settings=settings)
@@ -176,7 +176,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             raise error
 
     async def _quiet(self, *, save: bool) -> list[Any]:
-        """Wait until all processes are idle: only messages that they hold back are in their mailboxes.
+        """Wait until all processes are idle. Then a mailbox has only messages that its process holds back.
 
         All processes must report this twice. If no message came to a mailbox between the two reports, no message was on
         its way, even if a process has died.
@@ -317,7 +317,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             if message is None:
                 warnings.warn(f"Intervention handler {call} returned None", RuntimeWarning, stacklevel=3)
             if message is core.DropMessage or isinstance(message, core.DropMessage):
-                raise MessageDroppedException(f"{type(handler).__name__}.{call} dropped it")
+                raise MessageDroppedException(f"{type(handler).__name__}.{call} dropped the message")
         return message
 
     def _encoded(self, message: Any) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Msg:
 
     @property
     def role(self) -> Role:
-        """Return the speaker's role. Setting a role other than the three raises InvalidMsg."""
+        """Return the speaker's role. Setting a role other than system, user or assistant raises InvalidMsg."""
         return self._role
 
     @role.setter
@@ -153,7 +153,8 @@ class Msg:
             return NotImplemented
         if type(self) is not type(other):
             return False
-        # In a comparison of tuples, identical objects are equal whatever their == returns. Different ids end it early.
+        # In a comparison of tuples, identical objects are equal whatever their == returns. Different ids end the
+        # comparison early.
         try:
             return tuple(getattr(self, key) for key in _FIELDS) == tuple(getattr(other, key) for key in _FIELDS)
         except ValueError:  # the comparison of numpy arrays has no single truth value

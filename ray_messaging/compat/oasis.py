@@ -297,7 +297,8 @@ class Channel:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         """Close the platform's side when its task has failed or was cancelled. After EXIT it is closed already."""
         self._platform = None
-        # An event loop that is closing cancels all tasks and begins no new one, so this function waits for the end.
+        # An event loop that is closing cancels all tasks, and should not begin a new one. So after a cancellation, the
+        # task that closes the platform's side begins only if the loop still runs after CANCEL_S.
         if task.cancelled():
             asyncio.get_running_loop().call_later(CANCEL_S, self._begin_to_leave, "it was cancelled")
         elif error := task.exception():

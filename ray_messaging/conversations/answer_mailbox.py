@@ -59,7 +59,7 @@ class AnswerMailbox:
         await self.engine.close()
 
     def check(self) -> None:
-        """Raise the error that has ended the reading of answers, if it has ended. A new question would wait in vain."""
+        """If an error has ended the reading of answers, raise it, because a new question would wait in vain."""
         if self._task is not None and self._task.done():
             self._task.result()
 
@@ -128,5 +128,5 @@ def _as_asked(batch: Batch) -> None:
 
 
 def _slices(found: Slice, rows: Rows) -> list[Slice]:
-    """Return some rows of a slice, in ascending order, as slices."""
+    """Return slices that consist of the given rows of a slice. `rows` are ascending."""
     return [found._replace(low=low, high=high) for low, high in runs_of(rows)]

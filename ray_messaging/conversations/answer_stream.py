@@ -38,7 +38,7 @@ class AnswerTable:
     blocked, or that no mailbox got, does not wait.
 
     Args: `more` waits until another process has answers and adds them, or returns when the time limit is exceeded. If
-    it is None, whoever receives answers calls `add`.
+    `more` is None, whoever receives answers calls `add`.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "MoreAnswers | None" = None) -> None:

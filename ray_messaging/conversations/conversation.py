@@ -57,7 +57,7 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
-        # Also the name of the messager's service, because a messager has only one service at a time.
+        # This is also the name of the messager's service, because a messager has only one service at a time.
         self.name = engine.name
         self._engine = engine
         self._open_transport = open_transport
@@ -304,7 +304,7 @@ class Conversation:
             await self.waits.write(anew=True)
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Make a message whose handler has failed a dead letter."""
+        """Turn a message into a dead letter, because its handler has failed."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
             logger.warning("a message of a foreign client is lost: %s", failure.reason)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # An error's text is cut to this many characters, because it may quote all the data that could not be read.
 _MOST_TEXT = 1000
-_LONGEST = 100  # at most this many messages of a chain are sent, the last ones
+_LONGEST = 100  # only the last messages of a chain are sent, at most this many
 _STUCK_S = 0.2  # a note is written only if handlers wait for longer than this, because most answers arrive sooner
 
 
@@ -99,7 +99,7 @@ class Handling(Handled):
 
 
 def handling_here() -> Handling | None:
-    """Return the message that the handler which runs here, or has started this task, handles; None: no handler."""
+    """Return the message whose handler runs this code, or has started this task; None if there is no such handler."""
     found = handled_here()
     while found is not None and not isinstance(found, Handling):
         found = found.outer

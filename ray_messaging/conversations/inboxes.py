@@ -32,7 +32,7 @@ class Fetch(Protocol):
 
 
 class HandOut:
-    """The messages in hand, at most `most`: they were fetched, and the server does not have their commit yet.
+    """Messages that were fetched, and whose commit the server does not have yet. There are at most `most`.
 
     They are passed to `take`, and committed after they were handled. So at most `most` messages are delivered again
     after a crash. Messages that are handled during a commit are committed together by the next commit.
@@ -79,7 +79,8 @@ class HandOut:
     async def run(self, first: deque[Message]) -> None:
         """Fetch and commit messages until `stop` is called. If fetching fails before that, raise its error.
 
-        Args: `first` are messages that were fetched earlier. They are removed from it, and passed to `take` first.
+        Args: `first` has messages that were fetched earlier. They are passed to `take` first, and are removed from
+        `first`.
         """
         fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
@@ -100,7 +101,7 @@ class HandOut:
         handled = self._handled[:]
         if handled:
             await self._ack(handled)
-            # Only after the await, so that a later call commits the messages if `_ack` is cancelled.
+            # The messages are removed only after the await. So if `_ack` is cancelled, a later call commits them.
             del self._handled[: len(handled)]
             self.release(len(handled))
 
@@ -121,7 +122,8 @@ class HandOut:
             for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
                 self._in_hand += 1
                 self._take(message)
-            # In the first turn the handlers of these messages run, in the second turn the messages that they send.
+            # In the first turn of the event loop, the handlers of these messages run. In the second turn, the messages
+            # that these handlers send are sent.
             for _ in range(2):
                 await asyncio.sleep(0)
 
@@ -139,7 +141,7 @@ class AgentInbox(msgspec.Struct, eq=False):
 
 
 class Inboxes:
-    """The inboxes of one messager's agents, which one task fills. Each message is committed by itself.
+    """The inboxes of one messager's agents, which one task fills. Each message is committed separately.
 
     Args: `is_committed` returns whether a message was already committed by `ack`.
     """
@@ -247,7 +249,7 @@ class InboxMessages(AsyncIterator[Message]):
     """Iterator over the messages of one agent as they arrive.
 
     Asking for the next message says that the previous message was handled. When a `for` block is left, Python frees
-    this iterator, which then puts the message that was being handled back at once. A generator would do this only
+    this iterator, which then at once puts back the message that was being handled. A generator would do this only
     later, when the next reader may already have later messages.
     """
 

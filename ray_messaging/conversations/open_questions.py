@@ -110,8 +110,8 @@ class OpenQuestions:
     def __init__(self, exp_id: str, *, from_any: bool = False) -> None:
         self._exp_id = exp_id
         self._from_any = from_any
-        self._texts: set[str] = set()  # the beginnings of questions' ids, before the number
-        self._asked: list[AskedBatch] = []  # sorted by the numbers of the questions
+        self._texts: set[str] = set()  # the parts of questions' ids that come before the number
+        self._asked: list[AskedBatch] = []  # batches, sorted by the numbers of their questions
         self._firsts: list[int] = []
         self._most = 0  # when `_asked` has more items than this, batches that no longer wait are dropped
 

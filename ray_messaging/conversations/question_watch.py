@@ -97,7 +97,7 @@ class QuestionWatch:
             self._task = asyncio.create_task(self._run(), name="ray_messaging question watch")
 
     async def close(self) -> None:
-        """Stop looking at the mailboxes of askers' questions."""
+        """Stop watching the open questions."""
         if self._task is not None:
             await end(self._task)
 

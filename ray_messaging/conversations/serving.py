@@ -86,7 +86,7 @@ class Service(Protocol):
         """Begin to serve. Return the messages that an earlier service of this messager has left unhandled."""
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Make a message whose handler has failed a dead letter."""
+        """Turn a message into a dead letter, because its handler has failed."""
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
         """Report to the asker of a message that its handler has failed."""
@@ -99,7 +99,7 @@ class Service(Protocol):
 
 
 class MessageServer:
-    """A loop that fetches messages and runs a handler for each, many at once. Each message is committed by itself.
+    """A loop that fetches messages and runs a handler for each, many at once. Each message is committed separately.
 
     `serving.on_error` says what happens if a handler fails. Either its message becomes a dead letter, the asker is
     told, and the other handlers go on; or the whole service ends.

@@ -200,7 +200,7 @@ def erase(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove the directory of a killed guard. Its server dies with it, and then releases the lock."""
+    """Remove the directory of a killed guard. The guard's server dies with the guard, and then releases the lock."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:

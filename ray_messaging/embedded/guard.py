@@ -3,8 +3,8 @@
 It is a script for `python -S -E -I`. It is never imported, and imports only modules of the standard library that load
 fast. The owner is the process that wants the server.
 
-    owner -> stdin   one line of JSON, the order; then `r` and a line of JSON, the configuration: start a dead server
-                     again, or `s`: stop
+    owner -> stdin   one line of JSON, the order; later `s` to stop the server, or `r` to start a dead one again, with
+                     a line of JSON, the configuration
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
 If an owner ends without an `s`, the server runs on for `grace_s` and waits for a successor, but only while the process
@@ -41,7 +41,7 @@ READY_POLL_S: Final = 0.01
 # The time limit for an answer on the port, where another program may listen that never answers.
 PROBE_TIMEOUT_S: Final = 0.25
 STOP_TIMEOUT_S: Final = 5.0  # the time for the last fsync; after it the server is killed
-# Enough to write half a gigabyte; with the time for stopping, it is below the owner's limit of 15 s.
+# This is enough to write half a gigabyte. With the time for stopping, it is below the owner's limit of 15 s.
 REWRITE_TIMEOUT_S: Final = 5.0
 REWRITE_POLL_S: Final = 0.02
 REWRITES: Final = (
@@ -166,11 +166,11 @@ class Valkey:
         os.kill(self.pid, signal.SIGTERM)
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
             operating_system.wait_for_child(left_s)
-        with suppress(ProcessLookupError):  # elsewhere than on Linux it may be forgotten already
+        with suppress(ProcessLookupError):  # on other systems than Linux, the ended process may be forgotten already
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # the process died before it had a process group
             os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ChildProcessError):  # as above
+        with suppress(ChildProcessError):  # the system may have forgotten the process, see above
             os.waitpid(self.pid, 0)
         # Valkey's child that rewrote the append-only file is now a child of the guard, which is a subreaper.
         with suppress(ChildProcessError):
@@ -223,7 +223,7 @@ def send_failure(error: data_directory.CannotStart) -> None:
 
 def read_line() -> Any:  # noqa: ANN401 - what JSON holds
     """Read a line of JSON from the owner; raise Stopped if the owner has ended."""
-    # With a buffered read, the order that follows would leave the pipe too.
+    # A buffered read would take more than this line from the pipe, such as the next order.
     line = io.FileIO(0, closefd=False).readline()
     if not line.endswith(b"\n"):
         raise Stopped

@@ -62,7 +62,7 @@ class GuardClient:
     def event(self, timeout_s: float | None) -> dict[str, Any] | None:
         """Return the next event, or None after the timeout.
 
-        Once the guard has ended, it is always {"event": "gone"}.
+        Once the guard has ended, the next event is always {"event": "gone"}.
         """
         while True:
             with self._lock:

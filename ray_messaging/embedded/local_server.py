@@ -43,9 +43,11 @@ class LocalServer:
         self._server.stop()
 
     def begin_anew(self, steps: Steps | None = None) -> Self:
-        """Delete all data, for experiments that begin with these steps. This is quicker than starting a new server.
+        """Delete all data. Experiments that start on the server afterwards have these steps (None: no steps).
 
-        Nobody may use the server during this call. If it does not run, it is started.
+        This is quicker than starting a new server.
+
+        Nobody may use the server during this call. If the server does not run, this call starts it.
 
         Raises: ServerFailed if the server does not start.
         """

@@ -26,7 +26,7 @@ class ServerSupervisor:
         self._server = server
         self._config: RedisConfig | None = None
         self.failure: ConfigError | ServerFailed | None = None
-        self._attempts = 0  # the number of successive restarts after which the server died within seconds
+        self._attempts = 0  # how many times in succession the server died within seconds of a restart
         self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="ray_messaging server supervisor", daemon=True)

@@ -1,4 +1,4 @@
-"""Calls that agents made by `me.remember`: a row for each call of a committed step, from files and from the server.
+"""Calls that agents made with `me.remember`: a row for each call of a committed step, from files and from the server.
 
 `result` is a call's result as JSON. JSON does not preserve all results: a tuple becomes a list. For such results,
 `exact` has the result in the form of `encode_exactly`, from which an equal result can be decoded. Files of earlier
@@ -56,7 +56,7 @@ _FORMAT = ds.ParquetFileFormat(
 
 
 class Called(NamedTuple):
-    """A call by `me.remember`. `arguments` (None if they were not stored) and `result` are JSON.
+    """A call that an agent made with `me.remember`. `arguments` (None if they were not stored) and `result` are JSON.
 
     `source` is described in `EventLog.calls`.
     """
@@ -144,7 +144,7 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return the calls by `me.remember` for some pairs of an agent and a step, as {(agent, step): calls}.
+    """Return calls made with `me.remember`, for some pairs of an agent and a step, as {(agent, step): calls}.
 
     Raises: the same errors as `stored_calls`.
     """

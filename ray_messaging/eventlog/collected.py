@@ -1,4 +1,4 @@
-"""Data that groups collect in steps: values recorded by `collect=`, and calls by `me.remember`.
+"""Data that groups collect in steps: values recorded with `collect=`, and calls made with `me.remember`.
 
 The data are in files beside the event log, and the newest data only on the server. The files of a kind are
 `_{kind}/{born}/{first step}-{last step}.parquet`; `folder.py` describes the names on object stores. Each file begins

@@ -69,7 +69,7 @@ class Comparison:
 
 
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
-    """Compare two runs in steps, each given as a log or its folder, such as runs with different seeds.
+    """Compare two runs in steps, such as runs with different seeds. Each is given as its log, or the log's folder.
 
     The messages of each agent are compared, with their recipients and their order. Message ids are not compared.
 

@@ -170,7 +170,7 @@ class EventLog:
         return with_exact_integers(self._source.ask("series"))
 
     def calls(self, *, by: str | Sequence[str] = ()) -> pa.Table:
-        """Return the calls that agents made by `me.remember` in committed steps: one row per call, by step and agent.
+        """Return the calls that agents made with `me.remember` in committed steps: one row per call, by step and agent.
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
         of the result), by_content, key, model, input_tokens, cached_tokens (the number of the input tokens that came
@@ -310,8 +310,8 @@ class EventLog:
         Args: With `expand`, the delivery to each hearer of each broadcast is checked. Without it, each broadcast is
         checked only as a whole.
 
-        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Also if rows
-        are known to be missing because the server lost them.
+        Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Unbalanced is
+        also raised if rows are known to be missing because the server lost them.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found

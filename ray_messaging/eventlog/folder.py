@@ -46,7 +46,7 @@ from ray_messaging.eventlog.log_schema import (
 from ray_messaging.eventlog.log_uri import checked_uri
 from ray_messaging.transports.step_values import CollectedKind
 
-KEY = b"ray_messaging"  # the key, in the metadata of a segment's footer, of what this library needs
+KEY = b"ray_messaging"  # the key of this library's data in the metadata of a segment's footer
 
 SEGMENT = re.compile(r"events-(\d{8,})(?:-e(\d+))?\.parquet")
 # The names of the files of a split segment in version 5 of the schema.
@@ -84,7 +84,7 @@ class Segment(msgspec.Struct, frozen=True):
     cursors: dict[str, str]  # stream -> the last entry of the stream that is in this segment or an earlier one
     exp_id: str
     epoch: int  # the epoch of the writer: a later writer has a higher number
-    size: int  # of the file, in bytes
+    size: int  # the size of the file in bytes
     # Stream -> the entry that is only partly in the log, and how many of its rows are in it.
     begun: dict[str, tuple[str, int]] = {}
     # Stream -> the number of messages and bytes that were read from it up to this segment.

@@ -242,7 +242,7 @@ class RuleChange(msgspec.Struct, frozen=True):
     step, so that two runs with the same change may differ.
     """
 
-    at: float  # in unix seconds
+    at: float  # the time of the change in unix seconds
     change: str
     rule: dict[str, Any]
     step: int | None = None

@@ -262,7 +262,7 @@ def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa
 
 
 def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """Return a column as floats. Rows without a value have NaN, and all rows if the table lacks the column."""
+    """Return a column as floats. Rows without a value have NaN. If the table lacks the column, all rows have NaN."""
     if name not in table.column_names:
         return np.full(len(table), np.nan)
     return np.asarray(table[name].cast(pa.float64()).to_numpy(), np.float64)

@@ -11,22 +11,23 @@ row's typed columns, in their order. A file with typed columns lacks all columns
 payload has the usual channel of its recipient for its subtopic, the row's channel may be null, and readers compose the
 channel (see `channel_head`).
 
-The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
-1,000 agents (in brackets: 1,000,000 agents), in ns and bytes per row:
+The encoding of each column in Parquet was chosen by the time to write it and its size on disk. The table has the time
+and the size per row, measured on one core with payloads of 75 bytes and 1,000 agents. The numbers in brackets are for
+1,000,000 agents.
 
-    payload                          135 ns  31 B       lz4
-    message_id                        22 ns   4.9 B     snappy, no dictionary; as text differences 41 ns and 0.2 B
-    channel                            7 ns   1.4 B     dictionary; a million of them without: 36 ns, 5.4 B, snappy
-    from_id, to_id                     9 ns   1.4 B     each, differences (10 ns, 2.7 B)
-    times, step, row, position         5 ns   0.1 B     each, differences
-    all others                   2 to 7 ns   0.01 B     each, dictionary
+    payload                            135 ns  31 B      lz4
+    message_id                          22 ns   4.9 B    snappy, no dictionary; as differences of texts: 41 ns, 0.2 B
+    channel                              7 ns   1.4 B    dictionary (36 ns, 5.4 B: snappy, no dictionary)
+    each of from_id, to_id               9 ns   1.4 B    differences (10 ns, 2.7 B)
+    each of times, step, row, position   5 ns   0.1 B    differences
+    each other column              2 to 7 ns   0.01 B    dictionary
 
-and together 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 instead of lz4, each dictionary column takes 2 ns more,
-a million channels 34 ns more and half the bytes, payloads the same time and two thirds of the bytes. But a query by
-agent must decompress all these columns: 1.0 s for 10,000,000 rows, not 0.75 s. Writing a row group at a time saves 9%
-compared with 1,024 rows at a time. Row groups of 262,144 rows would save 3%, row groups of 8,192 rows would cost 12%
-more. With smaller row groups, a query by agent reads less. A column of one value takes 10 ns if it may have nulls, else
-5 ns.
+A whole row takes 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 instead of lz4, each dictionary column would take
+2 ns more. A million channels would take 34 ns more and half of the bytes, payloads the same time and two thirds of the
+bytes. But a query by agent must decompress all these columns. It would take 1.0 s for 10,000,000 rows instead of
+0.75 s. A row group is written at once, which takes 9% less time than 1,024 rows at a time. Row groups of 262,144 rows
+would take 3% less, and row groups of 8,192 rows 12% more. With smaller row groups, a query by agent reads less. A
+column of one value takes 10 ns if it may have nulls, else 5 ns.
 """
 
 import base64
@@ -40,7 +41,7 @@ from ray_messaging.common.tables import pandas_types
 from ray_messaging.model.typed.column import STRING
 
 VERSION = 6
-READABLE = (5, VERSION)  # segments of version 5 only if they are not split, see `folder`
+READABLE = (5, VERSION)  # a segment of version 5 can be read only if it is not split, see `folder`
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = (
     "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"
@@ -83,7 +84,8 @@ SCHEMA = pa.schema(
         pa.field("kept_pairs", pa.binary()),
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
-        pa.field("caused_by", pa.string()),  # message_id of the message that its sender was handling, outside of steps
+        # The message_id of the message that the sender was handling when it sent this one; null for messages of steps.
+        pa.field("caused_by", pa.string()),
         pa.field("payload", pa.large_string()),  # JSON text; null: the payload is in typed columns
         pa.field("payload_before", pa.large_string()),  # the payload before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: no labels
@@ -129,7 +131,7 @@ def with_pandas_types(schema: pa.Schema) -> pa.Schema:
 
 
 def typed_names(names: Sequence[str]) -> list[str]:
-    """Return those of the names that are names of typed columns."""
+    """Return the names of typed columns that are among the given names."""
     return [name for name in names if _is_typed(name)]
 
 

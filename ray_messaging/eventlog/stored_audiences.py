@@ -1,6 +1,7 @@
 """The audiences in a log's folder.
 
-Their files are memory-mapped, so if the folder is on an object store, it has copies.
+The files of audiences are memory-mapped, so they must be on a local disk. If the folder is on an object store, the
+store has copies of the files.
 
 The files of a version of an audience never change. They are made in a folder of the experiment's node, and are copied
 to the store before the directory names the version. A process that reads a version on another machine, or after the

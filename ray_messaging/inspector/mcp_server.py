@@ -1,7 +1,7 @@
 """Answers about runs, and control of running experiments, for an assistant: a server of the Model Context Protocol.
 
-Each answer is small however large the run is. Agents wrote the texts in it, so an answer stands between two marks that
-no agent can know, with a line before them that says that it is data.
+Each answer is small however large the run is. Agents wrote the texts in it. So each answer stands between two marks
+that no agent can know, after a line that says that the answer is data.
 """
 
 import json
@@ -261,8 +261,8 @@ class RunAnswers:
         found = facts.over_steps(measure) if own is None and not agent else own
         if found is None:
             raise ConfigError(
-                f"{run!r} has collected no values{f' of agent {agent!r}' if agent else ''}, or more than fit here: "
-                "read them by log.series() in Python"
+                f"{run!r} has collected no values{f' of agent {agent!r}' if agent else ''}, or too many for an answer: "
+                "read them with log.series() in Python"
             )
         lines = found.lines
         if own is not None and measure:
@@ -315,7 +315,7 @@ class RunControl:
         folder = self.folders.folder_of(run)
         record = read_run(Folder(folder))  # the log of a running experiment may have no file yet
         if record is None or not record.starts or record.starts[-1].ended is not None:
-            raise ConfigError(f"{run!r} does not run, by its record: only a running experiment can be steered")
+            raise ConfigError(f"{run!r} does not run now: only a running experiment can be steered")
         control = self.join(record.experiment, folder)
         try:
             return {"done": change(control)}
@@ -352,12 +352,12 @@ class RunControl:
     ) -> dict[str, Any]:
         """Begin a fork: another run from a checkpoint of a run, perhaps under other rules.
 
-        It goes on after this answer: ask fork_state for its end.
+        The fork goes on after this answer: fork_state says whether it still runs.
         """
         if self.model is None:
             raise ConfigError("no forks can be made: start the server with --model MODULE:FUNCTION, the runs' model")
         if any(process.poll() is None for process, _ in self._forks.values()):
-            raise ConfigError("a fork is being made already: wait for its end, which fork_state tells")
+            raise ConfigError("another fork is being made already: wait until fork_state says that it has ended")
         folder = self.folders.beside(run, check_name("name", name))
         options = [f"--until={until}", f"--model={self.model}", *(f"--rules={rule}" for rule in rules or ())]
         options += [] if at_step is None else [f"--at-step={at_step}"]

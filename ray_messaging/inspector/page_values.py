@@ -72,7 +72,7 @@ class BusiestAgents:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values that a run has recorded by `collect`, of all agents or of one agent.
+    """The values that a run has recorded with `collect`, of all agents or of one agent.
 
     Each line has, for each step, a value or None.
     """

@@ -46,7 +46,7 @@ def pair_rows(batch: Batch) -> PairRows | None:
     extension = batch.extension
     if extension is None or extension.audience is None or not batch.rows:
         return None
-    # each row is a whole broadcast: it has one hearer, or there are no rows for its hearers
+    # Without `numbers`, each row is a whole broadcast, which has one hearer, or no rows for its hearers.
     if batch.numbers is None:
         starts = np.arange(batch.rows)
     else:
@@ -65,7 +65,7 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 
 
 class BarredPairs:
-    """A cache of the pairs of sender and hearer that a check blocks in one version of an audience, by sender.
+    """A cache of the pairs of sender and hearer that a check blocks in one version of an audience.
 
     The check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then. A
     blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not

@@ -37,7 +37,7 @@ _REMEMBERED = 256  # how many passed batches are remembered, so that a batch tha
 class DelegatedRules:
     """A snapshot of the interceptor's rules, which a messager applies without asking the interceptor.
 
-    The server accepts messages that passed by the snapshot only while the snapshot's number is valid. So the snapshot
+    The server accepts messages that the snapshot has passed only while the snapshot's number is valid. So the snapshot
     needs no time limit. It is used until the server, the interceptor or the end of the connection shows that it is
     outdated. Delegated rules can only pass a whole batch. If they would block one of its rows, the interceptor judges
     the batch. A process that is killed may not have reported its last passed messages. Then the interceptor's count
@@ -45,7 +45,7 @@ class DelegatedRules:
     """
 
     def __init__(self, exp_id: str) -> None:
-        self.passed = 0  # the number of messages that passed by a snapshot
+        self.passed = 0  # the number of messages that snapshots have passed
         self._exp_id = exp_id
         self._lane: LaneClient | None = None
         # The verdict on each batch that passes, or None if there is no snapshot.
@@ -102,7 +102,7 @@ class DelegatedRules:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a snapshot without rules."""
+        """Return whether there is a snapshot, and it has no rules."""
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:

@@ -29,7 +29,8 @@ REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # a frame of at least this many bytes is written in several pieces, without joining them
-_SMALL, _AT_ONCE = 2**14, 2**22  # the bytes of a buffer: at least, and at most when a large frame has just begun
+# The least bytes of a buffer, and the most bytes of a buffer for a large frame that has only begun to arrive.
+_SMALL, _AT_ONCE = 2**14, 2**22
 _NOTHING = memoryview(b"")
 
 
@@ -45,7 +46,7 @@ class LaneAddress(NamedTuple):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A connection that carries frames. If a frame is larger than `limit_bytes`, the connection ends before it is read.
+    """A connection that carries frames. Before a frame larger than `limit_bytes` is read, the connection ends.
 
     The socket is read into one buffer. A frame stays in the buffer until it is handled, so that no bytes are copied.
     """

@@ -34,7 +34,7 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
-    `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that have
+    `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that were
     passed by delegated rules since the last request. It is negative if the interceptor has judged messages that were
     counted in earlier requests.
     """
@@ -92,7 +92,7 @@ def can_delegate(rules: Sequence[Rule]) -> bool:
 
 
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return how many pairs, edges and members rules have that can be delegated."""
+    """Return the number of pairs, edges and members in all rules of a sequence that can be delegated."""
     return sum(rule.size if isinstance(rule, AllowGraph) else len(rule.state or ()) for rule in rules)
 
 
@@ -129,7 +129,7 @@ def decode_snapshot(data: bytes) -> RuleSnapshot:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's rule snapshot cannot be read: {error}") from error
     if snapshot.number and not MIN_SNAPSHOT_NUMBER <= snapshot.number < 2**62:
-        raise FrameError(f"the interceptor's rule snapshot cannot be read: it has number {snapshot.number}")
+        raise FrameError(f"the interceptor's rule snapshot cannot be read: the number {snapshot.number} is not valid")
     if snapshot.entries > MAX_ENTRIES:
         raise FrameError(f"the interceptor's rule snapshot has {snapshot.entries} entries, the limit is {MAX_ENTRIES}")
     return snapshot

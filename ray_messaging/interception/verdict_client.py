@@ -1,8 +1,8 @@
 """Verdict clients, by which a messager asks an interceptor for verdicts.
 
-Each kind of interceptor has its class of client: an interceptor in this process, the actor of this library (over its
-verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so this file
-does not import Ray.
+There is a class of clients for each kind of interceptor: an interceptor in this process, the actor of this library
+(over its verdict lane or by Ray calls), or a user's actor with `forward`. Handles of Ray actors are only called, so
+this file does not import Ray.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.2  # the longest wait for an actor's answer whether its server is lost
-_ADDRESS_S = 5.0  # the longest wait for an actor's answer where its lane is, if a lane was open before
+_GLANCE_S = 0.2  # the longest wait until an actor answers whether its server is lost
+_ADDRESS_S = 5.0  # the longest wait until an actor sends the address of its lane, if a lane was open before
 _CALLS = 256  # the most concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back. It is given by name, because this file does not import Ray.
 _GONE = {"ActorDiedError"}
@@ -69,7 +69,7 @@ class VerdictClient:
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict by which broadcasts pass without looking at their hearers, or None if there may be rules."""
+        """Return a verdict that passes whole broadcasts, whoever hears them, or None if there may be rules."""
         return None
 
     @property
@@ -163,7 +163,7 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict by which broadcasts pass without looking at their hearers, or None if there are rules."""
+        """Return a verdict that passes whole broadcasts, whoever hears them, or None if there are rules."""
         # This call makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
@@ -214,7 +214,7 @@ class RemoteVerdictClient(VerdictClient):
     """The client of this library's interceptor actor.
 
     It uses the actor's verdict lane, or Ray calls if the lane cannot be opened. Payloads are sent only if the rules
-    need them. Batches that pass by delegated rules are not sent at all (see `DelegatedRules`).
+    need them. Batches that delegated rules pass are not sent at all (see `DelegatedRules`).
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class RemoteVerdictClient(VerdictClient):
 
     @property
     def delegated(self) -> int:
-        """Return how many messages have passed by delegated rules."""
+        """Return how many messages were passed by delegated rules."""
         return 0 if self._delegated_rules is None else self._delegated_rules.passed
 
     @property
@@ -265,7 +265,7 @@ class RemoteVerdictClient(VerdictClient):
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict by which broadcasts pass without looking at their hearers, or None if there are rules."""
+        """Return a verdict that passes whole broadcasts, whoever hears them, or None if there are rules."""
         rules = self._delegated_rules
         if rules is None:
             return None

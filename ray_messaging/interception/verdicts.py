@@ -39,7 +39,7 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply about one batch.
 
-    `epoch` is the interceptor's epoch, or the number of the rule snapshot by which the batch passed. If `judged` is
+    `epoch` is the interceptor's epoch, or the number of the rule snapshot that has passed the batch. If `judged` is
     False, nothing was decided, because the rules need payloads, which the next request must contain. `wants_payload`
     says whether later batches must contain payloads. `deferred` are the rows (uint32) that wait for a slow rule.
     `snapshot` is the number of the rule snapshot that is valid and can be requested, or 0 if there is none (see
@@ -75,7 +75,8 @@ class BatchVerdict(msgspec.Struct, array_like=True):
     """The verdicts on a batch by row. A row that is in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
-    `deferred` are the rows that wait for a slow rule. `epoch` is as in a `VerdictReply`.
+    `deferred` are the rows that wait for a slow rule. `epoch` is the
+    interceptor's epoch, or the number of the rule snapshot that has passed the batch.
     """
 
     blocked: dict[int, tuple[str, str]] = {}
@@ -135,7 +136,7 @@ def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
 
 def _numbers(rows: bytes, count: int) -> list[int]:
     if len(rows) % 4:
-        raise FrameError("the interceptor's answer is damaged")
+        raise FrameError(f"the interceptor's answer is damaged: row numbers of 4 bytes each take {len(rows)} bytes")
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:
         raise FrameError(
@@ -160,7 +161,7 @@ def decode_verdicts(data: bytes) -> VerdictReply:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's answer cannot be read: {error}") from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: it names epoch {verdicts.epoch}")
+        raise FrameError(f"the interceptor's answer cannot be read: its epoch {verdicts.epoch} is not valid")
     if not 0 <= verdicts.snapshot < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: it names snapshot {verdicts.snapshot}")
+        raise FrameError(f"the interceptor's answer cannot be read: its snapshot {verdicts.snapshot} is not valid")
     return verdicts

@@ -27,7 +27,7 @@ _HALF = 26  # Mantissas are added in halves of this many bits, so that the sum o
 class Aggregate:
     """Base of aggregates for `collect=`. An aggregate computes, in each step, one or several numbers from all agents.
 
-    x `living` leaves out the agents that have called `me.stop()`.
+    `living` leaves out the agents that have called `me.stop()`.
     """
 
     kind: ClassVar[str]
@@ -158,7 +158,7 @@ class Quantile(Aggregate):
     """A quantile over all agents of a number in their states, for `collect=`, by linear interpolation.
 
     The result is that of `numpy.quantile`, rounded once at the end. It is NaN if some number is NaN, or if there are no
-    agents. x is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    agents. `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
     quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
     """
 
@@ -191,7 +191,7 @@ class Quantile(Aggregate):
             return {name: first}
         second = numbers[low + 1].item()
         if first == second or not (isfinite(first) and isfinite(second)):
-            return {name: first if first == second else first + second}  # between -inf and inf this is NaN
+            return {name: first if first == second else first + second}  # the sum of -inf and inf is NaN
         return {name: float(Fraction(first) + (Fraction(second) - Fraction(first)) * Fraction(part))}
 
 
@@ -251,8 +251,8 @@ class Count(Aggregate):
         listed = column if isinstance(column, list) else column.tolist()
         if counted is not None:
             listed = [value for value, counts in zip(listed, counted.tolist(), strict=True) if counts]
-        # The server refuses groups that report different kinds. A group without any chosen agent does not know the kind
-        # of the other groups' values, so where an `Of` chose the agents, the kind does not name it.
+        # The server refuses groups that report different kinds. A group without any chosen agent does not know the type
+        # of the other groups' values. So if an `Of` chose the agents, the reported kind does not name the type.
         return self.kind if self.among is not None else f"{self.kind} of {kind}", [*Counter(listed).items()]
 
     @staticmethod
@@ -285,7 +285,7 @@ _KINDS: Mapping[str, type[Aggregate]] = {
 
 
 def merged_column(name: str, kind: str, partials: Iterable[Any]) -> dict[str, Value]:
-    """Return the columns of an aggregate from the partial results of all groups, of a kind that `partial` returned."""
+    """Return the columns of an aggregate, given its kind and the partial results of all groups (see `partial`)."""
     return _KINDS[kind.partition(" ")[0]].merged(name, partials)
 
 

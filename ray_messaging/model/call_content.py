@@ -213,7 +213,7 @@ class _Teller:
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:
-        """Return the parts of a module that some code may use, which contains the given names.
+        """Return the parts of a module that some code may use: the attributes that are among the names in this code.
 
         For a library, these are only its attributes that are plain values.
         """
@@ -292,7 +292,7 @@ class _Teller:
             return ["wrapped", self.told(kind, place), self.told(value.__wrapped__, place)]
         if self._lenient:
             return ["left out"]
-        if callable(tell := getattr(kind, "call_content", None)):  # such as `models.Chat`
+        if callable(tell := getattr(kind, "call_content", None)):  # the class names its content, as `models.Chat` does
             return ["told", self.told(kind, place), self.told(tell(value), place)]
         try:
             return ["exact", encode_exactly(value, place)]
@@ -335,8 +335,8 @@ class _Teller:
         try:
             parts = value.__reduce_ex__(2)
             _, args, state, items, pairs = [*parts, None, None, None][:5]
-            # If a class does not define its own pickling, an object's state is its attributes, which other code
-            # converts.
+            # If a class does not define its own pickling, `state` contains only the object's attributes. These are
+            # converted elsewhere.
             own = all(getattr(kind, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
             inherited = [*args], None if own else state, [*(items or ())], [*(pairs or ())]
         except Exception:  # noqa: BLE001 - the class's own code may raise any error
@@ -380,7 +380,7 @@ def _is_found_in_library(module: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _imports_in(code: CodeType) -> tuple[tuple[str, int], ...]:
-    """Return the modules that the import statements in some code name, each with the number of its leading dots."""
+    """Return the names of the modules that some code imports, each with the number of its leading dots."""
     found, before = [], [None, None]
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME":

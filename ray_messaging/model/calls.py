@@ -85,7 +85,7 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
     try:
         try:
             content = _encode(call)
-        except (TypeError, ArithmeticError):  # such as for a dict with keys that are not strs
+        except (TypeError, ArithmeticError):  # for example, some key of a dict is not a str
             content = _encode(_ordered(call))
     except _UNENCODABLE:
         return AskedCall(name, _digest(_encode((agent, name))), by_content=False)

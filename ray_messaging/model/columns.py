@@ -134,7 +134,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the size of the longest str id in a frame, in addition to its value in the column."""
+        """Return the bytes of the longest str id. A frame has them in addition to the id's value in the column."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
@@ -447,9 +447,9 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
 
 def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
-    """Return the distinct numbers of lines, ascending, and for each given number its index among the distinct numbers.
+    """Return the distinct line numbers, ascending, and for each item of `lines` its index among the distinct numbers.
 
-    Each number is less than `count`.
+    Each line number is less than `count`.
     """
     if count > _SPARSE * len(lines):
         used, index = np.unique(lines, return_inverse=True)

@@ -76,7 +76,7 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
-    """Encode a list of dicts, which errors call `place`, and return also dicts that nobody else can change.
+    """Encode a list of dicts, which errors call `place`; return the bytes, and equal dicts that nobody else can change.
 
     The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
     from the bytes.
@@ -229,7 +229,7 @@ def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
     name, shape, data = parts
     dtype = np.dtype(name)
     if dtype.kind not in _NUMPY_KINDS:
-        raise InvalidPayload(f"a kept value is damaged: it is an array of {name}")
+        raise InvalidPayload(f"a kept value is damaged: it is an array of the type {name!r}, which is never kept")
     return np.ndarray(shape, dtype, data).copy()
 
 

@@ -139,7 +139,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside among some rows, each by its position among these rows."""
+        """Return the questions from outside among some rows. The keys are the positions among these rows."""
         return _rows_of(self.asked_outside, rows)
 
     @property
@@ -160,7 +160,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
 
 def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
-    """Return the values of some rows of several batches, by their rows in the joined batch."""
+    """Return the values of some rows of several batches. The keys are the rows in the joined batch."""
     found: dict[int, T] = {}
     low = 0
     for each, rows in parts:
@@ -170,7 +170,7 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 
 
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
-    """Return the values of some rows, each by its position among these rows."""
+    """Return the values of some rows. The keys are the positions among these rows."""
     return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
 
 

@@ -72,7 +72,7 @@ def plain_text(payloads: object) -> bytes | None:
 
 
 def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
-    """Turn the JSON list that `plain_text` made of dicts into the lines of `encode_lines`, in half of its time.
+    """Turn the JSON list that `plain_text` made of dicts into lines, in half of the time that `encode_lines` takes.
 
     The commas between payloads are replaced by newlines. None is returned if the text is short, if a comma within a
     payload may look like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other
@@ -148,7 +148,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
     if isinstance(value, list | tuple):
         if _EXACT_NUMBERS.issuperset(map(type, value)) and (
             not value or max(map(abs, value)) < _LARGE
-        ):  # such as the shape of an array
+        ):  # mostly a short list, such as the shape of an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     # The members are sorted, because the order of a set differs between processes.
@@ -265,7 +265,7 @@ def _as_json(value: object) -> object:
     """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # also pandas' subclasses, which msgspec refuses
+    if isinstance(value, date | time):  # or an object of pandas' subclasses, which msgspec refuses
         return value.isoformat()
     if is_object(value):  # an object of pydantic: msgspec encodes all others itself
         return msgspec.Raw(encode_whole(value))
@@ -282,7 +282,7 @@ def _same(value: object) -> object:
         return value.to_dict()
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # a bool is a key here, and is refused
+    if isinstance(value, int) and not isinstance(value, bool):  # a bool as a key is refused
         return int(value)
     if isinstance(value, float):
         return float(value)

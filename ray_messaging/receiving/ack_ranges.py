@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
-    """Return the rows of messages; raise ConfigError for a message that was not fetched from this mailbox.
+    """Return the rows of messages as spans; raise ConfigError for a message that was not fetched from this mailbox.
 
     Messages that foreign clients published are in no mailbox. They have no rows, and are not committed.
     """
@@ -39,7 +39,7 @@ def spans_of(messages: Acked, mailbox: str) -> list[Span]:
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return the rows of slices, as `spans_of` returns the rows of messages."""
+    """Return the rows of these slices of batches as spans; raise ConfigError like `spans_of`."""
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin

@@ -181,8 +181,9 @@ class AgentMover:
             return MoveAttempt(*moved_records(here, there, self._agents), version)
         if here.globs:
             raise ConfigError(
-                f"group {self._source!r} listens to patterns ({here.globs[0]!r}), so its agents cannot leave it in "
-                "steps: a pattern may be for some of them"
+                f"group {self._source!r} listens to channel patterns (such as {here.globs[0]!r}), so no agent can be "
+                "moved out of it in an experiment with steps: it is not known which of its agents a pattern is meant "
+                "for. Create the group without patterns"
             )
         return MoveAttempt(*moved_records(here, there, self._agents, version + 1, self._directory.dates), version)
 
@@ -383,7 +384,7 @@ class UnreadMessages:
         go = [] if target is None else [Returned(target.mailbox, 0, _arrival(self._name))]
         for batch, low, high, _ in slices:
             leaving = _leaving(batch, agents, subtopics)[low:high]
-            # The event log has these messages from their first mailbox.
+            # `logged=True`, because the event log has these messages already: it reads them in their first mailbox.
             stay += frames_of(record, batch, low + np.flatnonzero(~leaving), logged=True)
             go += frames_of(target or record, batch, low + np.flatnonzero(leaving), logged=True)
         self._number += 1

@@ -318,7 +318,7 @@ class Commits:
         self.handed_out: list[tuple[int, int]] = []  # the numbers of the rows that the next fetch will commit
         self._written = 0  # the value of `in_flight.changes` at the last write
         self._ranges_stored = bool(acked)  # whether the server may have acknowledged ranges after the cursor
-        self.writing = asyncio.Lock()  # held during a write, and by others who must prevent writes
+        self.writing = asyncio.Lock()  # held by whoever writes, or must prevent writes
         self.progress = asyncio.Event()  # set after each write
         self._background: asyncio.Task[None] | None = None
 

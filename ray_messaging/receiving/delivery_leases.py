@@ -59,7 +59,7 @@ class Token(NamedTuple):
     process: str
     number: int
     spans: tuple[AckRange, ...]
-    lent_at: float  # in unix seconds
+    lent_at: float  # when the lease was given, in unix seconds
 
 
 # The position of a row in the mailbox: its entry's id (two numbers), and its number in the entry.
@@ -81,7 +81,7 @@ class _Lease:
 
     @property
     def first(self) -> Place:
-        """Return the place of the lease's first row in the mailbox, or `_BEFORE_ALL` for foreign messages only."""
+        """Return the place of the lease's first row in the mailbox; `_BEFORE_ALL` if it has only foreign messages."""
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
 
 
@@ -89,7 +89,7 @@ class _Lease:
 class _Holder:
     abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
     reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
-    came_again: int = 0  # see `HeldByHandle`
+    came_again: int = 0  # the number of messages that this holder held for too long
 
 
 class _AgainFirst(Exception):
@@ -168,7 +168,7 @@ class DeliveryLeases:
     async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit leases in one write. For each lease, some of its rows are given, or None for all its rows.
+        """Commit leases in one write. Each lease comes with those of its rows to commit, or with None for all its rows.
 
         Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """

@@ -78,7 +78,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches. Keep messages of later fetches, to put them back if it fails."""
+        """Begin a transaction: commit earlier fetches. Keep the messages of later ones, to put them back on failure."""
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -92,7 +92,7 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the transaction's changes of the mailbox, or None if the transaction has changed and sent nothing."""
+        """Return the transaction's changes of the mailbox, or None if it has neither changed nor sent anything."""
         assert self._commits is not None
         assert self._before is not None
         flight, changed = self._commits.in_flight, state != self.state
@@ -318,7 +318,10 @@ class Fetcher:
         return True
 
     def take_at_once(self) -> list[Slice]:
-        """Take the messages in the inbox. Return [] if the lease must be confirmed before, which only `fetch` does."""
+        """Take the messages in the inbox.
+
+        Return [] if the mailbox's lease must be confirmed first, which only `fetch` does.
+        """
         if (
             self._commits is None
             or self.inbox.error is not None

@@ -58,7 +58,7 @@ class Inbox:
         self.undisturbed.set()
 
     def put(self, piece: Piece) -> None:
-        """Add a frame that was read from the mailbox or came from elsewhere."""
+        """Add a frame that was read from the mailbox, or a message that a foreign client published."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
             # A frame without messages is never fetched. If the last piece has no messages either, that piece now stands

@@ -32,12 +32,12 @@ _BLOCK_S = 5.0
 _FRAMES, _READ_BYTES = 32, 2 * 2**20
 _NEAR_S = 0.002  # a server is near if the first byte of an answer takes less time than this
 _WAITS = 8  # how many of the latest waits are considered; the shortest of them is used
-_TIMES = 8  # the most times that a read from a far server is larger than a read from a near server
+_TIMES = 8  # a read from a far server is at most this many times as large as a read from a near server
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# The next read is a system call, which takes time. Before it, the waiting fetch, the handler of its messages, and the
-# handler's sends may run. They take this many turns of the event loop.
+# The next read is a system call, which takes time. So the reader first waits for this many turns of the event loop, in
+# which the waiting fetch, the handler of its messages, and the handler's sends can run.
 _TURNS = 4
 
 
@@ -86,7 +86,7 @@ class ReadSize:
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
-        """Adapt the size after a full read: its first byte took `waited_s`, and the other bytes took `came_s`."""
+        """Adapt the size after a full read, whose first byte took `waited_s`, and whose other bytes took `came_s`."""
         self._waits.append(waited_s)
         waited_s = min(self._waits)
         if waited_s < _NEAR_S or came_s > 4 * waited_s:
@@ -136,7 +136,7 @@ class Reader:
         await end(self._task)
 
     def stop(self, error: MessagingError) -> None:
-        """Stop for good. Fetches then raise the error."""
+        """Stop reading for good, because of an error, which later fetches raise."""
         self._task.cancel()
         self._inbox.stop(error)
 
@@ -186,8 +186,8 @@ class Reader:
                 await self._persist(self._agents_came)
             most = max(most, rows := piece.high - piece.low)
             room = min(rows, self._frame_rows)
-            # The number of frames was chosen by the last read, and this frame may have more messages than the frames
-            # there.
+            # The number of frames to read was computed from the frames of the last read. This frame may have more
+            # messages than they had.
             if not inbox.has_capacity(room):
                 await self._wait_capacity(room)
             if entry == frames[-1][0]:
@@ -216,9 +216,9 @@ class Reader:
             await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call as `persist` does, and also while the server refuses us, because it may accept us later.
+        """Repeat a call while the server does not answer, has no memory, or refuses us: it may accept us later.
 
-        Until then, fetches raise the error with which the server refuses us.
+        While the server refuses us, fetches raise its error.
         """
         backoff: Backoff | None = None
         while True:
@@ -238,7 +238,7 @@ class Reader:
             await backoff.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
-        """Return a decoded frame in the form that the inbox has; raise FrameError if the frame has no payloads."""
+        """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""
         if batch.lines is None:
             raise FrameError("this is no valid frame: it has no payloads")
         rows = batch.rows

@@ -24,7 +24,7 @@ class SubscriptionSpec:
     globs: tuple[str, ...] = ()
     exclusive: bool = False
     owner: str = ""
-    moved: bool = False  # the field `moved` of the mailbox's record
+    moved: bool = False  # whether agents have moved into or out of the mailbox
     fresh: Collection[str] = ()
     fresh_globs: tuple[str, ...] = ()
 

@@ -34,7 +34,7 @@ PHRASES = (
 class Society:
     """Generated traffic, the group of each agent (int32, by index), and a black list of pairs.
 
-    `silenced` is an agent whose messages the black list blocks all.
+    `silenced` is the agent whose messages are all blocked by the black list.
     """
 
     traffic: Traffic

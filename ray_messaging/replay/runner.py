@@ -94,7 +94,10 @@ class ReplayRunner:
         self.close()
 
     def run(self, on_progress: Progress) -> ReplayAccount:
-        """Send and receive all messages; return the account. Raises OutcomeUnknown; Closed if a group died."""
+        """Send and receive all messages; return the account.
+
+        Raises: OutcomeUnknown if the server does not answer about a send; Closed if a group died.
+        """
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
         # Receivers do not know yet how many messages to expect. If a receiver ends now, it has failed, and its error is

@@ -250,7 +250,8 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
             row = _json_rows.decode(content)
             if columns is None:
                 columns = Columns({name: name for name in row}, requested)
-            if columns.texts is None and not _TEXTS.isdisjoint(row):  # otherwise the text would be dropped silently
+            # Without an error, the text would be dropped silently.
+            if columns.texts is None and not _TEXTS.isdisjoint(row):
                 raise RowError("this row has a text, and the rows before it have none: give every row a text")  # noqa: TRY301 - as above
             columns.add(row)
         except RowError as broken:
@@ -262,7 +263,7 @@ def read_json_lines(source: TraceFile, requested: Requested) -> Columns:
     return _filled(source, columns)
 
 
-# By extension, the readers. A .tsv file has no header.
+# The reader of each file extension. A .tsv file has no header.
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".txt", ".edges", ".edgelist", ".tsv"), read_edges),
     ".csv": read_csv,
@@ -283,7 +284,8 @@ def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:
     # Lines end only at \n, so that line numbers are those of an editor.
     rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
     begin = 1
-    # The rows as they are if a quote after a space begins a quoted cell. If any row differs, the file is ambiguous.
+    # The rows in a second reading of the file, in which a quote after a space begins a quoted cell. If any row differs
+    # from the first reading, the file is ambiguous.
     others: Iterator[list[str]] | None = None
     if _LATE_QUOTE.search(source.text):
         others = csv.reader(StringIO(source.text, newline="\n"), skipinitialspace=True)

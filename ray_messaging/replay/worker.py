@@ -64,7 +64,8 @@ class Checker:
     def __init__(self, reference: Reference, group: int) -> None:
         self._reference = reference
         self._group = group
-        self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)  # by pair, the last row received
+        # For each pair of sender and receiver, the last row that was received.
+        self._latest = np.full(int(reference.pairs.max(initial=-1)) + 1, -1, np.int64)
         self.tally = ReceivedTally(np.zeros(len(reference), np.uint32), np.zeros(len(reference.agents), np.int64))
 
     def take(
@@ -192,7 +193,7 @@ class Worker:
     def _chunks(self, start: float) -> Iterator[tuple[int, int, float]]:
         """Yield chunks of messages.
 
-        Each chunk is the first row, the row after the last one, and the number of seconds to wait before sending.
+        A chunk is given as its first row, the row after its last one, and the seconds to wait before it is sent.
         """
         due, rows, low = self._share.due, len(self._share.rows), 0
         while low < rows:

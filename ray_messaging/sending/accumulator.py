@@ -189,8 +189,8 @@ class Accumulator:
         Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
         or PayloadTooLarge for an invalid payload.
         """
-        # Most messages take this way, in which no function is called, because one call takes a twentieth of a send's
-        # time.
+        # Most messages are accepted in this branch. It calls no function, because one call takes a twentieth of a
+        # send's time.
         if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
@@ -259,7 +259,7 @@ class Accumulator:
         batch.nbytes += size
         capacity.nbytes += size
         capacity.rows += 1
-        if batch.counted > ROW_CELLS:  # no futures are prepared after a single message
+        if batch.counted > ROW_CELLS:  # after the first message of a batch, no futures are prepared yet
             self._prepare_futures()
         self.send_loop.wake()  # the send loop may be asleep, but only while no batch is open
         return future
@@ -315,7 +315,12 @@ class Accumulator:
         return waiter
 
     def put_bulk(self, pending: PendingBatch, call_row: int) -> BulkWaiter:
-        """Accept a whole batch of a bulk send, as `put` does. The arguments are as in `join`."""
+        """Accept a whole batch of a bulk send; return the future of its receipts.
+
+        The caller must have awaited `enter`.
+
+        Args: `call_row` is the number of the batch's first message in the bulk send.
+        """
         waiter = BulkWaiter(0, len(pending), self._loop.create_future(), call_row)
         pending.bulks.append(waiter)
         self.put(pending)
@@ -366,7 +371,7 @@ class Accumulator:
     # -- the open batch -------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count the messages that the open batch has accepted since the last count against the capacity."""
+        """Charge the capacity for the messages that the open batch has accepted since this was last called."""
         batch = self._open
         if len(batch.cells) > batch.counted:
             lines = batch.lines(batch.counted)

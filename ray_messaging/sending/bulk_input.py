@@ -134,7 +134,7 @@ class ColumnChunk(NamedTuple):
     def within_limits(self) -> "list[ColumnChunk]":
         """Return the rows in order, in chunks that are within the limits of a batch.
 
-        Larger chunks are halved until they are.
+        A chunk that exceeds a limit is halved until its parts are within the limits.
         """
         rows = len(self.from_ids)
         most = COLUMN_ROWS if self.lines.small else BATCH_ROWS
@@ -240,7 +240,10 @@ class _Given(NamedTuple):
 
 
 def _given(payloads: object, limit_bytes: int) -> _Given:
-    """Return the payloads that a caller passed; raise the same errors as `payload_column`."""
+    """Return the payloads that a caller passed, with their number and the function that encodes them.
+
+    Raises: InvalidColumns, InvalidPayload or PayloadTooLarge for payloads that cannot be sent.
+    """
     one = isinstance(payloads, dict | Msg)
     if not one and is_table(payloads):
         table = table_of(payloads)
@@ -322,7 +325,10 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
-    """Yield those broadcasts of a batch that have hearers, in batches of at most BROADCAST_PAIRS pairs or one row."""
+    """Divide those broadcasts of a batch that have hearers into smaller batches.
+
+    Each has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
+    """
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)
     for rows in split_rows(heard, np.cumsum(counts[heard]), BROADCAST_PAIRS, len(heard)):

@@ -25,7 +25,8 @@ from ray_messaging.sending.schema_checks import check_current
 
 T = TypeVar("T")
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
-# A plain batch of at most this many rows is joined with other messages, because each batch takes the same time.
+# A plain batch of at most this many rows is joined with other messages, because sending a batch takes a fixed time,
+# however few rows it has.
 _FEW = 64
 
 
@@ -101,7 +102,8 @@ class BulkSender:
     def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept a batch of another process. If it is small and plain, join it to the open batch.
 
-        Args: `checked` is as in `_put`; `call_row` is the number of the first message in the call.
+        Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the number of the
+        first message in the call.
         """
         extension = batch.extension
         # A batch is plain if its messages are not traced, belong to no step, and are no questions, answers or

@@ -156,7 +156,7 @@ class DeferredRows:
             self._asking = self._spawn(self._ask_all())
 
     async def _ask_all(self) -> None:
-        """Ask for the verdicts of all rows that are in no request yet, with few requests."""
+        """Ask for the verdicts on all rows that are in no request yet, in as few requests as possible."""
         while self._unasked:
             places, self._unasked = self._unasked, []
             for request in _requests(places):
@@ -170,7 +170,7 @@ class DeferredRows:
         return task
 
     async def _request(self, request: DeferredRequest) -> None:
-        """Make one request. Rows that get no verdict by it are put into a later request."""
+        """Make one request. Rows that get no verdict from this request are put into a later one."""
         try:
             verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):

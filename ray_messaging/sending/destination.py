@@ -90,8 +90,8 @@ class Destination:
                 ready.append(frame)
                 queue.attempted += 1
                 if frame.mailbox == UNOWNED:
-                    # In case a call is repeated, the server keeps only the last list of subscriber counts. So only one
-                    # frame with publications may be under way.
+                    # The server keeps the subscriber counts of the last publications only, to answer a repeated call.
+                    # So only one frame with publications may be under way.
                     break
                 if queue.refused:
                     # The first frame of the queue was refused. Until it is written, the server would refuse the later

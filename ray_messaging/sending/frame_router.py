@@ -64,9 +64,9 @@ class FrameRouter:
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None
         # The last batch that was folded, and its `_kinds`.
         self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None
-        # By mailbox: a record and a topic, and the digest of the agents under them.
+        # For each mailbox: its record, a topic, and the digest of the agents that the record has under the topic.
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}
-        # By digest: sets of agents that frames name and that the server may not have.
+        # Sets of agents that frames name, and that the server may not have, each under its digest.
         self.unkept: dict[bytes, AgentSet] = {}
         self._kept: set[bytes] = set()
         # Boxes that accept no messages, because their group does not take part in the box's step.
@@ -233,7 +233,10 @@ class FrameRouter:
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
-        """Divide rows such that each frame is within its mailbox's limits, or without a mailbox within the sender's."""
+        """Divide rows into parts, such that the frame of each part is within the mailbox's limits.
+
+        For channels without a mailbox, the frame is within the sender's limit.
+        """
         record = self.routes.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)
@@ -245,7 +248,7 @@ class FrameRouter:
         if lines.small and most_rows >= FRAME_ROWS:
             most_rows = max(most_rows, COLUMN_ROWS)
         most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
-        # Otherwise each row is published with its own copy of the payload.
+        # On channels without a mailbox, each row is published with its own copy of the payload.
         shared = mailbox != UNOWNED or lines.index is None
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
@@ -297,7 +300,7 @@ class FrameRouter:
         most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
         begins, kinds = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0, self._kinds(in_flight)
         if kinds is not None:
-            # These are not fewer rows than there will be after folding.
+            # A change of kind is counted as a new row. So at least as many rows are counted as folding will make.
             begins |= np.diff(kinds[rows], prepend=-1) != 0
         lines = batch.lines.weights[rows if batch.lines.index is None else batch.lines.index[rows]]
         volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
@@ -320,13 +323,16 @@ class FrameRouter:
         return found[2]
 
     def _named(self, digest: bytes, record: MailboxRecord, batch: Batch) -> bytes:
-        """Return a digest. If there is an event log that may not have its set of agents, add the set to `unkept`."""
+        """Return `digest`, which names a set of agents in a frame.
+
+        If there is an event log that may not have this set, add the set to `unkept`.
+        """
         if self.routes.logged and digest not in self._kept:
             self.unkept[digest] = record.agents(batch.topics[0])
         return digest
 
     def kept(self) -> None:
-        """Record that the server has the sets in `unkept`."""
+        """Record that the server has the sets of agents in `unkept`."""
         self._kept = {*self.unkept} if len(self._kept) > _SETS else self._kept.union(self.unkept)
         self.unkept = {}
 
@@ -335,7 +341,9 @@ class FrameRouter:
         self._kept = set()
 
     def _kinds(self, in_flight: InFlightBatch) -> NDArray[np.intp] | None:
-        """Return a number for each row, equal for rows that rules have changed equally; None if no row is changed.
+        """Return a number for each row. Rows that rules have changed in the same way have the same number.
+
+        Return None if no row is changed.
 
         The numbers are cached, for the later frames of the batch.
         """
@@ -372,7 +380,11 @@ def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:
-    """Return the queue of a mailbox's frames: the mailbox, or in steps its box for the step in which they are read."""
+    """Return the name of the queue for a mailbox's frames.
+
+    It is the name of the mailbox. In a run with steps, it is the mailbox's box for the step in which the frames are
+    read.
+    """
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox
     return box_name(mailbox, batch.extension.deliver)

@@ -73,7 +73,7 @@ class FrameSender(Destination):
     raise OutcomeUnknown. Before anything else is sent, a higher epoch is claimed, so that the server refuses the old
     frames. Several calls may be under way. The server accepts frames only in the order of their numbers, so after a
     refused frame it refuses the later frames of the same mailbox. After a refusal, the sender waits for the replies to
-    all calls under way. Then it sends the frames that were not written again, at first in one call.
+    all calls under way. Then it repeats the frames that were not written, at first in one call.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class FrameSender(Destination):
         return self.directory.routing
 
     def reroute(self, *, again: bool = False) -> None:
-        """Make new frames of all queued rows, as `Destination.reroute` does, unless calls are under way.
+        """Make new frames of all queued rows if the routes have changed or `again` is true, unless calls are under way.
 
         While calls are under way, this is not necessary. The server refuses calls that were made by old routes, and
         after that this method is called again.
@@ -141,7 +141,7 @@ class FrameSender(Destination):
         return mailbox not in {UNOWNED, LOG} and mailbox not in self.directory.records
 
     async def _forget_gone(self) -> None:
-        """Delete the last sequence numbers of mailboxes that are gone, once there are many, here and on the server."""
+        """When many mailboxes are gone, delete their last sequence numbers, here and on the server."""
         gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE:
             return
@@ -338,8 +338,8 @@ class FrameSender(Destination):
     ) -> SendReply:
         """Make one call with numbered frames.
 
-        If the call was repeated, an earlier attempt of it may still reach the server. Then `attempted` stays true until
-        the caller has processed the reply, and sets it to False.
+        If the call was repeated because no reply came, its first copy may still reach the server. Then `attempted`
+        stays true until the caller has processed the reply, and sets it to False.
         """
         await self.keep_agents()
         self.attempted = True
@@ -374,8 +374,8 @@ class FrameSender(Destination):
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
         reply.repeated = any(other.repeated for _, other in failed)
         if not alone or reply is not calls[0][1]:
-            # The earlier frame that the server misses may only have arrived later than this one. If the server has lost
-            # it, the next call shows this, because that call is made alone.
+            # The earlier frame that the server did not have may have arrived just after this one. If the server has
+            # lost it, the next call shows this, because that call is made alone.
             reply.fates = [FrameFate.HELD_BACK if fate is FrameFate.GAP else fate for fate in reply.fates]
         await self.settle_refusal(reply, [frame for frames, _ in failed for frame in frames])
         if reply.status in _OF_THE_SENDER:
@@ -408,10 +408,9 @@ class FrameSender(Destination):
             self._backoff.reset()
 
     async def settle_refusal(self, reply: SendReply, sent: list[OutboundFrame]) -> None:
-        """After a refused call, make sure that the server does not accept an earlier attempt of the call later.
+        """After a refused call, make sure that the server will not accept a delayed copy of this call.
 
-        If an earlier attempt may still reach the server, claim a higher epoch, and read which frames the server has
-        written.
+        If a copy may still reach the server, claim a higher epoch, and read which frames the server has written.
 
         Raises: Fenced if another sender has our name, or the server has lost it.
         """
@@ -425,8 +424,8 @@ class FrameSender(Destination):
         if gap:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if gap or reply.repeated:
-            # With a higher epoch the server refuses late attempts. Without it, the server could accept a late frame,
-            # because it has lost the frame's number, or because that number belongs to another frame now.
+            # With a higher epoch the server refuses delayed copies of the call. Without it, the server could accept a
+            # late frame, because it has lost the frame's number, or because that number belongs to another frame now.
             await self.take_epoch()
 
     async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
@@ -496,7 +495,7 @@ class FrameSender(Destination):
     # -- failures -------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """Continue with a server that was restored from data that are older than our epoch."""
+        """Continue after the server was restored from a backup that is older than our epoch."""
         logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
         await self.take_epoch()
         await self.reload()
@@ -506,7 +505,7 @@ class FrameSender(Destination):
     def _end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
         """Stop for good, because another sender has our name or the server has lost it; return the error.
 
-        If the call was repeated, an earlier attempt may have written its frames, so their outcome is unknown.
+        If the call was repeated, an earlier copy of it may have written its frames, so their outcome is unknown.
         """
         for frame in frames if reply.repeated else ():
             frame.in_flight.fail(frame.batch_rows(), send_errors.taken_over())

@@ -31,8 +31,8 @@ def rewritten(
 ) -> tuple[LoggedFrame | None, Batch]:
     """Return the mailbox's frame with its rewritten rows marked, and the note about these rows (None: there are none).
 
-    Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch.
-    Then `places` has, for each row of the batch, its row in the folded batch.
+    Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch. If
+    it is the folded batch, `places` has, for each of the rows, its row in the folded batch; otherwise it is None.
     """
     found = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
     marked = np.array([at for at, row in enumerate(found) if row in in_flight.rewritten], np.intp)

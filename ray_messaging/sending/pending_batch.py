@@ -56,7 +56,7 @@ class ConversationRows(msgspec.Struct, eq=False):
     """The rows of one batch that are all questions or all answers.
 
     For answers, `in_reply_to` has the ids of their questions. For questions, `answers` has the futures of their
-    answers, and `behind` has, by row, the handlers that wait for the answer.
+    answers, and `behind` has, for each row, the handlers that wait for the answer.
     """
 
     kind: Questions | Replies
@@ -161,14 +161,14 @@ class PendingBatch(msgspec.Struct, eq=False):
 
     Single messages are appended to `cells`, and whole batches are appended to `parts` by `join`. `seal` makes one
     `Batch` of all of them. The items of all single messages are in one list, row after row, so that slices of the list
-    are the columns, and no row needs an object. These messages come after all `parts`. `causes` has, by row in `cells`,
-    the ids of the messages that the senders were handling. `counted` is how many items of `cells` were counted against
-    the capacity. `nbytes` is the size of the counted payloads, and `large` the size of all large payloads.
+    are the columns, and no row needs an object. These messages come after all `parts`. `causes` has, for rows in
+    `cells`, the ids of the messages that the senders were handling. `counted` is how many items of `cells` were counted
+    against the capacity. `nbytes` is the size of the counted payloads, and `large` the size of all large payloads.
 
-    `singles` has, by row, a future for each message that was sent alone, and None for a row of a bulk send. It is empty
-    if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own future.
-    These three are complete after `seal`. `checked` is the version of the schemas by which the payloads were checked
-    (0: not checked). With `reaches` each row is a broadcast that no rule judges. `trace` has the batch's spans.
+    `singles` has, for each row, a future for each message that was sent alone, and None for a row of a bulk send. It is
+    empty if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own
+    future. These three are complete after `seal`. `checked` is the version of the schemas by which the payloads were
+    checked (0: not checked). With `reaches` each row is a broadcast that no rule judges. `trace` has the batch's spans.
     """
 
     step: NDArray[np.int64] | int | None = None

@@ -75,7 +75,7 @@ class SendLoop:
         """Wake the loop, because there is something to do."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # its sleep is no sign that the loop is stuck
+            self.turned_at = time.monotonic()  # the time for which the loop slept does not count as being stuck
             self._wake.set()
 
     def made_progress(self) -> None:
@@ -129,7 +129,7 @@ class SendLoop:
         await self._send(ahead=ahead)
 
     def _take(self) -> tuple[PendingBatch | None, bool]:
-        """Return the next batch if it may be written now, otherwise None; and whether calls are left under way.
+        """Return the next batch if it may be written now, otherwise None; and whether to leave calls under way.
 
         Calls are left under way if the next batch is closed, or if earlier calls are under way.
         """

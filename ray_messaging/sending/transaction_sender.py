@@ -125,8 +125,8 @@ class TransactionSender:
     async def _attempt(self) -> SendReply | None:
         """Make one call; return None if it has written the transaction.
 
-        Otherwise return the reply, which says why nothing was written. Then the server will not accept an earlier
-        attempt of the call later.
+        Otherwise return the reply, which says why nothing was written. Then it is certain that the server will not
+        accept a delayed copy of the call.
 
         Raises: Fenced if another sender has our name; OutcomeUnknown if the server did not answer; MailboxFull if the
         server's memory is full.
@@ -154,7 +154,7 @@ class TransactionSender:
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
         """If the transaction was written, set the messages' fates and return None; otherwise return the reply.
 
-        After a refusal, make sure that the server does not accept an earlier attempt of the call later.
+        After a refusal, make sure that the server will not accept a delayed copy of the call.
         """
         frames = self._frames
         subscriber_counts = reply.takers

@@ -78,7 +78,7 @@ class AttemptSender:
         await self._destination.reload()
 
     async def begin(self, opened: Opened) -> None:
-        """Make an open step the step to which `commit` sends."""
+        """Begin to send in a step that was just opened. The next call of `commit` sends its messages."""
         directory = self._engine.directory
         self._destination.begin(opened.step)
         self._known = opened.directory >= 0

@@ -87,7 +87,7 @@ def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint3
 
 
 def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
-    """Return the questions in a batch from outside, by row number."""
+    """Return a dict from row number to question, for the questions in a batch from outside."""
     if extension.expects_answer is None:
         return {}
     rows = np.flatnonzero(extension.expects_answer).tolist()
@@ -114,7 +114,7 @@ class _Hits(NamedTuple):
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
     """Return batches of a box with amendments applied.
 
-    The rows of a batch, and of an amendment, were sent in one step.
+    All rows of a batch were sent in the same step, and so were all rows of an amendment.
     """
     found = list(batches)
     for step in dict.fromkeys(each.step for each in amendments):
@@ -165,7 +165,8 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return the pairs of a folded batch that no amendment blocks or changes; None if there are none.
 
-    Args: `edges` and `amendments` are as in `amended_broadcasts`.
+    Args: `edges` are the pairs, in the broadcasts' version of the audience, whose hearers are the frame's agents.
+    `amendments` are the amendments that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 
@@ -203,7 +204,10 @@ def _kinds(pairs: Batch, changed: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _spread(folded: Batch, edges: Edges) -> Batch:
-    """Return a row for each pair of broadcasts, also for removed pairs. A broadcast has the number of its row."""
+    """Return a batch with a row for each pair of sender and hearer, also for pairs that were removed.
+
+    The `numbers` of the batch say from which row of `folded` each pair comes.
+    """
     numbered = copy(folded)
     numbered.numbers = None
     return spread(numbered, edges)
@@ -223,7 +227,7 @@ def _groups(numbers: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[_Hits]:
-    """Return, for each target, the rows that amendments block or change."""
+    """Return, for each batch in `targets`, the rows that amendments block or change."""
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
     amending = int(ends[len(amendments) - 1])

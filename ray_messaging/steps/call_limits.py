@@ -23,7 +23,7 @@ from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
 
-_AHEAD_S: Final = 0.25  # a group is allowed at once all calls that may begin within this many seconds, or one call
+_AHEAD_S: Final = 0.25  # one request is granted the calls that may begin within this many seconds, at least one
 _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before its last granted call begins
 
 
@@ -86,7 +86,7 @@ class CallLimits:
         budget = settings.budget
         self._money = parts_of(Decimal(budget.split()[0])) if isinstance(budget, str) else None
         self._token_s = 0.0 if settings.tokens_per_minute is None else 60 / settings.tokens_per_minute
-        # If calls had used tokens all the time at the allowed pace, the time at which they would have begun.
+        # The time at which the calls would have begun if they had always used tokens at the allowed pace.
         self._tokens_since = 0.0
         self._held: dict[str, HeldCalls] = {}  # group -> the totals of its gate
         self._former: list[HeldCalls] = []  # the totals of gates that no longer exist

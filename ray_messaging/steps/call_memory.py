@@ -23,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(KeptCall).decode
 class _New(NamedTuple):
     """A result that is not on the server yet.
 
-    `kept` is a future of the event loop of the function that made the call.
+    `kept` is a future that belongs to the event loop of the function that made the call.
     """
 
     key: str
@@ -53,9 +53,9 @@ class CallMemory:
         self._again = again
         self._loop = asyncio.get_running_loop()
         self._loading: Future[None] | None = None
-        # By key: where a loaded result comes from (KEPT or PARENT), and the result.
+        # For each key, a loaded result, and before it where the result comes from (KEPT or PARENT).
         self._answers: dict[str, tuple[str, bytes]] = {}
-        self._failed: dict[str, KeptCall] = {}  # by key: calls that have failed, but have used tokens or money
+        self._failed: dict[str, KeptCall] = {}  # failed calls that have used tokens or money, by key
         self._new: deque[_New] = deque()
         self._writing = False
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +131,8 @@ class CallMemory:
         size = len(memoryview(call.result))
         if size > self._limit:
             raise PayloadTooLarge(
-                f"the result of a call has {size:,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}",
+                f"the result of a call has {size:,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}: "
+                "return less from the call, or raise the limit",
                 size=size,
                 limit=self._limit,
             )

@@ -93,7 +93,7 @@ def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
     """Return the values of one key, read from the sorted numbers."""
     rows, part = len(numbers), parts[at]
     above = parts[at + 1].shift if at + 1 < len(parts) else _INT64_BITS - rows.bit_length()
-    # Int32 values are ids, which the result has as int64.
+    # Ids are packed as int32, and are returned as int64. Other keys are returned in their own type.
     found = np.empty(rows, np.int64 if part.values.dtype == np.int32 else part.values.dtype)
     for start in range(0, rows, _BLOCK):
         block = numbers[start : start + _BLOCK] >> (rows.bit_length() + part.shift)

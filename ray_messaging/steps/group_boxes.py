@@ -141,12 +141,12 @@ def _addressed(batch: Batch, box: OpenBox) -> Batch:
 async def toward_agents(
     unfolder: Unfolder, broadcasts: Batch, agents: AgentSet, chosen: Callable[[AgentSet], AgentSet]
 ) -> FoldedBatch:
-    """Return a batch of broadcasts, changed to the agents that a group has in this step.
+    """Return a batch of broadcasts in which the hearers are agents that the group has in this step.
 
-    Only pairs whose hearers are chosen count.
+    Pairs of sender and hearer are left out if `chosen` does not select the hearer.
 
-    Args: `chosen` takes the agents that the frame names, and selects the hearers in this group; they are among
-    `agents`.
+    Args: `agents` are the group's agents. `chosen` takes the agents that the frame names, and returns those of them
+    for which the group reads the frame, all of which are among `agents`.
     Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
     """
     folded = broadcasts.fold

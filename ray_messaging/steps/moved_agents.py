@@ -25,7 +25,7 @@ NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 
 def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: int) -> MovedAgents:
-    """Return the agents that came to a mailbox or left it in the last `horizon` steps before `step`, by its record."""
+    """Return the agents that came to a mailbox or left it in the last `horizon` steps before `step`."""
     oldest = step - horizon  # all messages that were sent in this step or earlier have been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
     for change in record.changes:
@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
 def arrivals_at(
     step: int, record: MailboxRecord, records: Mapping[str, MailboxRecord], dates: HostDates
 ) -> dict[str, AgentSet]:
-    """Return the agents that come to a mailbox at a step, by the group that had the agents in the previous step."""
+    """Return the agents that come to a mailbox at a step, for each group that had some of them in the step before."""
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:

@@ -32,8 +32,8 @@ def step_generator(seed: int, step: int) -> Generator:
 class StepGenerators:
     """The random numbers of some agents in one step.
 
-    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws the seed from two numbers. Each of the
-    two numbers is mixed from the agent's id and 64 bits of a hash of (seed, step), with other bits for each.
+    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws the seed from two numbers. The two
+    numbers are mixed from the agent's id and a hash of (seed, step): each of them uses other 64 bits of the hash.
     """
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:

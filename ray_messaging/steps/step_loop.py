@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The number of a loop is appended to an epoch as this many bits. Lua still has an exact number for the result.
+# A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
+# floats, can still represent it exactly.
 _LOOP_BITS = 12
 
 
@@ -102,8 +103,8 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven by this process.
 
-    Args: `engine` has the group's name. `driver` names this process, and says how often it was started. `later` is as
-    in `step_loop`.
+    Args: `engine` has the group's name. `driver` names this process, and says how often it was started. `later`, if
+    given, keeps the rows of the steps, and computes their digests only if they are asked for.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class StepLoop:
         self.state: bytes | None = None  # the state after the last committed step
         # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
         self.fates: Counter[str] = Counter()
-        self.unheard: dict[str, int] = {}  # for a few addresses, how many messages to them were undeliverable
+        self.unheard: dict[str, int] = {}  # for each of a few addresses, how many messages were undeliverable
         self.ahead = 0  # for how many steps after the open one calls may be made
         self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
         self._taken: DrivenGroup | None = None
@@ -223,7 +224,8 @@ class StepLoop:
         """Return the remembered calls of the open step, or of a step after it."""
         assert self._taken is not None
         if step not in self._memories:
-            # Earlier attempts may have kept results of the step after the committed ones, and of those ahead of it.
+            # An earlier attempt may have kept results only for the first step that is not committed, and for the
+            # `ahead` steps after it.
             again = step <= self._taken.closed + 1 + self.ahead
             limit = self._engine.settings.payload_bytes
             self._memories[step] = CallMemory(

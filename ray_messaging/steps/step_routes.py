@@ -115,7 +115,7 @@ class Replied(NamedTuple):
 
     @classmethod
     def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
-        """Build from a pair for each reply: the id of its question, and the question if an outside asker sent it."""
+        """Build a `Replied` from a pair for each reply: the question's id, and the question if it came from outside."""
         outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 

@@ -71,7 +71,7 @@ class StepSends:
         self._routes: dict[Route, int] = {}  # the routes, each with its index
         # Where messages with another route begin: the number of the message, and the index of its route.
         self._routed = array("q")
-        # The number of a message, and the question that it answers.
+        # For each answer, the number of its message, and the question.
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
         # How many messages each agent has sent among the first items of `cells`, and the number of these items. With
         # it, a question's ordinal is found without counting all items again.

@@ -109,7 +109,8 @@ class StepSupervisor:
         assert isinstance(taken, DrivenGroup)
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
-        if mine is not None:  # In all earlier steps, by how much the rules have changed the groups' counts of fates.
+        if mine is not None:
+            # The stored counts say how rules have changed the groups' counts of fates in all earlier steps.
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         self._boxes.attempt = taken.attempt
@@ -120,8 +121,8 @@ class StepSupervisor:
             closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
             if not isinstance(closed, Committed):
                 raise StepAborted(
-                    f"step {number} is not closed: the server has {closed.rows:,} messages that rules sent in it, "
-                    f"but it has acknowledged {closing.rows:,}",
+                    f"step {number} is not closed: the server has acknowledged {closing.rows:,} messages that rules "
+                    f"sent in this step, but now it has {closed.rows:,} of them",
                     step=number,
                     group=SUPERVISOR,
                 )

@@ -154,7 +154,7 @@ def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
 
 
 def _taken(copies: Copies, sender: str, verdict: BatchVerdict) -> tuple[Batch, dict[int, str]]:
-    """Return the copies as a batch of the supervisor, with new payloads, and for each rewritten row the rule."""
+    """Return the copies as a batch of the supervisor with new payloads and labels, and the rule of each changed row."""
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None
     found = {at: verdict.rewritten[row] for at, row in enumerate(copies.messages.tolist()) if row in verdict.rewritten}

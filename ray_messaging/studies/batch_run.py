@@ -147,7 +147,7 @@ def batch_run(
     shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
-        store_of(calls)  # raises an error if the store cannot be used, before a worker begins
+        store_of(calls)  # if the store cannot be used, this raises the error before a worker begins
     if logs and shared_steps is not None:
         raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
@@ -196,9 +196,10 @@ def _rules(rules: Any) -> list[Any]:  # noqa: ANN401 - as the user has written i
 
 
 def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any, before: Any) -> _SharedSteps | None:  # noqa: ANN401 - as the user has written it
-    """Return the steps that runs share, or None; raise ConfigError for arguments that cannot be used.
+    """Return the steps that runs share, or None.
 
-    Some parameters cannot change during a run, for example.
+    Raises: ConfigError for arguments that do not allow shared steps, such as a parameter that cannot change during a
+    run.
     """
     if step is None and before is None:
         return None
@@ -428,9 +429,9 @@ class _Tasks:
     def __init__(self, left: Sequence[PlannedRun], shared_steps: _SharedSteps | None) -> None:
         self._shared = shared_steps
         self._waiting: list[Task] = [*reversed(left)]
-        self._runs: dict[str, list[PlannedRun]] = {}  # by the key of a beginning, the runs that go on from it
-        # By the key of a beginning, the numbers of its calls, which are added to those of the first run that goes on
-        # from it.
+        self._runs: dict[str, list[PlannedRun]] = {}  # the runs that go on from each beginning, under its key
+        # The numbers of calls of each beginning, under its key. They are added to the calls of the first run that goes
+        # on from it.
         self._calls: dict[str, tuple[int, int]] = {}
         if shared_steps is not None:
             self._waiting = []

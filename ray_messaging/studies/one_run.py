@@ -105,7 +105,8 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
 
     An error of the model, or of another user's function, is part of the result.
 
-    Args: `server` is the argument of `run_part`.
+    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
+    its own).
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
@@ -216,7 +217,7 @@ def _ipc(table: pa.Table) -> bytes:
 
 
 def _told(error: Exception) -> str:
-    """Return the text of an error with the place in the user's code, which errors of steps name already."""
+    """Return an error's text with the place in the user's code. The text of a StepFailed has this place already."""
     try:
         text = str(error)
     except Exception as other:  # noqa: BLE001 - of the user's own class, of any kind

@@ -88,7 +88,8 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 def run_packed(template: bytes, planned: Task, server: LocalServer | None = None) -> EndedRun:
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
-    Args: `server` is as for `run_part`.
+    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
+    its own).
     """
     return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
 
@@ -161,7 +162,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             env={**_ONE_CORE, **os.environ},
-            start_new_session=True,  # so that Ctrl-C, which is for the calling program, does not reach the worker
+            start_new_session=True,  # Ctrl-C is meant for the calling program, and must not reach the worker
         )
         theirs.close()
         with suppress(BrokenPipeError, ConnectionResetError):  # the worker has died, which `wait` notices
@@ -186,7 +187,7 @@ def serve_runs(descriptor: int) -> None:
     """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
-    server = LocalServer()  # for all runs, because starting a server takes as long as a short run
+    server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         sys.path[:], template = pipe.recv()
         while True:

@@ -17,10 +17,10 @@ _OTHERS = ("model", "agents", "start", "graph", "shared", "rules", "groups", "se
 
 
 class StepwiseRun:
-    """A run as by `ray_messaging.run`, of which each call of `advance` runs the next steps.
+    """A run like one of `ray_messaging.run`, but each call of `advance` runs only the next steps.
 
-    Args: `arguments` are those of `run`, with `model`. `values` are the parameters that functions among the arguments
-    may take by name.
+    Args: `arguments` are those of `run`, with `model`. `values` are the parameters that functions among the
+    arguments may take by name.
 
     Raises: ConfigError for an argument that `run` does not take, for an `until` that is a condition, and if the model
     or the agents are missing.

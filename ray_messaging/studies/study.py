@@ -64,7 +64,7 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return the numbers of calls by `me.remember` that were made, and that the store of `Calls(store=)` saved."""
+        """Return how many calls of `me.remember` were made, and how many the store of `Calls(store=)` saved."""
         return CallCounts(model=sum(run.calls[0] for run in self._runs), store=sum(run.calls[1] for run in self._runs))
 
     def __len__(self) -> int:
@@ -185,7 +185,7 @@ class Study:
         return data_frame({name: [each[name] for each in found] for name in found[0]})
 
     def log(self, row: Mapping[str, Any], replicate: int = 0) -> EventLog:
-        """Return the event log of a run, with `batch_run(logs=True)`.
+        """Return the event log of a run. The study must have been made with `batch_run(logs=True)`.
 
         Args:
             row: The values of all parameters.

@@ -62,7 +62,7 @@ class StudyFolder:
     def __init__(self, where: str | Path) -> None:
         self.folder = Folder(where)
         self.where = str(where)
-        # By name of a collected value, its kind, and a run that has collected it.
+        # For the name of each collected value: its kind, and a run that has collected it.
         self._kinds: dict[str, tuple[str, str]] | None = None
 
     @contextmanager
@@ -166,7 +166,8 @@ class StudyFolder:
     def write_part(self, number: int, ended: Sequence[tuple[PlannedRun, EndedRun]]) -> None:
         """Write some runs that have ended.
 
-        The file of the runs is written after the file of their series, because a run is stored when its row is.
+        The file of the runs is written after the file of their series, because a run counts as stored once its row is
+        written.
 
         Raises: ConfigError if a run has collected a value of another kind than an earlier run.
         """
@@ -339,7 +340,7 @@ class StudyFolder:
 
 
 def _with_zeros(runs: dict[str, StoredRun], counts: Sequence[str]) -> dict[str, StoredRun]:
-    """Return runs with a count of 0 for each value that only other runs have counted, by a `Count`."""
+    """Return the runs with zeros added: each value that a `Count` found only in other runs gets the count 0."""
     counted = {name for run in runs.values() for name in run.outcomes if name.partition("=")[0] in counts}
     zeros = dict.fromkeys(sorted(counted), 0)
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from ray_messaging.eventlog.plot import new_figure
 from ray_messaging.studies.bootstrap import Interval
 
-_WIDTH, _HEIGHT = 8, 4.5  # in inches
+_WIDTH, _HEIGHT = 8, 4.5  # the size of a figure in inches
 _SHADE = 0.2
 _APART = 0.08  # the distance between points of different lines over the same str
 

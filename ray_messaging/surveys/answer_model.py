@@ -72,7 +72,7 @@ class AnswerModel:
         return cls(schema, msgspec.json.decode, msgspec.json.decode, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
-        """Return answers, given as JSON, as values of the type.
+        """Convert answers from JSON to values of the type.
 
         An answer that does not fit becomes an InvalidAnswer.
         """
@@ -117,7 +117,10 @@ def _checks_of(schema: bytes) -> tuple[Callable[[bytes], object], Callable[[byte
 
 
 def _slow_checks(schema: Any) -> tuple[Callable[[bytes], object], Callable[[bytes], object]]:  # noqa: ANN401 - JSON
-    """Return the two checks of `_checks_of` for any schema, with the types and formats of `JsonTypes`."""
+    """Return two functions that check answers by any schema: a JSON array of answers, and a single answer.
+
+    They use the types and formats of `JsonTypes`.
+    """
     import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - few schemas need it
     from referencing import Registry  # noqa: PLC0415
 

@@ -52,7 +52,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
 
     places: bytes
     due: float | None
-    blocked: dict[int, BlockedQuestion] = {}  # by the agent's place, why its question was blocked
+    blocked: dict[int, BlockedQuestion] = {}  # for the places of some agents, why their questions were blocked
     undeliverable: tuple[int, ...] = ()
     timeout: float | None = None  # the number of seconds from the questions to `due`
 

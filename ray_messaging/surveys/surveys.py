@@ -47,7 +47,8 @@ class AsyncSurvey:
         self.model = model
         self._surveys, self._engine, self._store = surveys, surveys.engine, surveys.store
         due = None if record.timeout is None else record.created_at + record.timeout
-        self._first_end = _end_of(due, record.timeout)  # until when to wait if no question was sent yet
+        # The time until which to wait for answers if no question was sent yet.
+        self._first_end = _end_of(due, record.timeout)
         self._begin()
 
     def _begin(self) -> None:
@@ -112,7 +113,7 @@ class AsyncSurvey:
         before = self._read_to
         await self.update()
         async with self._surveys.reading:
-            # If this is false, another call has counted answers meanwhile.
+            # If `_read_to` has changed, another call has counted answers meanwhile.
             if self._read_to == before and self.waits:
                 left = self.seconds_left
                 await self._update(block_s if left is None else min(block_s, left))

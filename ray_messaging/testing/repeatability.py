@@ -68,7 +68,7 @@ def check_repeatable(
     graph = [*graph] if isinstance(graph, Iterator) else graph
     trial, answers = Trial(agents, 1, until, graph, options, seed), TrialCalls()
     whole = model, start, shared
-    packed = _packed(whole)  # before the model runs, because it may change its globals
+    packed = _packed(whole)  # the model is pickled before it runs, because it may change its globals
     twice = run_in_own_loop(lambda: run_trial(trial, lambda: whole, answers, twice=True))
     steps = [first for first, _ in twice]
     _compare(steps, [again for _, again in twice], *_AGAIN)
@@ -104,7 +104,7 @@ def _elsewhere(trial: Trial, packed: bytes, answers: TrialCalls) -> list[Attempt
 def _packed(objects: tuple[Any, ...]) -> bytes:
     """Pickle a model together with the globals that it uses, so that each copy has globals of its own.
 
-    If that fails, pickle it without them.
+    If that fails, pickle the model without the globals.
     """
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":

@@ -57,7 +57,7 @@ Model = Callable[[], Any]  # returns the model, its `start` and its `shared`
 
 
 class TrialCalls:
-    """Results of calls by `me.remember`, by step and call, which all trials share. It takes the place of RedisSteps."""
+    """The results of remembered calls (`me.remember`), which all trials share. It takes the place of RedisSteps."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, bytes]] = {}
@@ -82,9 +82,9 @@ async def run_trial(
 ) -> list[list[Attempt]]:
     """Run a model; return, for each step, the attempts at it, each with the deeds of all agents.
 
-    Args: `answers` stores the results of calls by `me.remember`. With `twice`, each step has a first attempt that is
-    abandoned, and then a second one. With `anew`, each group calls `model` before each step, as after a restart, and
-    otherwise only once.
+    Args: `answers` stores the results of remembered calls (`me.remember`). With `twice`, each step has a first attempt
+    that is abandoned, and then a second one. With `anew`, each group calls `model` before each step, as after a
+    restart. Without `anew`, each group calls it only once.
 
     Raises: StepFailed if the model fails.
     """

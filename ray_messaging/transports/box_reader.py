@@ -28,7 +28,7 @@ _FRAMES, _BYTES = 64, 16 * 2**20
 _GUESS = 256 * 2**10  # the assumed size of a frame before any frame was read
 _FIRST = 16  # the most frames in the first reply about a box
 # The last group to close a step gets the server's answer on one connection, and the news of the step on another one. If
-# the news come later than the answer by this time, the box is read without waiting for the news.
+# the news have not come this many seconds after the answer, the box is read without them.
 _BESIDE_S = 0.1
 
 

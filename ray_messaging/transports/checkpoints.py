@@ -101,7 +101,8 @@ _READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "stream": lambda key: ("XRANGE", key, "-", "+"),
 }
 _COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
-# For a type, which items of a pair its write command takes, in the command's order. Other types take only the first.
+# The type of a key -> the indices of a pair's items in the order in which the command that writes the key takes them.
+# The commands of other types take only the first item.
 _WRITTEN = {"hash": (0, 1), "zset": (1, 0)}
 
 
@@ -129,7 +130,7 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     A fork sends these messages again, from the log of its parent, each in its step. If the checkpoint had them too,
     they would arrive twice. The checkpoint alone would not be enough, because it lacks messages that came later.
     """
-    sizes: Counter[str] = Counter()  # by box: the bytes of the frames that are left out
+    sizes: Counter[str] = Counter()  # for each box, the bytes of its frames that are left out
     found: list[CopiedKey] = []
     for key, kind, content in copied:
         frames = {entry: _fields(value) for entry, value in content} if key.startswith("box:") else {}
@@ -143,8 +144,8 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
             left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
             left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
             left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("box-cover:")])
-            # A box with a cover must be in the list of boxes. It is missing there if its first message from outside
-            # arrived after the list was read, but before the cover was read.
+            # A cover without rows is dropped, because its box may be missing from the list of boxes: the box began with
+            # a message from outside that arrived after the list was read, but before the cover was read.
             found[place] = CopiedKey(key, kind, [*left.items()] if left[b"rows"] != b"0" else [])
     return [each for each in found if each.content or not each.key.startswith("box-cover:")]
 

@@ -13,7 +13,7 @@ Rows = list[tuple[int, float]]
 
 
 class Cursor(NamedTuple):
-    """The position up to which a mailbox was handled: the first `row` rows of `entry`. If `row` is 0, all its rows."""
+    """The position up to which a mailbox was handled: the first `row` rows of `entry`, or all rows if `row` is 0."""
 
     entry: str
     row: int

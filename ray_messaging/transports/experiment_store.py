@@ -38,7 +38,7 @@ class StateWrite(IntEnum):
 class TableChanges(msgspec.Struct, frozen=True):
     """Changes of a rule's table of state: fields that were set (`put`), and fields that were removed (`gone`).
 
-    With `cleared`, all earlier fields are removed before.
+    With `cleared`, all fields from before these changes are removed first.
     """
 
     put: Fields
@@ -229,7 +229,7 @@ class RedisExperimentStore:
     async def beat(self, epoch: int) -> StateWrite:
         """Increment the counter of heartbeats, and check that the server has all confirmed writes.
 
-        Also delete the bodies of steps that are no longer kept.
+        Also delete the bodies of large frames of steps that are no longer kept.
 
         Raises: Fenced if another run owns the experiment.
         """
@@ -244,11 +244,11 @@ class RedisExperimentStore:
         return StateWrite.BEHIND if await self._retake_epoch(epoch) else StateWrite.FENCED
 
     async def end_heartbeat(self, epoch: int) -> None:
-        """Delete the number of this interceptor's heartbeats, so that others know that the interceptor was closed."""
+        """Delete the counter of this interceptor's heartbeats, so that others know that the interceptor was closed."""
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make verdicts by rule snapshot `number` valid, unless a snapshot with a higher number is already valid."""
+        """Make the verdicts of rule snapshot `number` valid, unless a snapshot with a higher number is valid."""
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):

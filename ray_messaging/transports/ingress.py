@@ -100,13 +100,13 @@ _NAMED = 8  # the most channels that an error names
 class RedisIngress:
     """Subscriptions to exact channels. Patterns are used only if the user gave one, or for very many channels.
 
-    A subscriber to all agents' channels hears more agents than its own. So it also subscribes to the channel
-    `keys.wide`, and the send script does not count its subscription to a pattern as a listener. Each mailbox has an
-    "ear", a channel only for its messager. The subscription to the ear shows that the messager is connected, so that a
-    busy messager does not lose its mailbox. A message on the ear says that the mailbox was removed. In one atomic call,
-    the send script publishes an opening bracket, our own messages and a closing bracket. The brackets have a separate
-    channel. So messages between two brackets are our own, and are dropped here. A message that matches several of our
-    subscriptions is passed on once.
+    A subscriber to a pattern for all agents' channels also gets messages for agents that are not its own. So it also
+    subscribes to the channel `keys.wide`, and the send script does not count its subscription to a pattern as a
+    listener. Each mailbox has an "ear", a channel only for its messager. The subscription to the ear shows that the
+    messager is connected, so that a busy messager does not lose its mailbox. A message on the ear says that the mailbox
+    was removed. In one atomic call, the send script publishes an opening bracket, our own messages and a closing
+    bracket. The brackets have a separate channel. So messages between two brackets are our own, and are dropped here. A
+    message that matches several of our subscriptions is passed on once.
     """
 
     def __init__(self, link: RedisLink, keys: Keys, sink: Callable[[Ingress], None], ears: Sequence[str] = ()) -> None:
@@ -328,7 +328,7 @@ class RedisIngress:
         return self._here + name.removeprefix(self._named) if name.startswith(self._named) else name
 
     def _back(self, name: str) -> str:
-        """Return the channel or pattern that has a name on the server."""
+        """Return our channel or pattern, given its name on the server."""
         return self._named + name.removeprefix(self._here) if name.startswith(self._here) else name
 
     def _is_elsewhere(self, name: str) -> bool:

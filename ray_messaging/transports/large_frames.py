@@ -50,7 +50,10 @@ class LargeFrames:
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether `write` can make a send: it has only large frames, each for another mailbox."""
+        """Return whether a send can be made by `write`.
+
+        It must have only large frames, each for another mailbox, and no conclusion, and the server must allow it.
+        """
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:
             return False

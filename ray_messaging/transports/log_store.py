@@ -47,8 +47,8 @@ class LogItem(NamedTuple):
     If the frame has published messages, `takers` counts the subscribers that received each row. An entry of the log
     stream without a frame says that mailboxes were added or removed, so that the list of streams must be read again. In
     an experiment with steps, a frame from outside of the steps has two more values. `step` is the step that the server
-    assigned to the frame. `first` is how many rows from outside the step's box had before, or None if the frame is in
-    no box.
+    assigned to the frame. `first` is how many rows from senders outside of the steps were in the step's box before this
+    frame (None: the frame is in no box).
     """
 
     stream: str
@@ -168,7 +168,7 @@ class RedisLog:
         return []
 
     def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
-        """Return the cursor of each stream by both keys that the stream may have.
+        """Return a dict that has the cursor of each stream twice, under the two keys that the stream may have.
 
         The key changes when the stream's mailbox is removed.
         """

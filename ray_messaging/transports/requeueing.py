@@ -61,7 +61,7 @@ class Requeueing:
         self._exp_id = exp_id
         # The directory as this process has read it, until the server says that it has changed.
         self._listeners: Listeners | None = None
-        # The routes of the last letter, after the key by which they are found again.
+        # A key and the routes of the last letter. A letter with an equal key has the same routes.
         self._routing: tuple[tuple[object, ...], Routes, Routes] | None = None
 
     async def requeue(self, letter: DeadFrame) -> RequeueOutcome:
@@ -82,7 +82,7 @@ class Requeueing:
     async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> RequeueOutcome | None:
         """Requeue a letter by this process's copy of the directory.
 
-        Return None if the copy is outdated, to try again.
+        Return None if the copy is outdated. Then the caller must try again.
         """
         if self._listeners is None:
             self._listeners = await self._store.listeners()

@@ -99,9 +99,9 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
 
 
 def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
-    """Return the mailboxes that closed messagers have left for a successor of the same name, without those of groups.
+    """Return the mailboxes that closed messagers have left for later messagers of the same names.
 
-    At most 100,000 mailboxes are examined.
+    Mailboxes of groups are not included. At most 100,000 mailboxes are examined.
 
     Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
     """

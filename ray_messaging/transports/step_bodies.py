@@ -73,9 +73,9 @@ class StepBodies:
         self._keys = keys
         self._home = home
         self._least = least
-        # By server: how many bytes of bodies this process has written since it last had old bodies deleted there.
+        # For each server, how many bytes of bodies this process has written since it last deleted old bodies there.
         self._arrears = [0] * len(links)
-        # By server: the task that deletes bodies of steps whose boxes were deleted. At most one runs for each server.
+        # For each server, the asyncio task that deletes old bodies there. At most one runs for each server.
         self._sweeps: dict[int, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class StepBodies:
 
     async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
         """Return frames of a box with bodies in place of stand-ins; raise BodyLost if a server has lost a body."""
-        # For each server, the names of bodies by the positions of their frames.
+        # For each server, a dict from the position of a frame to the name of its body.
         shards: dict[int, dict[int, bytes]] = {}
         for place, frame in enumerate(frames):
             if frame.frame.startswith(_MARK) and frame.tag.group != OUTSIDE:

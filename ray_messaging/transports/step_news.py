@@ -20,7 +20,7 @@ class _Round:
     def __init__(self) -> None:
         self.newest = News("0-0")
         self.reading = False
-        self.done = asyncio.Event()  # set when a read has ended; each read gets a new event
+        self.done = asyncio.Event()  # the event is set when a read has ended; each read gets a new event
 
 
 # The shared states, by event loop, server and stream. A state is deleted with the last of its readers.

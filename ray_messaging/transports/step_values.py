@@ -42,7 +42,7 @@ class StepSettings(NamedTuple):
     # How many steps a hold may be behind. It is at most `horizon`, because a step's counts are kept for `horizon`
     # steps.
     lag: int = 64
-    lag_large: int = 4  # the value used in place of `lag` while the boxes that holds keep have more than `lag_bytes`
+    lag_large: int = 4  # it replaces `lag` while the boxes that are kept for holds exceed `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups store digests of the messages that they send
     box_rows: int = BOX_ROWS
@@ -51,7 +51,7 @@ class StepSettings(NamedTuple):
     @classmethod
     def of(cls, steps: Steps) -> "StepSettings":
         """Return the settings that a user gave, with defaults for the others."""
-        # That agents wait for their neighbours changes when calls are made, and nothing of the steps.
+        # If agents wait for their neighbours alone, only their calls begin earlier. A group still waits for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
@@ -107,8 +107,8 @@ class Opened(NamedTuple):
     """An open step, and the covers of the box that the group reads in the step. Covers list committed attempts.
 
     `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a position in the stream of news before the news
-    that the next step is open.
+    whether rules have blocked messages of the previous step. `news` is a position in the stream of news. The news that
+    the next step is open come after this position.
     """
 
     step: int
@@ -239,7 +239,7 @@ class StepTag(NamedTuple):
 
 
 class BoxFrame(NamedTuple):
-    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from outside the box had before this frame.
+    """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from OUTSIDE the box had before it.
 
     In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels and data alternately.
     """

@@ -127,7 +127,7 @@ class RedisSteps:
         return int(since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return a group's state after its last step with agents that have left it at step `step`.
+        """Return the state that a group had before agents left it at step `step`.
 
         Return None if the group had no state.
         """

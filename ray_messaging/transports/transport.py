@@ -172,7 +172,7 @@ class RedisTransport:
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the directory's changes since a version (-1: all).
 
-        Mailboxes whose lease has expired are removed before. If the server has an older version, because it was
+        Mailboxes whose lease has expired are removed first. If the server has an older version, because it was
         restored from older data, return the whole directory.
         """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
@@ -241,8 +241,8 @@ class RedisTransport:
 
         Return None if the directory is at another version, or HeldMailbox if another owner has the mailbox.
 
-        Args: `epoch` is None to take the mailbox over. If the mailbox's reader only changes the record, it is the
-        reader's epoch. `over` is another owner's lease that is known to have ended.
+        Args: `epoch` is None to take the mailbox over, or the reader's own epoch if the mailbox's reader only changes
+        the record. `over` is another owner's lease that is known to have ended.
         Raises: Fenced if a newer reader has the mailbox, or if the mailbox was removed.
         """
         name = record.mailbox

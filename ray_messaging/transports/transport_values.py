@@ -102,7 +102,7 @@ class FrameWrite(msgspec.Struct):
 
 
 class Conclusion(msgspec.Struct):
-    """Changes that its reader makes to a mailbox: the cursor (None: unchanged), and the state after a transaction.
+    """Changes that a reader makes to its mailbox: the cursor (None: unchanged), and the state after a transaction.
 
     The commit of a fetch is a conclusion alone. A transaction is a conclusion with frames, which are written as a whole
     or not at all. `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be
@@ -132,7 +132,8 @@ class SendRequest(msgspec.Struct):
     sender: str
     epoch: int
     directory_version: int
-    # Or the number of a rule snapshot; -1: a user's own interceptor; -2: the call has no verdicts.
+    # The interceptor's epoch, or the number of a rule snapshot; -1: a user's own interceptor; -2: the call has no
+    # verdicts.
     interceptor_epoch: int
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
@@ -166,7 +167,7 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """The last entry of a mailbox, or START's if it never had an entry; and its messages and bytes after the cursor."""
+    """The id of a mailbox's last entry (of START if it never had one), and its messages and bytes after the cursor."""
 
     entry: str
     messages: int
@@ -198,7 +199,7 @@ class SenderState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """A mailbox's limits, and the duration of its lease in seconds. If `leased`, the end of the lease removes it."""
+    """A mailbox's limits, and the duration of its lease in seconds. With `leased`, the mailbox ends with its lease."""
 
     messages: int
     nbytes: int

@@ -337,7 +337,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
 
 
 def is_folded(frame: bytes) -> bool:
-    """Return whether the rows of a frame stand for pairs of sender and hearer, by its header alone.
+    """Return whether a frame's header says that the frame's rows stand for pairs of sender and hearer.
 
     Return False if the header is invalid.
     """

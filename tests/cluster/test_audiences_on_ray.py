@@ -72,7 +72,7 @@ def test_bad_input_is_refused_with_the_value(logged, name):
     assert (caught.value.kind, caught.value.value) == ("agent", 77)
     with pytest.raises(InvalidColumns, match=r"shape \(3,\)"):
         messaging.create_audience(name, graph=[1, 2, 3])
-    with pytest.raises(InvalidColumns, match="graph=7 is no graph"):
+    with pytest.raises(InvalidColumns, match="graph=7 is not a graph"):
         messaging.create_audience(name, graph=7)
     with pytest.raises(InvalidAddress, match=r"1\.5"):
         messaging.create_audience(name, members=[1.5])

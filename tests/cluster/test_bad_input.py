@@ -60,7 +60,7 @@ def test_invalid_names_are_refused(messaging, name):
         (LocalServer(), ["redis=LocalServer", "leave it out for an embedded server"]),
         (7, ["redis=int", "redis:// URL"]),
         ({"server": "127.0.0.1"}, ["redis=dict", "RedisConfig"]),
-        (MessagingConfig(), ["MessagingConfig is no server"]),
+        (MessagingConfig(), ["MessagingConfig is not the config of a server"]),
     ],
     ids=["local", "int", "dict", "settings"],
 )

@@ -118,8 +118,12 @@ def test_an_example_that_shares_the_cluster_of_tests_runs_where_no_ray_runs_too(
 
 
 def test_no_example_is_left_out():
-    text = Path(__file__).read_text(encoding="utf-8")
-    assert not [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}' not in text]
+    here = Path(__file__)
+    # The environment of agent-framework has a test of its own.
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in (here, here.with_name("test_agent_framework_on_ray.py"))
+    )
+    assert not [path.name for path in EXAMPLES.glob("*.py") if path.name not in text]
 
 
 @pytest.mark.long

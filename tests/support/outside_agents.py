@@ -71,14 +71,14 @@ def application(executor, url, *, streaming=True, leads_to=None):
     return Starlette(routes=[*create_agent_card_routes(card), *create_jsonrpc_routes(handler, "/")])
 
 
-def garbage(url, card, body, status=200, content_type="application/json"):
+def garbage(url, card, body, status=200, content_type="application/json", headers=None):
     """Return an application with a card, or some other text in its place, whose answer to everything is `body`."""
 
     async def of_card(request):
         return Response(card.replace("URL", url), media_type="application/json")
 
     async def of_call(request):
-        return Response(body, status, media_type=content_type)
+        return Response(body, status, headers, media_type=content_type)
 
     return Starlette(routes=[Route("/.well-known/agent-card.json", of_card), Route("/", of_call, methods=["POST"])])
 

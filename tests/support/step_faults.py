@@ -56,23 +56,25 @@ def disturb(messager, faults, names=PROTOCOL):
 
 
 class FailAt:
-    """The n-th call fails, before or after the server executed it; with `deadly` its process dies.
+    """The n-th call, or the n-th with a name, fails before or after the server executed it; `deadly`: its process dies.
 
-    With `in_parts` no step is committed in one call.
+    `names` has the names of all calls that came. With `in_parts` no step is committed in one call.
     """
 
-    def __init__(self, nth, side, *, deadly, in_parts=False):
+    def __init__(self, nth, side, *, deadly, in_parts=False, name=None):
         self.in_parts = in_parts
-        self.nth, self.side, self.deadly = nth, side, deadly
-        self.count, self.met = 0, None
+        self.nth, self.side, self.deadly, self.name = nth, side, deadly, name
+        self.count, self.names, self.met = 0, set(), None
 
     def end(self):
         """Let no call fail any more."""
         self.nth = 0
 
     async def call(self, process, name, call):
-        self.count += 1
-        if self.count != self.nth:
+        self.names.add(name)
+        counts = self.name in {name, None}
+        self.count += counts
+        if not counts or self.count != self.nth:
             return await call()
         self.met = name
         if self.deadly:

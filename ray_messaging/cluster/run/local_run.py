@@ -317,7 +317,7 @@ async def _run(
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
         shown = set[str]()
-        # The supervisor needs the digests at once, because it changes them. With a log, the server has them, as on Ray.
+        # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
         calls: list[asyncio.Task[GroupResult]] = []
         actors: list[RunActor] = []

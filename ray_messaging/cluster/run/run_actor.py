@@ -349,7 +349,7 @@ class RunActor:
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def close(self) -> None:
-        """Wait for running calls by `me.remember`, and then leave the mailbox.
+        """Wait until the calls that agents have begun by `me.remember` have ended, and then give up the mailbox.
 
         The mailbox stays on the server, for a run that is resumed.
         """

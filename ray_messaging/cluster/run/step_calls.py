@@ -138,7 +138,8 @@ class StepCalls:
         assert self.timeout is not None
         text = f"it was not done after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
-        # The error names the agent that took most of the time of the others, even if their calls began long before.
+        # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
+        # is late may have begun long before, and only waited for the loop.
         if held is not None and (held is agent or 2 * seconds >= self.timeout):
             agent = held
             text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
@@ -266,13 +267,14 @@ class _Remembered(msgspec.Struct):
 class _Flight:
     """A call that is under way or answered. `answer` gets its source and result, or the error with which it ended.
 
-    `used` says that the step itself has asked for the call, and not only the look-ahead.
+    `used` says that the step itself has asked for the call, and not only the look-ahead. `maker` makes the call.
     """
 
-    __slots__ = ("answer", "call", "used")
+    __slots__ = ("answer", "call", "maker", "used")
 
-    def __init__(self, call: _Remembered) -> None:
+    def __init__(self, call: _Remembered, maker: "RememberedCalls") -> None:
         self.call = call
+        self.maker = maker
         self.answer: asyncio.Future[tuple[str, KeptCall] | BaseException] = asyncio.get_running_loop().create_future()
         self.used = False
 
@@ -483,11 +485,14 @@ class RememberedCalls:
             outcome = flight.answer.result()
             if isinstance(outcome, tuple):
                 return outcome
-            if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent | StepAborted):
+            gone = flight.maker.ending and self.settings.retries > 0  # a maker that ends tries nothing again
+            if isinstance(outcome, BudgetSpent | StepAborted) or (gone and may_pass(outcome)):
+                continue
+            if isinstance(outcome, Exception):
                 raise outcome
-            # The call was cancelled, there was no budget left, or it was made for an earlier attempt at the step, which
-            # can keep nothing any more. So try to make the call here.
-        flight = flights[call.key] = _Flight(call)
+            # The call was cancelled, there was no budget left, it was made for an earlier attempt at the step, which
+            # can keep nothing any more, or it has failed and may succeed now. So try to make the call here.
+        flight = flights[call.key] = _Flight(call, self)
         flight.used = not self.early
         try:
             answer = await self._kept(call, function)

@@ -1,8 +1,8 @@
 """A client of an MQTT broker that connects again, with the same session, after an interruption.
 
-It uses the library paho by paho's public callbacks, in this event loop. aiomqtt, which also uses paho, is not enough.
-If the connection is interrupted just when a message is sent, paho sends the message over the next connection, but
-aiomqtt cannot say whether it did.
+It uses the public callbacks of the library paho, in this event loop. aiomqtt, which also uses paho, is not enough. If
+the connection is interrupted just when a message is sent, paho sends the message over the next connection, but aiomqtt
+cannot say whether it did.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Connection:
         self._config, self._lasting, self._identifier = config, lasting, identifier
         self._on_open, self._on_message, self._on_end = on_open, on_message, on_end
         self._loop = asyncio.get_running_loop()
-        # By paho's number of a publication or subscription, the future for which the caller waits.
+        # For each publication or subscription, by the number that paho gives it: the future for which the caller waits.
         self._acks: dict[int, asyncio.Future[Any]] = {}
         # The numbers of the last received messages; MQTT has 65,535 numbers.
         self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)
@@ -298,7 +298,8 @@ class Connection:
             await asyncio.wait([self._cut], timeout=MISC_S)
             self._client.loop_misc()
         code, steady = self._cut.result(), self._loop.time() - began >= STEADY_S
-        # Otherwise two clients with the same name would take the session from each other without any pause.
+        # The pauses begin anew only after a connection that was steady or was used. Otherwise two clients with the same
+        # name would take the session from each other without any pause.
         if steady or self._moved:
             backoff.reset()
         # Some brokers, such as Mosquitto 2.0.11, do not report that another client has taken the session.

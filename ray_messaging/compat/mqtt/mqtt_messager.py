@@ -149,7 +149,7 @@ class Messager(metaclass=_ActorClass):
                 await out.close()
                 raise
             self._out, self._in, self._was_connected = out, heard, True
-            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # a send is done when its receipt is
+            self._outbox: asyncio.Queue[_Send] = asyncio.Queue()  # a send is finished when its receipt is set
             self._room = asyncio.Semaphore(self.settings.outbox_messages)
             self._slots = asyncio.Semaphore(AT_ONCE)
             self._publishing: set[asyncio.Task[None]] = set()
@@ -404,7 +404,7 @@ class Messager(metaclass=_ActorClass):
         self._listening = True
 
     async def receive_messages(self) -> None:
-        """Listen as `start_listening` does, and return when the messager disconnects. This is meant for a task.
+        """Listen as `start_listening` does, and return when the messager disconnects. Run this in a task of its own.
 
         Raises: NotListening if this is not connected; Fenced if another messager has the name now.
         """
@@ -438,7 +438,8 @@ class Messager(metaclass=_ActorClass):
             )
             if timeout != 0:
                 raise NotListening(remedy)
-            if not self._warned:  # once, because AgentSociety's loops begin to fetch before they listen
+            # This is logged only once, because AgentSociety's loops begin to fetch before they listen.
+            if not self._warned:
                 self._warned = True
                 logger.warning(remedy)
             return []

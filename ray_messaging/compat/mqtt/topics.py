@@ -8,7 +8,8 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_name, che
 from ray_messaging.errors import InvalidAddress
 
 TOPIC_BYTES = 65_535
-TOPIC_LEVELS = 128  # a broker disconnects a client above its own limit: 128 for EMQX, 200 for Mosquitto
+# A broker disconnects a client that uses a topic with more levels than it allows: 128 for EMQX, 200 for Mosquitto.
+TOPIC_LEVELS = 128
 
 # MQTT forbids NUL, and allows a broker to disconnect a client for control characters and Unicode noncharacters, which
 # Mosquitto does. As the client sends its message again after it has connected, such a topic would block all later

@@ -28,7 +28,8 @@ from ray_messaging.model.fates import FATES
 
 PARTITION_ROWS = 1_000_000  # this many rows take 40 MB as records, and more while they are sorted
 OFFENDERS = 100
-_MOST_FILES = 200  # of each of two kinds; a process can often have only 1,024 open files
+# There are two kinds of files, with at most this many of each; a process can often have only 1,024 open files.
+_MOST_FILES = 200
 _SUSPECTS = 10 * OFFENDERS
 
 _COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
@@ -125,7 +126,7 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int
     places = np.empty(len(part), _PLACE)
     noted = part["noted"].to_numpy().astype(np.uint64)
     row = part["row"].to_numpy().astype(np.uint64)
-    # Each of the three is multiplied by a different odd number, so that they cannot cancel each other out.
+    # Mailbox, entry and row are each multiplied by a different odd number, so that they cannot cancel each other out.
     mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
     places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
     places["message"] = messages

@@ -43,7 +43,7 @@ class Why:
 
     `answered` says whether this message is a question that the message above it answers. `more` is the number of causes
     that `causes` leaves out. `note` says why there are no causes. It is "" if there are causes, or if the tree ends
-    here. `calls` are the calls by `me.remember` that the sender made in the step in which it sent the message.
+    here. `calls` are the calls that the sender made with `me.remember` in the step in which it sent the message.
     """
 
     message: LogRow
@@ -186,15 +186,15 @@ def outside_of_steps(row: LogRow, others: str) -> ConfigError:
 
 
 def _cause_of(row: LogRow) -> str | None:
-    """Return the id of the message that a message answers, or that its sender was handling.
+    """Return the id of a message's cause: the message that it answers, or that its sender was handling.
 
-    None if there is neither.
+    The result is None if there is no cause.
     """
     return row.in_reply_to or row.caused_by
 
 
 def hand_of(row: LogRow) -> _Hand | None:
-    """Return the agent and the step that sent a message; None unless an agent sent it in a step."""
+    """Return the agent that sent a message, and the step of the send; None unless an agent sent it in a step."""
     if row.ordinal is None or row.ordinal >= FIRST_ADDED or row.from_id is None or row.step is None:
         return None
     return row.from_id, row.step
@@ -203,8 +203,8 @@ def hand_of(row: LogRow) -> _Hand | None:
 class _Search:
     """A search for the causes of messages.
 
-    It has at most `most` messages for each pair of a sender and a step, and the messages that other messages name as
-    causes.
+    For each pair of a sender and a step, it keeps at most `most` messages. It also keeps the messages that other
+    messages name as their causes.
     """
 
     def __init__(self, view: View, most: int) -> None:
@@ -213,7 +213,7 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        # By id, messages that other messages answer, or that a sender was handling.
+        # The messages, by their ids, that other messages answer, or that a sender was handling.
         self._known: dict[str, LogRow] = {}
 
     def look_up(self, rows: Iterable[LogRow]) -> None:

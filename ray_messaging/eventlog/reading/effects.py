@@ -33,7 +33,9 @@ _KINDS = {"id": pa.int64(), "name": pa.string()}
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The agents that a message could have influenced, from step `first`, in which it was read, to before step `end`.
+    """The agents that a message could have influenced in the steps from `first` up to the one before `end`.
+
+    Step `first` is the step in which the message was read.
 
     If the log has fewer steps than wanted, `end` is the step after the log's last one.
 
@@ -49,7 +51,8 @@ class Effects:
     def counts(self) -> pa.Table:
         """Return a table with the columns `step`, `agents` and `all`.
 
-        `agents` is the number of agents that could first have been influenced in the step, `all` their sum so far.
+        `agents` is the number of agents that the message could have influenced in the step for the first time, and
+        `all` is the sum of these numbers up to the step.
         """
         steps = np.arange(self.first or 0, self.end or 0)
         new = np.bincount(self.agents["step"].to_numpy() - (self.first or 0), minlength=len(steps))
@@ -107,13 +110,14 @@ class _Reach:
         self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
 
     def moved(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that were sent in a step by agents that could have been influenced by then."""
+        """Return the rows whose sender sent them in a step, and could have been influenced in or before that step."""
         steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
         for form, agents in self._agents.items():
             places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
             known = np.flatnonzero(places >= 0)
             moved[known] |= self._since[form][places[known]] <= steps[known]
-        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # others were not sent by an agent in a step
+        # Rows with a higher ordinal were not sent by an agent in a step.
+        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED
         return rows.filter(pa.array(moved))
 
     def add(self, step: int, parts: Iterator[pa.Table]) -> None:

@@ -31,7 +31,10 @@ NEEDED = (
 
 
 class RowHearers(NamedTuple):
-    """Hearers of broadcasts. `rows` has, in ascending order, the row of the broadcast that each hearer hears."""
+    """Hearers of broadcasts. For each hearer, `rows` has the row of the broadcast that it hears.
+
+    These rows are ascending.
+    """
 
     rows: NDArray[np.intp]
     hearers: IdColumn

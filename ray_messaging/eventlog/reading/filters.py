@@ -98,7 +98,7 @@ def check_agent(name: str, value: object) -> AgentId:
 
 
 def _is_one_id_or_several(value: object) -> bool:
-    """Return whether a value is a tuple of ids, such as (3, 4), which may also be the id of one agent."""
+    """Return whether a value is a tuple of ids, such as (3, 4), that is also a valid id of a single agent."""
     if type(value) is not tuple or any(isinstance(each, tuple) for each in value):
         return False
     try:

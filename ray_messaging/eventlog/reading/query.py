@@ -204,7 +204,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
     """Yield the rows that are in no file yet, and then each segment, from the last to the first.
 
-    With each of them, the position is yielded after which its rows count.
+    Each comes with a position: only its rows after this position are wanted (None: all of its rows).
     """
     closed = view.closed - 1
     if view.live:

@@ -193,7 +193,7 @@ class _Reader:
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
-        # `condition` ignores `contains` for typed payloads, so a row that meets it may not match after all.
+        # `condition` ignores `contains` for typed payloads, so a row that meets the condition may not match after all.
         whole = self._filters.contains is None or not typed_names(dataset.schema.names)
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
@@ -238,7 +238,7 @@ class _Reader:
 def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
     """Return the row groups that may have a wanted str.
 
-    Their statistics say so, which Arrow ignores for dictionary columns.
+    The groups' statistics are read here, because Arrow ignores the statistics of dictionary columns.
     """
     footer, groups = file.metadata, []
     if not wanted:

@@ -8,7 +8,7 @@ folder. Only the result must fit into memory.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
-from threading import Timer
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
 
 _READS = ("SELECT", "EXPLAIN")
+_AGAIN_S = 0.1  # between two interrupts of a query that takes too long
 _LONGEST = 300  # the most characters of an error of DuckDB that are shown
 _SETTINGS = {
     "enable_external_access": "false",
@@ -84,13 +85,20 @@ def _interrupted(connection: Any, timeout_s: float | None) -> Iterator[None]:  #
     if timeout_s is None:
         yield
         return
-    timer = Timer(timeout_s, connection.interrupt)
-    timer.daemon = True
+    ended = Event()
+
+    def interrupt() -> None:
+        wait_s = timeout_s
+        while not ended.wait(wait_s):
+            connection.interrupt()
+            wait_s = _AGAIN_S  # DuckDB forgets an interrupt that comes between two phases of a query.
+
+    timer = Thread(target=interrupt, name="ray_messaging sql timeout", daemon=True)
     timer.start()
     try:
         yield
     finally:
-        timer.cancel()
+        ended.set()
         timer.join()
 
 
@@ -149,7 +157,7 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
 
 
 def _calls(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return a dataset of the calls by `me.remember`, and the SQL expressions that make the columns of `calls`."""
+    """Return a dataset of calls made with `me.remember`, and the SQL expressions that make the columns of `calls`."""
     stored, made = calls_dataset(view.folder, view.collected)
     return stored, [f"{made.get(name, _quoted(name))} as {_quoted(name)}" for name in CALL_COLUMNS]
 

@@ -70,7 +70,7 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
     """
     before, expansion, outside = "", Expansion(view.folder), list[pa.Table]()
     for part in scan(view, filters, stored(_COLUMNS), text=True):
-        ordinals = part["ordinal"].to_numpy()  # NaN in rows without an ordinal, which is in no range
+        ordinals = part["ordinal"].to_numpy()  # rows without an ordinal have NaN, which is in no range
         for row in dicts_of(with_ids(part.filter(pa.array((ordinals >= 0) & (ordinals < FIRST_OUTSIDE))))):
             if row["audience"] is not None:
                 yield _digest_row(row, expansion), row["pairs"] or 1
@@ -105,7 +105,7 @@ def _outside(part: pa.Table, expansion: Expansion) -> Iterator[tuple[DigestRow, 
 
 
 def _digest_row(row: dict[str, Any], expansion: Expansion) -> DigestRow:
-    """Return the fields of a row that the digest covers, in the same form as in the groups, which compute it, too."""
+    """Return the fields of a row that the digest covers, in the form that groups use when they compute the digest."""
     audience = None
     if row["audience"] is not None:
         found = expansion.audience_digest(row["audience"], row["audience_version"])

@@ -71,9 +71,10 @@ _NEAR = 4
 
 
 class Ends(NamedTuple):
-    """The senders of all rows, or the recipients. `values` and `kinds` have the meaning that they have in `IdColumn`.
+    """The ids of all rows' senders, or of all rows' recipients. `values` has a number for each row.
 
-    All rows share one table of str ids.
+    `kinds` says what the number is: an int id, the index of a str id in `names`, or nothing, if the id is None. If
+    `kinds` is None, all numbers are int ids.
     """
 
     values: NDArray[np.int64]
@@ -125,7 +126,10 @@ def _is_plain(topic: str) -> bool:
 
 
 def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
-    """Return the subtopics of all rows. The arguments are as for `channels`."""
+    """Return the subtopics of all rows.
+
+    Args: `of` has the index of each row's topic (None: all rows have the first topic).
+    """
     if of is None and not _is_plain(topics[0]):
         return coded(same(rows), topics[:1])
     of = np.zeros(rows, np.int32) if of is None else of

@@ -77,7 +77,7 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> LoggedPart | None:
-    """Return the rows of a mailbox's frame that were delivered unchanged by rules, or None if there are none.
+    """Return the rows of a mailbox's frame that were delivered and that no rule changed; None if there are none.
 
     The other rows have a note in the log stream, which says what rules did with them.
     """

@@ -58,7 +58,7 @@ HearersOf = Callable[[Batch], Hearers | None]
 
 
 def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
-    """Return the hearers of a folded frame's rows.
+    """Return the hearers of broadcasts from a folded frame, in which one row stands for several hearers.
 
     Args: `edges` has those pairs of the audience's version whose hearers are agents of the mailbox.
 
@@ -136,7 +136,7 @@ class BroadcastHearers:
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
-            except FrameError:  # this is reported when the frame is logged
+            except FrameError:  # the error is reported when the frame is logged
                 continue
             key = _key_of(batch)
             if found.get(key) is None:
@@ -214,8 +214,8 @@ class BroadcastHearers:
 class FrameHearers:
     """The hearers of the broadcasts in some frames.
 
-    An object is called with the batch of one of these frames, and returns the hearers of the batch's rows. It returns
-    None if the rows are not broadcasts, or if their hearers are not known.
+    Call this object with the batch of one of these frames: it returns the hearers of the batch's rows. It returns None
+    if the rows are not broadcasts, or if their hearers are not known.
     """
 
     def __init__(self, found: Mapping[_Key, Edges | None], lack: Callable[[Batch, MessagingError], None]) -> None:

@@ -64,7 +64,10 @@ class OpenSegment:
         return rows * len(self._typed.union(typed_names(batch.schema.names))) > 2 * CELLS
 
     def add(self, batch: pa.RecordBatch | None) -> None:
-        """Append rows. With None, only the cursors have moved. Both wait to be stored in a file."""
+        """Append rows, which wait to be stored in a file.
+
+        None: there are no rows, but moved cursors wait to be stored.
+        """
         self._since = self._since or time.monotonic()
         if batch is None:
             return

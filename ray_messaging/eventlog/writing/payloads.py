@@ -29,7 +29,7 @@ def kind_of(payloads: Payloads | None) -> Kind:
 
 @lru_cache(maxsize=256)
 def _text_of(kind: Kind) -> str:
-    """Return a kind as the text that the column KINDS has for it: a JSON object of names and types."""
+    """Return the text for the column KINDS: a JSON object with the names and types of typed columns."""
     return msgspec.json.encode({name: str(each) for name, each in kind}).decode()
 
 
@@ -107,7 +107,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether it is faster to join some lines with the lines of other batches than to build an array of them."""
+    """Return whether a batch has so few bytes that one array for several batches is built faster than one for each."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 

@@ -35,7 +35,7 @@ _TAKE_OVER_S = 20.0
 class SegmentStore:
     """Storage of one writer's segments, which are written one at a time. `closed` are the segments that are complete.
 
-    The cursors of these segments are not in memory, because each segment has the cursors of all streams.
+    The cursors of these segments are not kept in memory, because the next segment has the cursors of all streams again.
 
     Args: `writer` is the writer's name in the folder's account (see `FolderAccount`). `known` returns whether the
     server still knows the log of this run. `crash` is called at the points where tests crash the writer. `on_trouble`
@@ -68,7 +68,7 @@ class SegmentStore:
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
         self.started = False  # once the writer has started, a call that the server refuses is repeated
-        self._publishing = asyncio.Lock()  # for publishing one file at a time
+        self._publishing = asyncio.Lock()  # only one file is published at a time
 
     async def take_over(self, epoch: int) -> Segment | None:
         """Make this writer the folder's owner; return the newest segment, or None if there is none.
@@ -223,7 +223,7 @@ class SegmentStore:
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):  # not `wait_for`, which could lose a cancellation
+            async with asyncio.timeout(pause_s):  # `wait_for` is not used, because it could lose a cancellation
                 await self._stopping.wait()
 
     def _report(self, error: Exception) -> None:

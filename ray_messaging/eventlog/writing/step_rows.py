@@ -1,8 +1,8 @@
 """Reading of the messages of an experiment's steps from the boxes on its server, for the event log.
 
 A box has the messages that one mailbox reads in one step. A step is sealed when all groups have ended it. If a group
-failed and ran a step again, the boxes also have frames of the failed attempt. The covers of a box list the attempts
-whose frames are valid.
+failed and ran a step again, the boxes also have frames of the failed attempt. Each box has records, called covers,
+which say from which attempts its frames are valid.
 """
 
 import asyncio
@@ -70,9 +70,9 @@ class StepFeed:
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. If the log has another number of
-    messages of a step than the groups have counted, its argument `missing` says so. `passed` is called when the rows
-    that `ask` has asked for are in the log.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says if the log
+    has another number of messages of a step than the groups have counted. `passed` is called when the rows that `ask`
+    has asked for are in the log.
     """
 
     def __init__(
@@ -204,9 +204,9 @@ class StepFeed:
             await self._take(rows, partial(self._move, StepPosition(handled, outside)), "")
 
     async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[LoggedPart, bool]]:
-        """Return the parts of a box that are logged when a step is.
+        """Return the parts of a box that are logged together with a step.
 
-        Each part comes with a bool, which says whether the part consists of changes that the supervisor's rules made.
+        Each part comes with a bool, which says whether the part consists of changes that rules for whole steps made.
         """
         if _step_of(box) == step:
             return [(part, False) for part in self._fresh(box, *await self._frames(box, covers, _START))]
@@ -322,13 +322,13 @@ class StepFeed:
 
 
 def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]:
-    """Return the changes that the supervisor made to broadcasts in a box, by the position of the broadcasts' frame."""
+    """Return how the supervisor of the steps has changed broadcasts in a box, by the index of the broadcasts' frame."""
     made = [(frame, batch_of(frame, step)) for frame in frames if frame.tag.group == SUPERVISOR]
     changes = [batch for frame, batch in made if amends(frame, batch)]
     folded: dict[int, Batch] = {}
     for at, frame in enumerate(frames) if changes else ():
         if is_folded(frame.frame):
-            with suppress(FrameError):  # reported when the frame is logged
+            with suppress(FrameError):  # the error is reported when the frame is logged
                 batch = batch_of(frame, step)
                 if batch.ordinal is not None:
                     folded[at] = batch
@@ -390,7 +390,7 @@ def _rows_and_fates(
 ) -> tuple[pa.RecordBatch | None, Counter[str]]:
     """Return the rows of a step, and the number of messages by fate.
 
-    The rows of `changed` replace those of the same messages.
+    The rows in `changed` replace the other rows of the same messages.
     """
     left = _superseded(parts, changed) if changed else parts
     return _in_order(exp_id, left), _sent(left)
@@ -408,7 +408,7 @@ def _in_order(exp_id: str, parts: Sequence[LoggedPart]) -> pa.RecordBatch | None
     table = joined_rows(record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut))
     columns, schema = table.columns, table.schema
     del table
-    # Columns are sorted one by one, so that the memory of each is free before the next is sorted.
+    # Columns are sorted one by one, so that the memory of each is freed before the next one is sorted.
     for at in range(len(columns)):
         columns[at] = _sorted(columns[at], order)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -478,9 +478,9 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Group covers by the step in which their messages were sent.
+    """Group the covers of boxes, which list valid frames, by the step in which the frames' messages were sent.
 
-    For messages from outside, the step in which they are read is taken.
+    A cover of messages from outside belongs to the step in which they are read.
     """
     found: dict[int, dict[str, list[Cover]]] = {}
     for box, covers in boxes.items():

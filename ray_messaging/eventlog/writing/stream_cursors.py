@@ -194,7 +194,7 @@ class Waiters:
             return
         self._asked.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):  # not `wait_for`, which could lose a cancellation
+            async with asyncio.timeout(timeout_s):  # `wait_for` is not used, because it could lose a cancellation
                 await self._asked.wait()
 
     async def wait_change(self) -> None:

@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 _SMALL_BYTES = 2**16  # entries with fewer bytes are decoded without a thread, which would cost more than it saves
 # If a read returns _MUCH bytes, more entries are waiting, so the next read begins at once. If it returns fewer than
-# _LITTLE, the reader waits a moment for more entries, because each batch of rows costs 0.4 ms. In between it does not
-# wait, because a log that is behind may get few bytes from each stream.
+# _LITTLE, the reader waits a moment for more entries, because each batch of rows costs 0.4 ms. If it returns a number
+# of bytes in between, the reader does not wait, because a log that is behind may get few bytes from each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
@@ -157,7 +157,7 @@ class ReadAhead:
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries. If the read is of all streams, wait up to `patience_s()` seconds for entries."""
+        """Return the next entries. If all streams are read, wait up to `patience_s()` seconds for entries."""
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The limits of the log stream, which has blocked messages and notes. They are those of a mailbox.
+# The limits of the log stream, which has blocked messages and notes. They are the same as for a mailbox.
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
@@ -259,7 +259,8 @@ class LogWriter:
     async def _append(self, items: list[LogItem]) -> None:
         streams_changed = False
         async for done, rows in self._reader.chunks(items):
-            streams_changed |= any(not one.item.frame for one in done)  # without a frame: mailboxes came or went
+            # An entry without a frame says that a mailbox came or went.
+            streams_changed |= any(not one.item.frame for one in done)
             await self._take(rows, partial(self._streams.move, done))
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
@@ -353,7 +354,8 @@ class LogWriter:
         return content
 
     async def _store(self, content: SegmentContent, *, closed: bool) -> None:
-        # If only cursors have moved past entries without rows, no new file is needed: reading them again gives no rows.
+        # Entries may have no rows for the log. If all new entries are of this kind, no new file is needed: a writer
+        # that starts again reads them again, and again gets no rows.
         segment = content.stored
         if segment is None and content.table is not None:
             segment = await self._segments.store(content)

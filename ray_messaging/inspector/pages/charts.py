@@ -45,7 +45,7 @@ def blocked(traffic: TrafficBins) -> Options:
 
 
 def collected(found: Series) -> Options:
-    """Draw the values that a run has recorded by `collect`, by step."""
+    """Draw the values that a run has recorded with `collect`, by step."""
     lines = [
         {"type": "line", "name": name, "data": values, "showSymbol": len(values) == 1, "sampling": "lttb"}
         for name, values in found.lines.items()

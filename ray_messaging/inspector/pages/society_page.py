@@ -69,8 +69,9 @@ class SocietyPage:
                     self._counts = chart("differences", 160)
         self._differs.set_visibility(source.beside is not None)
         self._drawing = False  # whether the page itself, and not the reader, is changing the choices
-        self._asked = self._shown = 0  # the numbers of the last question, and of the question whose answer is shown
-        self._waiting = 0  # the number of questions that have no answer yet
+        # The numbers of the last request for data, and of the request whose data are shown.
+        self._asked = self._shown = 0
+        self._waiting = 0  # the number of requests that have no answer yet
         self._timer = ui.timer(_PLAY_S, self._next, active=False)
         ui.timer(0.05, self._begin, once=True)
 
@@ -119,14 +120,17 @@ class SocietyPage:
         try:
             with self._problem.told():
                 societies, lines = await self._ask(self._measure.value or "", columns)
-                if asked > self._shown:  # otherwise a later question was answered before this one
+                if asked > self._shown:  # otherwise a later request was answered before this one
                     self._shown = asked
                     self._show(societies, [found for found in lines if found is not None])
         finally:
             self._waiting -= 1
 
     async def _ask(self, measure: str, columns: int | None) -> tuple[list[SocietyInStep | None], list[Series | None]]:
-        """Return the step of each run, and its values over the steps. All runs have the step and value of the first."""
+        """Return the agents of each run in one step, and the run's values by step.
+
+        Step and value are those of the first run.
+        """
         run, *others = self._runs
         first = await self._cache.ask(run.society_in_step, measure, self._step, columns)
         societies, lines = [first], [await self._cache.ask(run.over_steps, measure)]

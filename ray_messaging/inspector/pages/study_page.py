@@ -1,4 +1,4 @@
-"""The page of a study: its progress, a table of its rows of parameters, curves with intervals, and a heat map."""
+"""The page of a study: its progress, a table with a row per set of parameters, curves with intervals, a heat map."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -113,7 +113,7 @@ class StudyPage:
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:
-    """Return a value of the table, and the interval beside a mean."""
+    """Return a value as text for the table. A mean comes with its interval."""
     value = row.get(column)
     if isinstance(value, float) and f"{column} low" in row:
         low, high = row[f"{column} low"], row[f"{column} high"]

@@ -41,7 +41,7 @@ _FIRST_COUNTED = 500_000  # the most rows that the first call counts, which also
 _LETTERS = 50
 _TEXTS = 3  # the most texts of a dead letter that are shown
 _TEXT = 300  # the most characters of each text that are shown
-# If a group has more agents, no states are shown, because for one state those of all its agents must be read.
+# If a group has more agents, no states are shown, because one state can only be read together with those of all agents.
 _MOST_HOSTED = 20_000
 
 

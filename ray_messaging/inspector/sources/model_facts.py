@@ -51,8 +51,8 @@ def settings_of(function: Callable[..., Any]) -> list[ModelParameter]:
             continue
         if each.default is inspect.Parameter.empty:
             raise ConfigError(
-                f"the parameter {each.name!r} of {function.__name__} has no default, with which its page begins: write "
-                f"one, {_TEXTS}"
+                f"the parameter {each.name!r} of {function.__name__} has no default, which its page would show at "
+                f"first: write one, {_TEXTS}"
             )
         found.append(_setting(each.name, each.default, hints.get(each.name)))
     return found

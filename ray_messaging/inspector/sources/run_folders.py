@@ -1,4 +1,4 @@
-"""The runs in given folders, each with a name. A client that names a run can reach no other path by it."""
+"""The runs in given folders, each with a name. A client names a run, and not a path, so it cannot reach other files."""
 
 import os
 import stat
@@ -29,14 +29,14 @@ class RunFolders:
         for folder in folders:
             root = folder if "://" in folder else Path(folder).resolve()
             if isinstance(root, Path) and not root.is_dir():
-                raise ConfigError(f"there is no folder {folder!r}: pass folders of runs, or a folder that holds some")
+                raise ConfigError(f"there is no folder {folder!r}: pass runs' folders, or a folder of runs")
             last = folder.rstrip("/").rpartition("/")[2] if isinstance(root, str) else root.name
             names = (last if number == 1 else f"{last}-{number}" for number in count(1))
             self._roots[next(name for name in names if name not in self._roots)] = root
 
     def found(self) -> dict[str, str]:
         """Return the folders of the runs, at most MOST_RUNS, by the names of the runs."""
-        # A client could not be shown a name with other characters, or could not send it back unchanged.
+        # Names with other characters are left out: a client could not show them, or not send them back unchanged.
         shown = ((name, folder) for name, folder in self._walk() if name.isprintable())
         return dict(islice(shown, MOST_RUNS))
 
@@ -68,12 +68,15 @@ class RunFolders:
     def beside(self, run: str, name: str) -> str:
         """Return the path of a new folder beside a run.
 
-        Raises: UnknownName if there is no such run; ConfigError if its folder is not inside of one of the folders, or
-        if it has something of this name already.
+        Raises: UnknownName if there is no such run; ConfigError if the run is not inside of one of the given folders,
+        or if there is already a file or folder with this name beside the run.
         """
         parent = Path(self.folder_of(run)).parent
         if not any(isinstance(root, Path) and parent.is_relative_to(root) for root in self._roots.values()):
-            raise ConfigError(f"nothing can be written beside {run!r}: start the server with the folder that holds it")
+            raise ConfigError(
+                f"the server was not started with the folder that contains {run!r}, so nothing can be written beside "
+                "this run: start the server with this folder"
+            )
         found = parent / name
         if os.path.lexists(found):
             raise ConfigError(f"{name!r} exists already beside {run!r}: choose another name")

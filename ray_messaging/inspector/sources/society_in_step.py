@@ -16,7 +16,7 @@ from ray_messaging.model.fates import STORED
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP, TAKEN
 
 MOST_DRAWN = 10_000
-_MOST_LINKED = 150  # with more agents than this, lines between agents would show nothing
+_MOST_LINKED = 150  # with more agents, no lines are drawn between agents, because so many show nothing
 _MOST_KINDS = 9
 _MEAN = "mean"
 
@@ -31,12 +31,14 @@ def measures_of(series: pa.Table) -> list[str]:
 def society_in_step(
     series: pa.Table, log: EventLog | None, measure: str, step: int | None, columns: int | None
 ) -> SocietyInStep:
-    """Return the agents of a step (None: the last one), with the value `measure` of each ("": the first one).
+    """Return all agents in one step, each with its collected value of the name `measure`.
+
+    If `step` is None, this is the last step. If `measure` is "", it is the first collected value.
 
     Args:
         series: The collected values of the run, in the order of the steps, with a row for each agent in each step.
         log: The log of the messages; None: there is none, so no messages are returned.
-        measure: The name of a value.
+        measure: The name of a collected value.
         step: A step. If no values were collected in it, the last step before it with values is taken.
         columns: The number of agents in a row of the lattice; None: so many that the lattice is a square.
 
@@ -75,7 +77,7 @@ def society_in_step(
 def over_steps(series: pa.Table, measure: str) -> Series:
     """Return, by step, the mean of a value over the agents.
 
-    For strs and bools, return how many agents have each of them.
+    If the values are strs or bools, return by step how many agents have each value.
 
     The arguments and errors are those of `society_in_step`.
     """

@@ -12,9 +12,10 @@ from ray_messaging.studies.bootstrap import Interval
 from ray_messaging.studies.study import LEVEL, Study
 from ray_messaging.studies.study_folder import StudyFolder
 
-MOST_ROWS = 200  # the most rows of parameters in the table
+MOST_ROWS = 200  # the most combinations of parameters that the table shows
 _MOST_POINTS, _MOST_LINES, _MOST_CELLS = 200, 9, 2_500
-_RESAMPLES = 2_000  # for intervals on a page, which is drawn again and again while a study goes on
+# The number of resamples for an interval. It is small, because a page is drawn again and again while a study goes on.
+_RESAMPLES = 2_000
 _PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
 
 
@@ -30,7 +31,8 @@ class Choice(NamedTuple):
 class StudyTable:
     """The state of a study. `planned` is the number of its runs, or None if that is not in its folder.
 
-    `rows` has a row for each row of parameters, at most MOST_ROWS of `all_rows`.
+    `rows` has one row for each combination of values of the parameters. If the study has more than MOST_ROWS of them,
+    `rows` has only so many. `all_rows` is the number of all combinations.
     """
 
     text: str
@@ -46,7 +48,7 @@ class StudyTable:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The means of an outcome with their intervals, by the values of `by` and of `x`, and notes for the page."""
+    """The mean of an outcome and its interval for each value of `by` and of `x`, and notes for the page."""
 
     choice: Choice
     lines: dict[str, dict[Any, Interval]]
@@ -65,7 +67,7 @@ class HeatMap:
 
 
 class StudyFacts(RunFacts):
-    """Source for the folder of a study. It is read again if the study has gone on."""
+    """Source for the folder of a study. The folder is read again if its files have changed."""
 
     lacks = _PAGES
 
@@ -86,7 +88,7 @@ class StudyFacts(RunFacts):
         return self._study
 
     def table(self) -> StudyTable:
-        """Return the state of the study. It is the same object as before, if the study has not gone on.
+        """Return the state of the study: the same object as before, if the study has not changed.
 
         The intervals are those of `Study.summary`.
         """
@@ -156,9 +158,10 @@ class StudyFacts(RunFacts):
 
 
 def _known(study: Study, asked: Choice) -> Choice | None:
-    """Return `asked` with the names that the study lacks replaced: by its first outcome or parameter, or "" for `by`.
+    """Return the choice `asked`, with other names in place of those that the study does not have.
 
-    Returns None for a study without numeric outcomes or without parameters.
+    An unknown outcome or `x` is replaced by the study's first outcome or parameter, and an unknown `by` is replaced by
+    "". The result is None for a study without numeric outcomes or without parameters.
     """
     outcomes, parameters = study._numbers(), study.parameters
     if not outcomes or not parameters:

@@ -16,7 +16,7 @@ _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2
 
 
 class Key(NamedTuple):
-    """The values by which rows are counted, in addition to their time or step."""
+    """The fate and the rule of rows. Rows with the same key and the same time or step are counted together."""
 
     fate: str
     rule: str | None = None
@@ -42,7 +42,7 @@ def binned(counts: pa.Table, by: str) -> dict[float, Counter[Key]]:
 
 
 def scaled(bins: Bins, share: float) -> Bins:
-    """Return estimates of the counts of all rows, from the counts of a share of them."""
+    """Return estimates of the counts of all rows, given the counts of a share of the rows."""
     if share >= 1.0:
         return bins
     return {at: Counter({key: round(n / share) for key, n in found.items()}) for at, found in bins.items()}
@@ -70,7 +70,7 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`. Its `share` is the smallest one of its bins."""
+        """Return the traffic of the period that ends at `now`. Its `share` is the smallest share of its bins."""
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}

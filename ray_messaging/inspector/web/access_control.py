@@ -1,7 +1,7 @@
 """Access control for all pages and websockets: checks of host, origin and token, and protective headers.
 
-A request must use one of the names of the server. If there is a token, a browser must present it once, and then has a
-cookie.
+The host that a request names must be one of the names of the server. If there is a token, a browser must present it
+once, and then has a cookie.
 """
 
 import hmac
@@ -116,7 +116,8 @@ def _protected(send: Send, *, is_static: bool) -> Send:
         if event["type"] == "http.response.start":
             event.setdefault("headers", [])
             headers = MutableHeaders(scope=event)
-            policy = {name: headers[name] for name in (_POLICY_NAME,) if name in headers}  # a page may be stricter
+            # A page may have set a content security policy that is stricter than the one in _HEADERS.
+            policy = {name: headers[name] for name in (_POLICY_NAME,) if name in headers}
             headers.update((_HEADERS if is_static else _HEADERS | _NO_STORE) | policy)
         await send(event)
 

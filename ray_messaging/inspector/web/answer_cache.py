@@ -41,7 +41,7 @@ class AnswerCache:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return the shared answer to a question, which has the name `key`, and may be `max_age_s` seconds old.
+        """Return the answer to the question that all pages share as `key`. It may be `max_age_s` seconds old.
 
         Raises: the errors of the question.
         """
@@ -56,8 +56,8 @@ class AnswerCache:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # The answer to a slow question counts as newer than it is, so that the question takes at most a fourth of
-            # the time.
+            # An answer is used for longer by three times the time that its computation took. So even a slow question is
+            # being computed for at most a fourth of the time.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None

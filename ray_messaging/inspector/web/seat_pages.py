@@ -29,7 +29,7 @@ from ray_messaging.inspector.page_values import visible
 
 _LOOK_S: Final = 1.0  # seconds between two reads of the experiment's seats
 _MOST_BYTES: Final = 2**20  # the most bytes of a request
-_COOKIE_S: Final = 30 * 24 * 3600  # the age of a cookie: a person who comes back after some days needs no new link
+_COOKIE_S: Final = 30 * 24 * 3600  # a month, so that a person who comes back after some days needs no new link
 _DIGITS: Final = 16
 _AT_ONCE: Final = 10  # the most requests for news that wait for one seat
 _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
@@ -77,7 +77,8 @@ class _SeatPages:
         self._interceptor = interceptor
         self._tokens: dict[AgentId, str] = {}
         self._looked = float("-inf")
-        self._look: asyncio.Task[None] | None = None  # the read of the seats, for which requests for unknown seats wait
+        # The task that reads the list of seats. A request for an unknown seat waits for its end.
+        self._look: asyncio.Task[None] | None = None
         self._waiting: dict[AgentId, int] = {}  # how many requests for news wait, by agent
 
     async def _call(self, method: str, *arguments: object, **named: object) -> Any:  # noqa: ANN401 - of the desk
@@ -90,7 +91,7 @@ class _SeatPages:
             raise _Refused(503, "The study cannot be reached now.") from error
 
     async def _token_of(self, request: Request) -> tuple[AgentId, str]:
-        """Return the agent that a request names, and the token of its seat; for no seat a token that nobody has."""
+        """Return the agent that a request names, and the token of the agent's seat, or "" if there is no such seat."""
         try:
             agent = check_id(request.path_params["agent"])
         except InvalidAddress:
@@ -210,7 +211,7 @@ def _cookie_name(token: str) -> str:
 
 
 def shown(view: SeatView) -> dict[str, Any]:
-    """Return a view as the page reads it: ids are texts, and no text has invisible signs."""
+    """Return a view as JSON for the page, with ids as strs, and without invisible characters in its strs."""
     question = view.question
     return {
         "version": view.version,

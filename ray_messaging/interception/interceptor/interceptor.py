@@ -85,14 +85,14 @@ class Interceptor:
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
-        self.supervised = False  # whether a supervisor asks the rules that judge whole steps
+        self.supervised = False  # whether a StepSupervisor asks the rules that judge whole steps
         self.versions = RuleVersions() if versions is None else versions
         self.gate = StepGate()
         self.tracer: AnyTracer = UNTRACED
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        # Under "step": the last step whose end has ended a round. Under "calls": the calls that have begun a round,
+        # Under "step": the last step after which a round was ended. Under "calls": the calls that have begun a round,
         # each with the names of the rules that failed in it.
         self.rounds: Table[Any] = Table()
         # A record of changes of the rules; the code that changes the rules writes it.
@@ -128,8 +128,8 @@ class Interceptor:
         self._check()
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
-            # Encode the verdict as for other processes. A verdict that cannot be sent to them must not be valid here
-            # either.
+            # The verdict is encoded and decoded as if it was sent, because a verdict that cannot be sent to other
+            # processes must not be valid here either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
         return verdict
@@ -379,7 +379,7 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return how many entries each rule has, how many senders have blocked messages, and the answers' bytes."""
+        """Return the numbers of each rule's entries, of senders whose messages were blocked, and of answers' bytes."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
@@ -464,7 +464,7 @@ class Interceptor:
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count the messages that rules blocked when it was closed.
+        """End the round of a closed step, once, and count the messages that rules blocked at its close.
 
         Rules that judge whole steps have ended their round before.
         """
@@ -542,5 +542,8 @@ class Interceptor:
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to an attempt that is over: all rows are blocked, because the server accepts none of them."""
+    """Return the answer to a batch of an outdated attempt at a step. All its `rows` rows are blocked.
+
+    The server accepts none of these rows.
+    """
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)

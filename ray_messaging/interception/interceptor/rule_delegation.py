@@ -41,7 +41,7 @@ class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
-    snapshot. A change of the rules returns only when the server has a higher number. So no message passes by old rules,
+    snapshot. A change of the rules returns only when the server has a higher number. So old rules pass no message,
     however long ago a messager got them. All numbers are above the interceptor's epoch. So the server can tell a
     messager whether the rules or the interceptor have changed.
     """
@@ -65,7 +65,7 @@ class RuleDelegation:
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
-        self._packed = 0.0, b""  # the last encoded snapshot, after the factor `stretch` that it has
+        self._packed = 0.0, b""  # (the factor `stretch` in the last encoded snapshot, this snapshot)
         self._since = time.monotonic()
         # If the rules cannot be delegated, their tables are not watched, because these may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)
@@ -97,7 +97,7 @@ class RuleDelegation:
     async def revoked(self) -> None:
         """Wait until all snapshots that were made before the last change of the rules are revoked.
 
-        Raises: the server's error if it has refused; Closed if the interceptor was closed before.
+        Raises: the server's error if the server has refused a number; Closed if the interceptor was closed before.
         """
         self._start_revoking()
         if self._revoking is not None:
@@ -143,7 +143,10 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer a request of a messager that has snapshot `held` (0: none). There are `messagers` messagers."""
+        """Answer the request of a messager that has the snapshot with the number `held` (0: no snapshot).
+
+        Args: `messagers` is the number of messagers that may request snapshots.
+        """
         number = self.offer
         if number == 0 or self._outdated:  # earlier snapshots must be revoked first
             return _NOTHING
@@ -153,8 +156,8 @@ class RuleDelegation:
     async def _give(self, stretch: float) -> bytes:
         """Publish the number of a snapshot of the rules, then return the snapshot.
 
-        If the rules change before that, or if the server refuses the number, return the answer that no rules are
-        delegated.
+        If the rules change before the number is published, or if the server refuses the number, return the answer that
+        no rules are delegated.
         """
         # The rules have changed since `answer` was called. The older snapshot must be revoked first.
         if self._outdated:

@@ -42,7 +42,9 @@ class Deferred(NamedTuple):
 
 
 class RulePipeline:
-    """The rules applied to one batch. A row that a rule blocks is not judged by later rules; rewrites add up.
+    """The rules applied to one batch. A later rule does not see the rows that a rule has blocked.
+
+    If a rule has rewritten a row, later rules see its new payload.
 
     `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` has the
     messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast. If
@@ -124,7 +126,10 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return blocks for the rows whose pair a rule blocks by ids alone, or None if the rule has no such check."""
+        """Return verdicts that block the rows whose pair a rule blocks by ids alone.
+
+        None: the rule has no check of pairs by ids.
+        """
         if self._intersections is None:
             return None
         try:
@@ -157,7 +162,7 @@ class RulePipeline:
                 if watch.struck:
                     try:
                         watch.take_back()
-                    except Stuck:  # this interrupt came during the call of take_back
+                    except Stuck:  # the watchdog interrupted the call of take_back
                         watch.take_back()
             if found:
                 found = checked_rows(found, batch.rows)
@@ -196,7 +201,7 @@ class RulePipeline:
     ) -> dict[int, Verdict]:
         """Remove the messages that wait for a slow rule.
 
-        Return the verdicts on the rows that stay, by their new numbers.
+        Return the verdicts on the rows that stay. The keys are the new numbers of these rows.
         """
         for rows, message in slow:
             place = self._place(rows[0])
@@ -275,7 +280,8 @@ def parts_of(batch: Batch, rules: Sequence[Rule]) -> Iterator[NDArray[np.intp]]:
     places = (senders.codes * (batch.rows + 1) + before)[order]  # ascending
     ends = np.cumsum(senders.counts)
     begin = ends - senders.counts
-    # The first row of each sender that is left, and the senders with rows left.
+    # `left` are the senders that have rows left. For each sender, `firsts` has its first row, and `begin` its first row
+    # that is left.
     firsts, left = begin.copy(), np.arange(len(ends))
     while len(left):
         keys = [senders.keys[code] for code in left.tolist()]

@@ -176,7 +176,7 @@ class RuleFailures:
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
         """Count messages on which a rule has failed. A new error is logged with its traceback.
 
-        Args: `at` names for the log what the rule has failed at, if that was not judging messages.
+        Args: `at` says in the log what the rule was doing, if it was not judging messages.
         """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]

@@ -163,7 +163,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Apply the changes of some layers to the entry itself, in the order of the layers in `of`."""
+        """Apply the changes of the layers `of` to the entry itself, in this order."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)

@@ -111,7 +111,7 @@ class SavedAnswers:
         # For each sender: the key of its last batch, and the answer to that batch.
         self._last = OnceByCall[str, tuple[str, bytes]](most=_MAX_SENDERS, most_bytes=LIMIT_BYTES)
         self._counted = OnceByCall[str, bytes](most_bytes=LIMIT_BYTES, keep_s=keep_s, held=self._is_needed)
-        # The keys of batches whose messages were counted, each by the same key without the number of rows.
+        # The keys of batches whose messages were counted. A batch is found by its key without the number of rows.
         self._batches: dict[str, str] = {}
         self._read: tuple[bytes, dict[int, RuleProgress]] = b"", {}  # the record that was read last
         self._saving: dict[str, asyncio.Task[bytes]] = {}
@@ -205,7 +205,7 @@ class SavedAnswers:
         return answer
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Add records of messages that were counted or deferred to the next write."""
+        """Let the next write also save these records, which are about messages that were counted or deferred."""
         self._writer.attach(records)
         self.hold(records)
 

@@ -332,7 +332,7 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Return when no message that waits now needs a rule any more."""
+        """Wait until none of the messages that wait now needs the rule any more."""
         all_of = self.running.values()
         running = [judging.done for judging in all_of if any(other is rule for other in judging.rules)]
         if running:

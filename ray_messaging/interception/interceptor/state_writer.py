@@ -57,7 +57,10 @@ class StateWriter:
         self._closed = False
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers together with the tables as they are now. When both are on the server, the future is done."""
+        """Write answers together with the tables as they are now.
+
+        The returned future is done when both are on the server.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._store is None:
             done.set_result(None)
@@ -98,7 +101,7 @@ class StateWriter:
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some state. When all is written, the future is done."""
+        """Write all state again, because the server has lost some. The returned future is done when all is written."""
         if self._store is not None:
             self._note_loss()
         return self.keep({})

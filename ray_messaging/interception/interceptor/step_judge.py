@@ -1,4 +1,4 @@
-"""The rules that judge whole steps. The supervisor of the steps asks them when all groups have closed a step."""
+"""The rules that judge whole steps. A StepSupervisor asks them when all groups have closed a step."""
 
 import math
 from collections.abc import Mapping
@@ -72,9 +72,9 @@ class RuleReviewer:
         self._interceptor.gate.set(math.inf)
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step after the supervisor has restarted, with the `state` that rules had after the previous step.
+        """Begin a step after the StepSupervisor has restarted, with the `state` that rules had after the previous step.
 
-        Args: `ended` says whether the supervisor has closed the previous step.
+        Args: `ended` says whether the StepSupervisor has closed the previous step.
         """
         tables, violations = ({}, []) if state is None else _decode(state)
         self._violations = dict(violations)
@@ -82,7 +82,7 @@ class RuleReviewer:
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """Let a step be judged. If the supervisor has closed the previous step (`ended`), first end its round."""
+        """Let a step be judged. If the StepSupervisor has closed the previous step (`ended`), first end its round."""
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
         await self._interceptor.versions.apply(number)
@@ -156,7 +156,10 @@ class RuleReviewer:
         return _encode((tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Load the tables of a `dump` into the rules. A rule that was inserted later begins with its first state."""
+        """Load the tables of a `dump` into the rules.
+
+        A rule that was inserted later begins with the state that it had then.
+        """
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():
             if rule.state is not None:
@@ -166,5 +169,5 @@ class RuleReviewer:
                 rule.restored()
 
     def _note_first(self, rule: StepRule) -> Fields:
-        """Return the state that a rule had when it was inserted."""
+        """Return the state of a rule at the first call of this method for the rule, which records the state."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

@@ -1,4 +1,7 @@
-"""A watchdog for rules that hang, because such a rule stops all other rules; and the calls of rules' coroutines."""
+"""The watchdog, which interrupts rules that hang, and the calls of rules' coroutines.
+
+A rule that hangs stops all other rules.
+"""
 
 import asyncio
 import ctypes
@@ -71,7 +74,7 @@ class RunningRule:
             if self.struck:
                 try:
                     self.take_back()
-                except Stuck:  # this interrupt came during the call of take_back, and another one may follow
+                except Stuck:  # the interrupt came during the call of take_back, and another one may follow
                     self.take_back()
 
     def take_back(self) -> None:
@@ -81,7 +84,7 @@ class RunningRule:
                 with self._lock:
                     _interrupt(threading.get_ident(), None)
                     self.struck = False
-            except Stuck:  # the interrupt came just now
+            except Stuck:  # the interrupt came before it was cancelled
                 continue
 
     def strike(self, thread: int, calls: int) -> None:

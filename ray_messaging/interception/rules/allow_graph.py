@@ -108,7 +108,7 @@ class AllowGraph(Rule):
         self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows from whose sender no edge leads to the receiver."""
+        """Return verdicts that block the rows whose sender has no edge to the receiver."""
         from_ids, to_ids = batch.from_ids, batch.to_ids
         rows = np.flatnonzero(self._bars(from_ids, to_ids)).tolist()
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))

@@ -65,7 +65,7 @@ class Ban(Rule):
         return [key for key, count in self.state.items() if not _of_check(key) and count >= self.after]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Return the check's verdicts, and blocks for rows whose sender or pair is banned."""
+        """Return the check's verdicts, and verdicts that block the rows whose sender or pair is banned."""
         with self._in_context():
             if type(self.inner).check_batch is Rule.check_batch:
                 return self._one_by_one(batch, exp_id)
@@ -75,7 +75,7 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Give the check the interceptor (`context`) for one call, and copy its changed state afterwards."""
+        """Give the check the interceptor (`context`) for one call, and copy the check's changed state afterwards."""
         # The check has a context only during a call, because a removed rule must be pickled without one.
         self.inner.context = self.context
         try:
@@ -167,7 +167,7 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for rows with banned keys.
+        """Return verdicts that block the rows with banned keys.
 
         `begins` has the row that began a ban; then only rows after it are blocked.
         """
@@ -219,7 +219,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return what `room` of the rule that this ban watches returns."""
+        """Return, for each sender, how many of its messages must be blocked before a verdict may change."""
         with self._in_context():
             return self.inner.room(senders)
 

@@ -71,7 +71,7 @@ class BlackList(Rule):
         self.restored()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows whose pair is listed."""
+        """Return verdicts that block the rows whose pair is listed."""
         if not self._listed:
             return {}
         found: dict[int, str] = {}

@@ -36,9 +36,9 @@ class RowsById(NamedTuple):
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows, ascending, that are too many for their id.
+        """Return the rows, ascending, that exceed the number of rows that their id may have.
 
-        `allowed` (k,) has the number that each id may have.
+        `allowed` (k,) has this number for each id.
         """
         over = allowed < self.counts
         if not over.any():
@@ -124,7 +124,7 @@ class RateLimit(Rule):
             self.state.clear()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows that exceed a limit."""
+        """Return verdicts that block the rows that exceed a limit."""
         senders = group(batch.from_ids)
         left = self._left_of_round(senders)
         empty_at, tokens = self._tokens(senders)
@@ -204,7 +204,7 @@ class RoundQuota(Rule):
         self.restored()
 
     def restored(self) -> None:
-        """Count the contacts of each agent in `state`."""
+        """Count, from `state`, how many contacts each agent has."""
         self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
@@ -219,7 +219,10 @@ class RoundQuota(Rule):
         return self.blocked is not None
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return how many blocked messages are left in each sender's quota, or UNLIMITED if the quota is used up."""
+        """Return how many blocked messages are left in each sender's quota.
+
+        If a quota is used up, this is UNLIMITED: further blocked messages do not change a verdict on this sender.
+        """
         if self.blocked is None:
             return super().room(senders)
         if _BEGUN not in self.state:
@@ -228,7 +231,7 @@ class RoundQuota(Rule):
         return [count if count > 0 else UNLIMITED for count in left]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows that exceed a quota."""
+        """Return verdicts that block the rows that exceed a quota."""
         found = {} if self.blocked is None else self._silenced(batch, self.blocked)
         if self.contacts is not None:
             found |= self._strangers(batch, self.contacts, found)
@@ -305,7 +308,7 @@ class MaxLength(Rule):
         self.name = name
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows whose payloads are too long."""
+        """Return verdicts that block the rows whose payloads are too long."""
         assert batch.lines is not None
         sizes = [len(line) for line in batch.lines.list]
         if max(sizes, default=0) <= self.limit_bytes:

@@ -49,7 +49,7 @@ class ModeratorCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a rule's call.
 
-        The next call begins only after the caller's code up to its next `await` has run.
+        When a call ends, its caller goes on up to the caller's next `await`, and only then the next call begins.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """
@@ -175,7 +175,10 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Count messages: asked about, cached, shared (they used another message's call), failed, waiting."""
+        """Return the numbers of messages by what happened: asked, cached, shared, failed, waiting.
+
+        A shared message used the call for another message. A cached message used an earlier verdict.
+        """
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}
 

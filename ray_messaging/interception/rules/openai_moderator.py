@@ -125,7 +125,7 @@ class Endpoint:
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
         )
-        _ = client.chat.completions  # this imports the other half of the openai package in this thread
+        _ = client.chat.completions  # imports the modules of openai that requests need, in this thread
         return client
 
     def _key(self) -> str | None:

@@ -60,7 +60,7 @@ def check_pairs(pairs: object, rule: str) -> set[Pair]:
 
 
 def name_of(agent_id: AgentId | None) -> str:
-    """Return an agent's name as the reasons of blocks show it."""
+    """Return an agent's name for the reason of a block."""
     return f"agent {agent_id!r}"
 
 

@@ -52,7 +52,10 @@ def label(*labels: str) -> Verdict:
 
 
 class PairCheck(NamedTuple):
-    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked, for `reason`."""
+    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
+
+    `reason` is the reason that the senders get.
+    """
 
     bars: Callable[[IdColumn, IdColumn], NDArray[np.bool_]]
     reason: str
@@ -179,7 +182,7 @@ class SlowRule(Rule):
     async def judge(self, message: Message) -> Verdict:
         """Return the verdict on one message.
 
-        This is called once for each message, for many messages at the same time.
+        This is called once for each message. Calls for many messages may run at the same time.
         """
         raise NotImplementedError(f"rule {self.name!r} must override judge")
 
@@ -255,7 +258,8 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    # A unique text, which the interceptor sets. By it, a later rule of the same name does not get this rule's state.
+    # A unique text, which the interceptor sets. It prevents that a later rule of the same name gets this
+    # rule's state.
     admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:

@@ -192,7 +192,7 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
     """
     found = np.asarray(value, order="C")
     if found.dtype.hasobject or found.dtype.names is not None:
-        raise TypeError(f"{place} is an array of Python objects or of fields: keep numbers or bools")
+        raise TypeError(f"{place} is an array with the dtype {found.dtype}: use an array of numbers or bools")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
     if isinstance(value, np.ndarray):

@@ -24,7 +24,7 @@ class TypedColumns:
 
     __slots__ = ("_list", "_schema", "columns", "count")
 
-    index = None  # as in a PayloadColumn: None means that each row has values of its own
+    index = None  # None, as in a PayloadColumn: each row has values of its own
     raw = False
     small = True
 
@@ -147,7 +147,7 @@ class TypedColumns:
             raise error
 
     def pack(self) -> None:
-        """Drop the JSON lines, which can be made again."""
+        """Drop the JSON lines to save memory. They are made again when they are needed."""
         self._list = None
 
     @staticmethod

@@ -29,7 +29,7 @@ class Finding:
         return f"{self.level}: {self.what}: {self.value}" + (f" -> {self.remedy}" if self.remedy else "")
 
 
-ok = partial(Finding, "ok")  # nothing must be done
+ok = partial(Finding, "ok")  # nothing needs to be done
 warning = partial(Finding, "warning")  # there will be harm if the state continues, or if something else fails, too
 critical = partial(Finding, "critical")  # harm is being done now
 

@@ -1,11 +1,11 @@
-"""Versions of Redis and Valkey with known security holes, by the release notes of both projects."""
+"""Versions of Redis and Valkey with known security holes, taken from the release notes of both projects."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from ray_messaging.observability.health.findings import Finding, ok, warning
 
-AS_OF: Final = "July 2026"  # of the latest security releases below
+AS_OF: Final = "July 2026"  # the month of the latest security releases in MENDED
 # The first release of each line without known holes. Lines that are not here get no fixes, unless they are newer.
 MENDED: Final[Mapping[str, tuple[tuple[int, int, int], ...]]] = {
     "Redis": ((7, 2, 15), (7, 4, 10), (8, 2, 8), (8, 4, 5), (8, 6, 5), (8, 8, 1)),
@@ -18,13 +18,14 @@ _REMEDY: Final = (
 
 
 def check_known_holes(info: Mapping[str, str]) -> Finding:
-    """Return a finding about the version of a server, from what INFO says."""
+    """Return a finding about the version of a server, given the server's answer to the command INFO."""
     kind = "Valkey" if "valkey_version" in info else "Redis"
     text = info.get(f"{kind.lower()}_version", "")
     parts = text.split(".")
     version = tuple(int(part) for part in parts if part.isdecimal())
     if len(version) < len(parts) or not version:
-        return ok("server version", f"{kind} {text or 'of an unknown version'}")  # a build of somebody's own
+        # A version that has other parts than numbers is somebody's own build, about which nothing is known.
+        return ok("server version", f"{kind} {text or 'of an unknown version'}")
     mended = {each[:2]: each for each in MENDED[kind]}
     line = version[:2]
     if line > max(mended) or (line in mended and version >= mended[line]):

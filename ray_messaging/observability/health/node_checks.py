@@ -1,4 +1,4 @@
-"""Health checks of a cluster's nodes: whether nodes can connect to each other, and what waits for those that cannot."""
+"""Health checks of a cluster's nodes: which nodes cannot be reached, and which groups of agents are affected."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class NodeFacts:
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
     """Return the findings about the nodes. A single node has none, because its processes need no network.
 
-    Args: `silent` has the groups of whose drivers the server has heard nothing for long, and for how many seconds.
+    Args: `silent` has the groups whose drivers have not called the server for long, each with the seconds since then.
     """
     cut = [node for node in nodes if node.unreached_by]
     found = [] if len(nodes) < 2 or cut else [ok("nodes", _all_reached(nodes))]

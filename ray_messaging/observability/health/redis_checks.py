@@ -150,7 +150,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, because CONFIG is forbidden")
-    if fsync == "no" and not embedded:  # for an embedded server, its guard calls fsync
+    if fsync == "no" and not embedded:  # the guard process of an embedded server calls fsync
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",

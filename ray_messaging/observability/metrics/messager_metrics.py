@@ -67,7 +67,7 @@ class MessagerMetrics(Observer):
         self._counts["frame_bytes"] += nbytes
 
     def call_made(self, frames: int, seconds: float) -> None:  # noqa: ARG002 - an Observer's
-        """Record how many seconds a call took that writes frames."""
+        """Record the duration, in seconds, of a call to the server that writes frames."""
         self._seconds["write"].observe(seconds)
 
     def messages_fetched(self, messages: int) -> None:

@@ -44,7 +44,7 @@ from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnySpans
 from ray_messaging.receipt import Outcome
 
-_GROUP = "opentelemetry_traces_exporter"  # the entry points under which packages register exporters of spans
+_GROUP = "opentelemetry_traces_exporter"  # the group of entry points in which packages register exporters of spans
 _PACKED = Struct(">QQQB")
 _SYSTEM = "ray_messaging"
 _random = Random().random  # noqa: S311 - no secret. Not the generator of the process, which a model may use
@@ -206,7 +206,7 @@ class SentBatch:
         outgoing.trace = TracePoint(packed(self._write), 0.0)
 
     def done(self, outcome: Outcome, errors: Mapping[int, MessagingError]) -> None:
-        """End the last span: all messages have a fate, or one of the errors."""
+        """End the last span of the batch, and record in it how many messages have which fate, and the first error."""
         last = self._judge or self._write
         if last is None:
             return
@@ -388,7 +388,7 @@ def _set_usage(span: Span, used: CallUsage) -> None:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the current span, unless that is the parent. It may be the span of the Ray task that fetches."""
+    """Return a link to the current span, such as that of the Ray task that fetches, unless it is the parent."""
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []

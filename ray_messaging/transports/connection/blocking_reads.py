@@ -37,7 +37,7 @@ class BlockingReads:
     async def read_with(
         self, cursors: Mapping[str, str], count: int, block_s: float | None, behind: Commands = ()
     ) -> list[Any]:
-        """Return the reply of `read`, and the replies of the commands `behind`, which run right after it."""
+        """Return the reply of `read`, and the replies of the commands in `behind`, which run right after the read."""
         block = [] if block_s is None else ["BLOCK", max(1, int(block_s * 1000))]
         command = ["XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values()]
         done = False

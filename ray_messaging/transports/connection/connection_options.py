@@ -12,7 +12,7 @@ from ray_messaging.errors import ConfigError
 
 try:
     from redis.driver_info import DriverInfo
-except ImportError:  # this release of redis-py reads its own version only once, and needs no help
+except ImportError:  # this release of redis-py reads its version only once, so it needs no option
     _DRIVER = dict[str, Any]()
 else:
     # Without this, redis-py reads its package's metadata for each connection, which takes 1.5 ms.

@@ -100,7 +100,8 @@ def _stores_nothing(error: Exception) -> bool:
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
     """Return a function that awaits `attempt`.
 
-    Its first call awaits `first` before. If the result of `first` is not None, it returns this result instead.
+    Before `attempt`, its first call awaits `first`. If the result of `first` is not None, it returns this result
+    instead.
     """
     ways = [first]
 
@@ -352,8 +353,7 @@ class RedisLink:
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
-            # Before its steps the group has reached the server with the same settings of TLS, so they are not the
-            # cause.
+            # In steps TLS is not the cause, because the group has reached the server with the same TLS settings before.
             tls = tls_trouble(error, self.config) if self.outage is None else None
             why = tls or f"{str(error) or 'no answer in time'}; {self._look_at()}"
             return ConnectionFailed(f"cannot reach the server at {self.where}{self._from(last=last)}: {why}", **facts)
@@ -373,7 +373,7 @@ class RedisLink:
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return an error's words about which machine cannot reach the server, and for how long a step has tried."""
+        """Return the part of an error text that names this machine, the group, and how long a step tried the server."""
         if not self.who:
             return ""
         kind = "" if self.outage is None else "group "
@@ -521,10 +521,10 @@ class RedisLink:
         Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
         reached; MailboxFull if the server's memory is full.
         """
-        # The loop times from which the time limit is measured. Under False: the beginning of this call, for a server
-        # that cannot be reached. Under True: the first error of a server that is full. Each of them has its own limit.
+        # The loop times from which two time limits are measured. The key False has the beginning of this call, for a
+        # server that cannot be reached. The key True has the time of the first error of a server that is full.
         began, calls = {False: asyncio.get_running_loop().time()}, self._calls
-        backoff: Backoff | None = None  # made only when it is needed, because most commands succeed at once
+        backoff: Backoff | None = None  # the pauses between attempts; made late, because most commands succeed at once
         forgotten = False  # whether the last attempt failed because the server did not have the script
         taken = False  # whether an attempt without an answer may have had its effect
         while True:
@@ -558,7 +558,7 @@ class RedisLink:
     def _patience_s_for(self, *, full: bool) -> float:
         """Return for how many seconds a failed call is repeated.
 
-        In steps this time is longer, unless the server answers but stores nothing. `full` says that it does so.
+        In steps this time is longer, unless the server answers but stores nothing, which `full` says.
         """
         return self.patience_s if self.outage is None or full else self.outage.timeout_s
 
@@ -579,7 +579,7 @@ class RedisLink:
         self._glanced_at = now
         over = await self.ended()
         if over is not None:
-            self._glanced_at = 0.0  # makes the next calls read the state too, so that they also get the error
+            self._glanced_at = 0.0  # with this value, the next calls also read the state, and get the error
         return over
 
 

@@ -224,7 +224,7 @@ class Wire(TakenSocket):
     def calls(
         self, commands: Iterable[Sequence[Any]], timeout_s: float, stall_s: float = math.inf
     ) -> "list[asyncio.Future[Any]]":
-        """Send commands in one piece; return for each a future as `call` does."""
+        """Send commands in one piece; return a future for each reply. The time limits are those of `call`."""
         if self._lost is not None or self._transport.is_closing():
             return [self.call(command, timeout_s, stall_s) for command in commands]
         futures: list[asyncio.Future[Any]] = []

@@ -54,6 +54,6 @@ class ReplicaGuard:
             if isinstance(error, NoPermissionError):
                 raise error
             if isinstance(error, BaseException):
-                raise UnconfirmedError(f"it was not confirmed: {error}") from error
+                raise UnconfirmedError(f"the call was not confirmed by replicas: {error}") from error
         if replicas < self.replicas:
             raise TooFewReplicasError(replicas, self.replicas, self._within_s)

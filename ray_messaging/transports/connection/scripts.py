@@ -13,7 +13,7 @@ from ray_messaging.addressing.channels import mark_of_db
 _DBS = 16
 _SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
-# The shared sections that precede a script, by the script's name.
+# Lists of shared sections. `_SHARED` has, for each script, the shared sections that precede it.
 _MOVE = ("entry_order", "move_cursor")
 _SEND = ("mailbox_counts", *_MOVE, "conclude", "step_box", "channel_here", "sequence_numbers")
 _LEASE = ("id_ceiling", "renew_lease")

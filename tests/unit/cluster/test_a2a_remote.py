@@ -1,5 +1,6 @@
 """Outside agents as agents of a run in steps: what they answer, late, twice, wrongly or never."""
 
+import gzip
 import json
 import pickle
 import threading
@@ -171,6 +172,18 @@ def test_garbage_is_an_error_in_the_answer_and_the_run_goes_on(serve, card, body
     assert (step, answers) == (2, True)
     assert payload["error"]
     assert len(payload["error"]) <= 500
+
+
+def test_a_compressed_response_which_might_need_all_memory_is_an_error(serve):
+    parts = [{"text": "x" * 6_000_000}]
+    answer = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "result": {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": parts}},
+    }
+    body = gzip.compress(json.dumps(answer).encode())
+    with remote(serve(lambda url: garbage(url, CARD, body, headers={"content-encoding": "gzip"}))) as agent:
+        assert "compressed (gzip)" in ran(agent).states[1]["heard"][0][2]["error"]
 
 
 def test_the_token_goes_to_no_other_host_than_that_of_the_url(serve):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,7 +16,9 @@ from a2a.types import CancelTaskRequest, GetTaskRequest, Message, Role, SendMess
 from support.interceptors import interceptor_with
 
 from ray_messaging import rules
+from ray_messaging.cluster.a2a_parts import parts_of, payload_of
 from ray_messaging.cluster.a2a_server import _MOST_BYTES, _MOST_TASKS, _application, _Guard, _LastTasks
+from ray_messaging.errors import InvalidPayload
 
 TOKEN = "s3cret-token"
 
@@ -25,6 +28,8 @@ async def think(message):
     text = message.payload.get("content", "")
     if "fail" in text:
         raise ValueError("I cannot")
+    if "huge" in text:
+        return {"n": 2**53 + 1}
     if "wait" in text:
         await asyncio.sleep(60)
     if "whole" in text:
@@ -104,6 +109,7 @@ async def test_data_are_the_payload_and_the_answer(outside):
     ("parts", "state", "why"),
     [
         ([new_text_part("fail")], TaskState.TASK_STATE_FAILED, "I cannot"),
+        ([new_text_part("huge")], TaskState.TASK_STATE_FAILED, "cannot hold 9007199254740993 exactly"),
         ([new_text_part("casino")], TaskState.TASK_STATE_REJECTED, "pattern"),
         ([new_url_part("file:///etc/passwd")], TaskState.TASK_STATE_REJECTED, "files and URLs are not taken"),
     ],
@@ -152,6 +158,27 @@ async def test_two_tokens_in_one_request_are_refused(outside):
     async with outside(None) as http:
         headers = [("authorization", "Bearer wrong"), ("authorization", f"Bearer {TOKEN}")]
         assert (await http.post("/agents/7", headers=headers, json={})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"n": 2**53 + 1},
+        {"deep": [{"n": -(2**60)}]},
+        {"n": math.nan},
+        [math.inf],
+        {"n": {1: 2}},
+        {"content": "x", "b": b"x"},
+    ],
+)
+def test_a_payload_that_would_change_is_no_part(payload):
+    with pytest.raises(InvalidPayload):
+        parts_of(payload)
+
+
+def test_a_payload_in_json_is_the_same_after_its_way_through_parts():
+    payload = {"content": "x", "n": [2**53, -(2**53), 0.1, True, None, {"a": ""}]}
+    assert payload_of(parts_of(payload)) == payload
 
 
 @pytest.mark.parametrize("body", [b"", b"no json", b"[]", b"{}", b'{"jsonrpc":"2.0"}', b"[" * 100_000, b'"\\ud800"'])

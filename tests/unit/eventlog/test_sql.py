@@ -240,3 +240,9 @@ def test_a_query_that_takes_too_long_is_interrupted(log):
     with pytest.raises(InvalidQuery, match=r"took longer than 0\.2 s: read fewer rows"):
         log.sql(endless, timeout_s=0.2)
     assert log.sql("select 1 as n", timeout_s=60).to_pylist() == [{"n": 1}]
+
+
+def test_a_query_is_interrupted_even_if_its_time_is_over_before_it_runs(log):
+    endless = "select count(*) as n from range(1000000000) a, range(1000000000) b where a.range = b.range + 1"
+    with pytest.raises(InvalidQuery, match="took longer than"):
+        log.sql(endless, timeout_s=1e-6)

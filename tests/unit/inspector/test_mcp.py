@@ -367,7 +367,7 @@ async def test_a_fork_goes_nowhere_else_than_beside_its_parent(folder, name, mon
 
 
 def test_nothing_is_written_above_the_folders(folder):
-    with pytest.raises(ConfigError, match="start the server with the folder that holds it"):
+    with pytest.raises(ConfigError, match="start the server with this folder"):
         RunFolders([str(folder / "town")]).beside("town", "new")
 
 

@@ -206,6 +206,38 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_pa
     assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
 
 
+class Busy(Exception):
+    """The error of a language model that has too much to do."""
+
+    status_code = 429
+
+
+def test_a_call_of_agents_that_no_longer_run_ahead_is_tried_again_for_the_step_that_waits_for_it():
+    far, stranger_is_heard, tried = threading.Event(), threading.Event(), Counter()
+
+    def ask(agent, step):
+        tried[agent, step] += 1
+        if (agent, step) == (2, 5):
+            far.set()
+        if (agent, step) == (0, 4):
+            assert far.wait(WAIT_S)  # agent 2 has begun step 5 by then, and has not heard the stranger
+        if (agent, step) == (0, 5) and tried[agent, step] == 1:
+            assert stranger_is_heard.wait(WAIT_S)  # by then, all agents run in step 5 itself
+            raise Busy
+        return step
+
+    async def person(me, inbox):
+        if me.id == 2 and any(message.from_id == 0 for message in inbox):
+            stranger_is_heard.set()
+        me.state["told"] = await me.remember(ask, me.id, me.step)
+        if (me.id, me.step) == (0, 4):
+            me.send(2, {"to": "a stranger"})
+
+    result = run(person, agents=4, graph=TWO_PAIRS, until=8, calls=Calls(retries=1), **NEAR)
+    assert all(state == {"told": 7} for state in result.states.values())
+    assert tried[0, 5] == 2
+
+
 class Nobody(rules.Rule):
     """A rule that blocks what agent 0 says."""
 
