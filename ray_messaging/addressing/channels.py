@@ -122,7 +122,7 @@ def check_id(agent_id: object) -> AgentId:
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
         _check_text("agent id", agent_id, remedy=". Or number such agents, and keep a table of their ids")
-        return str(agent_id)  # a numpy str becomes a plain str, because it could not be encoded later
+        return str(agent_id)  # a numpy str becomes a plain str, because a numpy str could not be encoded later
     if isinstance(agent_id, UUID):
         return str(agent_id)
     if type(agent_id) is tuple:  # a named tuple, such as a row of a DataFrame, is not accepted as an id
@@ -145,7 +145,7 @@ def check_id(agent_id: object) -> AgentId:
 
 
 def _tuple_text(part: object, whole: object) -> str:
-    """Return an item of a tuple id as text: as Python writes it, but a str as JSON, whose form never changes."""
+    """Return an item of a tuple id as text. A str is written as JSON, because that form never changes."""
     if type(part) is tuple and part:
         inner = [_tuple_text(each, whole) for each in part]
         return f"({', '.join(inner)}{',' * (len(inner) == 1)})"
@@ -175,7 +175,7 @@ def id_tuple(agent_id: str) -> tuple[Any, ...]:
         found = literal_eval(agent_id)
         if isinstance(found, tuple) and check_id(found) == agent_id:
             return found
-    raise InvalidAddress(f"the id {short_repr(agent_id)} is no text of a tuple, such as '(3, 4)'", value=agent_id)
+    raise InvalidAddress(f"the id {short_repr(agent_id)} does not spell a tuple, as '(3, 4)' does", value=agent_id)
 
 
 def check_subtopic(subtopic: object) -> str:
@@ -224,7 +224,8 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel)
-        # With such a channel, a foreign client could fake the brackets around our own Pub/Sub messages.
+        # On such a channel, a foreign client could imitate the Pub/Sub messages by which our scripts mark their own
+        # ones.
         if channel.startswith(_OURS):
             raise InvalidAddress(
                 f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
@@ -327,5 +328,5 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 def mark_of_db(db: int) -> str:
-    """Return the text that follows an experiment's name in Pub/Sub channels of a db. No experiment's name has an @."""
+    """Return the text that follows an experiment's name in the names of a db's Pub/Sub channels: "@3" in db 3."""
     return f"@{db}" if db else ""

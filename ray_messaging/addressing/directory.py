@@ -1,4 +1,4 @@
-"""Directory: the records of all mailboxes, from which each message's route to mailboxes follows."""
+"""The directory: the records of all mailboxes. They determine to which mailboxes each message goes."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ ALWAYS = -1  # stands for the step of a change that is valid in all steps; witho
 
 
 class HostDates:
-    """From which step on each move of agents is valid. A move is identified by the directory version that it made.
+    """The steps from which on moves of agents are valid. A move is identified by the directory version that it made.
 
     Args: `text` is stored on the server: ascending pairs `step:version`, separated by commas. A pair says that moves
     with this version or a later one, up to the next pair's version, are valid from this step on.
@@ -36,7 +36,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which a version's changes are valid, or ALWAYS if the version is before all pairs."""
+        """Return the step from which a version's changes are valid, or ALWAYS if all pairs have later versions."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -69,7 +69,7 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Change(msgspec.Struct, array_like=True):
-    """Agents that came to a mailbox, and agents that left it, at one time, as claims with their subtopics.
+    """One change of a mailbox's agents: claims for the agents that came, and for the agents that left.
 
     With steps, `version` is the directory's version with the change. `HostDates` has the first step in which it is
     valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
@@ -103,11 +103,12 @@ class MailboxRecord(msgspec.Struct, array_like=True):
     channels: list[str]
     globs: list[str]
     exclusive: bool = False
-    frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts: a quarter of its limits
+    frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts
     frame_bytes: int = FRAME_BYTES
     # Whether agents have moved, so that a later reader of the mailbox must host the agents of this record.
     moved: bool = False
-    # The last changes of its agents, because broadcasts that wait may name the agents before a change.
+    # The last changes of the mailbox's agents. Broadcasts that wait in the mailbox may name the agents that it had
+    # before a change.
     changes: list[Change] = []
     origins: list[FormerMailbox] = []
 
@@ -164,7 +165,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
 
 
 def claims_of(by_subtopic: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return claims of agents, given by subtopic. Subtopics with the same agents share a claim."""
+    """Return claims for the agents of each subtopic. Subtopics with the same agents share a claim."""
     found: dict[AgentSet, list[str]] = {}
     for subtopic, agents in by_subtopic.items():
         found.setdefault(agents, []).append(subtopic)
@@ -194,7 +195,7 @@ def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
 
 
 def _beyond(more: Mapping[str, AgentSet], less: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return the claims of agents, by subtopic, that are in `more` and not in `less`."""
+    """Return claims for the agents that are in `more` but not in `less`, compared subtopic by subtopic."""
     found = {subtopic: agents - less.get(subtopic, NO_AGENTS) for subtopic, agents in more.items()}
     return claims_of({subtopic: agents for subtopic, agents in found.items() if agents})
 
@@ -213,7 +214,7 @@ def decode_agents(data: bytes) -> AgentSet:
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
-    """Return, for each subtopic, the agents before a change."""
+    """Return, for each subtopic, the agents that a mailbox had before a change. Since the change it has `now`."""
     came, went = _by_subtopic(change.came), _by_subtopic(change.went)
     return {
         subtopic: (now.get(subtopic, NO_AGENTS) - came.get(subtopic, NO_AGENTS)) | went.get(subtopic, NO_AGENTS)
@@ -224,7 +225,7 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the mailboxes from which a record's agents came, also of agents that come from `came_from` now."""
+    """Return the mailboxes from which the agents of a record came, after agents of `came_from` have joined them."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}
@@ -260,7 +261,7 @@ def decode_record(data: bytes) -> MailboxRecord:
 class IdTable(Generic[T]):
     """Map of int64 ids to values, such as routes.
 
-    It is a dense array if the ids are close together, else it is searched.
+    If the ids are close together, the map is a dense array. Otherwise an id is found by binary search.
     """
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[T]) -> None:
@@ -285,7 +286,7 @@ class IdTable(Generic[T]):
 
 
 class Routes:
-    """The mailboxes of each message, by the records of one version of the directory. A `Routes` is never changed.
+    """Routes of messages to mailboxes, made from one version of the directory. A `Routes` is never changed.
 
     A route is an index into `routes`, a list of tuples of mailboxes. Route 0 has no mailbox. `logged` says whether an
     event log is registered in this version.
@@ -430,7 +431,7 @@ class Routes:
         return routes
 
     def _match(self, to_id: AgentId | None, topic: str) -> int:
-        """Return the route of a channel, also to mailboxes that listen to patterns."""
+        """Return the route of a channel, including mailboxes that listen to patterns which match it."""
         route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
         channel = build_channel(self.exp_id, to_id, topic)
         for length in self._glob_lengths:
@@ -446,8 +447,8 @@ class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
     `routing` has the routes to mailboxes, and `read_in` returns the routes to the boxes of a step. A sender keeps the
-    routes that it took from here until it takes new ones. So the routes of a send do not change when another send needs
-    the routes of a step.
+    `Routes` that it got from here for as long as it uses them. So they do not change when another sender asks for the
+    routes of another step.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -516,7 +517,7 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that another exclusive mailbox than `besides` claims, and that mailbox."""
+        """Return the first of these agents that an exclusive mailbox other than `besides` claims, and this mailbox."""
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:

@@ -1,4 +1,4 @@
-"""Hash tags of keys if the bodies of steps are spread over a cluster. Each shard has its own hash slot."""
+"""Hash tags of keys, by which the bodies of large frames are spread over the primaries of a Redis Cluster."""
 
 from functools import cache
 from itertools import count

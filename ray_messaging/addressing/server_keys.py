@@ -41,7 +41,8 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = start + "rules"  # the name of the entry in Ray that has the rules in force, then the rules' names
+        # A list: the name of the entry in Ray that has the rules in force, and the rules' names.
+        self.rules = start + "rules"
         self.answers = start + "answers"  # the verdicts that depend on rules' counts
         self.dead = start + "dead"
         self.surveys = prefix + "surveys"  # the records of all surveys
@@ -54,21 +55,22 @@ class Keys:
         self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
         self.mark = start + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.channels = f"exps:{exp_id}{mark_of_db(db)}:"  # the beginning of this experiment's channels in Pub/Sub
-        # A Pub/Sub channel with messages before and after those that our own script publishes.
+        # A Pub/Sub channel. Our own script publishes a message on it before and after the messages that it publishes.
         self.own = f"{prefix}own{mark_of_db(db)}"
-        # A Pub/Sub channel, to which messagers subscribe that get the messages to all agents.
+        # A Pub/Sub channel. Messagers subscribe to it if they get the messages to all agents.
         self.wide = self.own + ":wide"
-        # The beginning of Pub/Sub channels: each mailbox has one, to which its messager is subscribed while it is
-        # connected.
+        # The beginning of the names of Pub/Sub channels. Each mailbox has one such channel, and its messager is
+        # subscribed to this channel for as long as the messager is connected.
         self.ears = self.own + ":ear:"
 
     table = _key("rule")  # the counts of a rule, by the rule's name
     staged = _key(START + "staged")  # counts of a rule that will replace its present counts
-    # A mailbox's stream, by `mailbox:born`. A later mailbox with the same name has another stream.
+    # A mailbox's stream, by `mailbox:born`. The number `born` differs between mailboxes with the same name, so each has
+    # another stream.
     stream = _mailbox_key("mailbox")
     # A mailbox's stream during a transaction, by the mailbox (see script `large_frames`).
     open_stream = _key(START + "open")
-    ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born`
+    ended_stream = _key(START + "ended")  # the stream of a removed mailbox, by `mailbox:born` as well
     state = _mailbox_key("state")  # the state of a mailbox: reader epoch, cursor, counts, limits
     lease = _key(START + "lease")  # the lease of a mailbox, which its messager renews
     survey = _key("survey")  # the items of a survey: each round of questions, and the survey's end
@@ -76,12 +78,12 @@ class Keys:
     sent = _key(START + "sent")  # the frames that a group has sent in its open step
     results = _key(START + "results")  # the results of remembered calls in a group's open step
     box = _key("box")  # the stream of a box
-    cover = _key("box-cover")  # the size and the covers of a box
+    cover = _key("box-cover")  # the size of a box, and which groups' frames in it are valid
     bodies_of = _key("bodies")  # the bodies of large frames in boxes, by step
     sender = _key("sender")  # the epoch and the sequence numbers of a sender
 
     def steps(self, part: str = "") -> str:
-        """Build the key of an experiment's steps, or one that begins with it.
+        """Build the key of an experiment's steps, or with `part` a longer key that begins with this one.
 
         Args: `part` is the end of the key: "closed", "hears", "collected", or a step's number.
         """

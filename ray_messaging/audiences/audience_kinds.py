@@ -21,9 +21,9 @@ class AudienceKind(StrEnum):
 
 
 class AudienceFacts(msgspec.Struct, frozen=True):
-    """The facts about a version in the directory, besides its number. `digest` is the hash of its pairs, as hex.
+    """Facts about a version of an audience, as the directory has them. `digest` is the hash of its pairs, as hex.
 
-    `moved` is the step in which groups moved agents, so that this version was made (-1: a call made it).
+    If groups made this version by moving agents in a step, `moved` is this step; if a call made it, `moved` is -1.
     """
 
     kind: AudienceKind
@@ -89,7 +89,7 @@ class Audiences:
         return any(f'"kind":"{AudienceKind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
-        """Return whether the version that the moves of agents in step `step - 1` make already exists."""
+        """Return whether the audience already has the version that the moves of agents in step `step - 1` lead to."""
         found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 

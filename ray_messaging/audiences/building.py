@@ -62,7 +62,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, with the sender in the upper half; and the ids, if the halves are indexes of ids.
+    """Return the pairs as keys, the sender in the upper half, and the ids if the halves of the keys are indexes of ids.
 
     If the ids are None, the halves are the ids themselves. The array of keys can grow without a copy, because the
     kernel moves its memory.
@@ -263,9 +263,9 @@ class Positions(NamedTuple):
 
 
 class _Neighbours(NamedTuple):
-    """Some agents, how many neighbours each has, and the neighbours, in ascending order for each agent.
+    """Some agents, the number of neighbours of each, and all neighbours, ascending for each agent.
 
-    All are indexes.
+    Agents and neighbours are given as indexes.
     """
 
     agents: NDArray[np.intp]
@@ -282,7 +282,8 @@ class _Grid:
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
-        # Longer than the radius by more than the rounding errors in the numbers of cells.
+        # The side of a cell is longer than the radius, by more than rounding errors can change the number of a point's
+        # cell.
         side = max(radius * (1 + 2.0**-16), 2.0**-1000)
         first, *others = (_cells(column, side, 1 if axis else _PARTS) for axis, column in enumerate(points.T[:3]))
         rows, around = np.zeros(len(points), np.int64), np.zeros(1, np.int64)
@@ -348,7 +349,7 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the beginnings and lengths of the ranges of places that could be near each point of a block."""
+        """Return, for each point of a block, where the ranges of places near the point begin, and how long they are."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)
@@ -362,8 +363,8 @@ class _Grid:
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
-        # In a piece, the arrays must stay in the processor's cache, and the numbers by which `near` sorts must be below
-        # 2**32.
+        # The arrays of one piece must fit into the processor's cache, and the numbers by which `near` sorts must be
+        # below 2**32.
         pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-len(block) * len(self._keys) >> 32)), len(block))
         if pieces > 1:
             bounds = np.linspace(0, len(block), pieces + 1).astype(int).tolist()

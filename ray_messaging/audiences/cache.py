@@ -19,7 +19,7 @@ from ray_messaging.model.extension import AudiencePairs
 
 UNRESOLVED = 0  # stands in place of a version that will be looked up later
 EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents of the experiment that are in the directory
-_KEPT = 32  # the most versions, and restrictions of versions to some hearers, that are kept in memory or mapped
+_KEPT = 32  # the most sets of pairs that are kept: whole versions, and versions restricted to some hearers
 
 
 class AudienceCache:
@@ -44,7 +44,7 @@ class AudienceCache:
                 if self._source is None:
                     raise UnknownName(
                         f"this messager cannot look up audience {audience.name!r}, because it was opened without a "
-                        "source of audiences: open it by messaging.open_messager, or pass audiences=",
+                        "source of audiences: use a messager from messaging.open_messager, or pass audiences=",
                         kind="audience",
                         value=audience.name,
                     )
@@ -63,7 +63,7 @@ class AudienceCache:
         mover: Any = self._source
         if not hasattr(mover, "move_in_step"):
             raise ConfigError(
-                f"this messager cannot move agents of audience {name!r}: open it by messaging.open_messager"
+                f"this messager cannot move agents of audience {name!r}: use one from messaging.open_messager"
             )
         await mover.move_in_step(name, step, ids, points)
 

@@ -38,7 +38,7 @@ def version_folder(folder: Path, name: str, version: int) -> Path:
 def write_edges(folder: Path, edges: Edges) -> None:
     """Write the files of a version, which appear all at once.
 
-    They replace files that an experiment has left before it was reset.
+    They replace files of the same version that were written before the experiment was reset.
     """
     made = folder.with_name(f".{folder.name}.{uuid4().hex}")
     made.mkdir(parents=True)

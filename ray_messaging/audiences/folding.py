@@ -22,7 +22,7 @@ _PLACE = np.dtype("<u4")
 
 
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
-    """Encode which of `pairs` pairs are chosen. `places` are their numbers, ascending. The result for all pairs is b"".
+    """Encode which of `pairs` pairs are chosen: those with the ascending numbers `places`. For all pairs, return b"".
 
     The bytes are ranges of numbers, or one bit for each pair, whichever is shorter. So the result is short if only a
     few pairs are chosen, or all but a few.
@@ -65,7 +65,7 @@ def agents_digest(agents: AgentSet) -> bytes:
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
     """Return a batch of broadcasts with one row for each hearer.
 
-    The rows of one broadcast have one number and payload.
+    All rows of one broadcast have its number and its payload.
     """
     return _of_pairs(broadcasts, edges.expand(broadcasts.from_ids))
 
@@ -83,11 +83,11 @@ def _of_pairs(broadcasts: Batch, found: Pairs) -> Batch:
 def fold(
     pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes, kinds: NDArray[np.intp] | None = None
 ) -> tuple[Batch, NDArray[np.intp]]:
-    """Return some rows of a batch that `spread` made, for one mailbox, as a batch with a row for each broadcast.
+    """Fold some rows of a batch that `spread` made, all for one mailbox, into a batch with one row for each broadcast.
 
     Args: `rows` are ascending. `there` are all rows whose hearers are agents of the mailbox; `agents` is the digest of
-    these agents. `kinds` has a number for each row (None: all are equal). A broadcast gets a row for each kind of its
-    pairs.
+    these agents. `kinds` has a number for each row (None: all are equal). Rows of one broadcast with different numbers
+    are not folded into one row.
     Returns: the batch, and for each of `rows` its row in that batch.
     """
     assert pairs.numbers is not None
@@ -114,7 +114,7 @@ def fold(
 
 
 def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32]], rows: int) -> NDArray[np.intp]:
-    """Return the `kinds` of rows for `fold`: a number for each row, the same for rows of equal payload and labels.
+    """Return the argument `kinds` of `fold`: a number for each row, equal for rows with equal payload and labels.
 
     Args: `lines` has the payloads of rows that rules rewrote, and `labels` the rows with each label.
     """

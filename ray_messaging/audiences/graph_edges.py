@@ -86,7 +86,7 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 
 class GraphHearing:
-    """The rows of some senders, as hearers hear them.
+    """The rows of some senders, each of which is a broadcast, as hearers hear them.
 
     There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
     hearers hear nobody. `places` has the place of each row's sender, or -1 if the row is not from one of these senders.

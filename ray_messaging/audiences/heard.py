@@ -175,7 +175,7 @@ class Heard:
     # -- pairs that rules have blocked ----------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield the rows that are left for agents of which rules have blocked a pair."""
+        """Yield the rows that are not blocked, for the agents for which rules have blocked at least one row."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])

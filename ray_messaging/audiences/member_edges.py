@@ -102,7 +102,7 @@ class MemberEdges:
     def everybody(cls, agents: AgentSet) -> "MemberEdges":
         """Return the pairs of all agents with each other.
 
-        The pairs have no digest, because it depends on the mailbox, the subtopic and the time which agents these are.
+        The pairs have no digest, because the set of all agents depends on the mailbox, the subtopic and the time.
         """
         return cls(agents, b"")
 

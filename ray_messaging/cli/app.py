@@ -81,7 +81,10 @@ class LateCommand(TyperCommand):
 
 
 class _Commands(TyperGroup):
-    """Commands whose expected errors are one line on stderr, with exit code 2. After Ctrl-C the exit code is 130."""
+    """Commands that print an expected error as one line on stderr, with exit code 2.
+
+    After Ctrl-C the exit code is 130.
+    """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
         super().__init__(**settings)

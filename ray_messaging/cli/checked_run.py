@@ -81,7 +81,7 @@ def run(
 
 
 def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> dict[str, float | None]:
-    """Measure the latency of single messages, in an experiment of their own, so that they are not in the traffic."""
+    """Measure the latency of single messages. They have an experiment of their own, so the run does not count them."""
     messaging = Messaging.start(exp_id, redis=redis, rules=rules)
     try:
         return lone_latency_ms(messaging)
@@ -102,7 +102,7 @@ def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> t
 
 
 def finish(found: dict[str, Any], problems: Sequence[str], *, as_json: bool) -> None:
-    """Print the outcome of a run as JSON if that is wanted; exit with code 1 if there are problems."""
+    """Print the outcome of a run if `as_json` is True; exit with code 1 if there are problems."""
     if as_json:
         print_json(json.dumps(found).encode())
     for problem in problems:

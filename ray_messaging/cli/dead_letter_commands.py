@@ -104,7 +104,7 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
     """Return a letter in JSON's types.
 
-    With `whole`, it has its messages, or if it cannot be decoded, its bytes in base64.
+    With `whole`, the result has the letter's messages, or the letter's bytes in base64 if they cannot be decoded.
     """
     found: dict[str, Any] = {name: getattr(letter, name) for name in ("id", "mailbox", "reason", "at", "readable")}
     found |= {"messages": letter.rows, "bytes": len(letter.frame)}
@@ -223,7 +223,7 @@ def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -
     Raises: ConfigError unless exactly one option selects letters.
     """
     if bool(ids) + (mailbox is not None) + every != 1:
-        raise ConfigError("say which dead letters: pass exactly one of their ids, --mailbox NAME and --all")
+        raise ConfigError("say which dead letters: pass exactly one of these: ids, --mailbox NAME, --all")
     return list(ids) if ids else None
 
 

@@ -139,7 +139,7 @@ def _files() -> Finding:
 
 
 def _clock() -> Finding:
-    """Return the finding whether the clock is synchronised. `health` measures the differences between clocks."""
+    """Return a finding that says whether this machine's clock is synchronised with a time server."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):

@@ -37,7 +37,7 @@ def fork(
     from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
 
     function = imported_function(model)
-    # The groups' processes need not find the file.
+    # The function is pickled with its code, so the groups' processes need not find its file.
     cloudpickle.register_pickle_by_value(sys.modules[model.partition(":")[0]])
     given = None if rules is None else parse_rules(rules)
     console = output()

@@ -72,7 +72,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
         show_stats(console, found)
         if plot_file is not None:
             console.print(f"\nThe picture is in {plot_file}.")
-    if log.unended:  # `open_log` has printed a warning about it on stderr
+    if log.unended:  # `open_log` has printed a warning on stderr that the log has no end
         raise typer.Exit(DOES_NOT_BALANCE)
 
 
@@ -171,7 +171,8 @@ def thread(
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
     """Print a message, and below it the messages that its sender had just read, each with its own causes.
 
-    With --json, each message of the tree is a line, which comes before its causes. `cause_of` is the message above it.
+    With --json, each message of the tree is a line, which comes before its causes. `cause_of` names the message above
+    it.
     """
     found = open_log(target).why(message_id, depth)
     if as_json:
@@ -199,7 +200,8 @@ def tail(
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        before = deque([after], limit + 1)  # the position before the rows to print, and then their positions
+        # The position before the first of the last `limit` rows, and the positions of these rows.
+        before = deque([after], limit + 1)
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())
         after, fields = before[0], fields | {"limit": limit}
@@ -217,7 +219,7 @@ def tail(
 
 @app.command(short_help="Show what ran: settings, groups, rules, starts.")
 def run(target: Target, as_json: Json = False) -> None:
-    """Show the record of a run: steps, groups, model, starts with commands and versions, and changes of rules."""
+    """Show the record of a run: steps, groups, model, command and versions of each start, and changes of rules."""
     found = open_log(target).run
     if as_json:
         print_json(json_line(found or {}))

@@ -25,12 +25,12 @@ Model = Annotated[
 def mcp(folders: Folders, control: Control = False, model: Model = None) -> None:
     """Answer an assistant's questions about runs: a server of the Model Context Protocol on stdin and stdout.
 
-    An assistant starts this command itself, from its configuration: see docs/guides/mcp.md. It can read the runs in
-    the folders, and nothing else.
+    An assistant starts this command itself, from its configuration: see docs/guides/mcp.md. Without --control, it can
+    only read the runs in the folders.
     """
     check_extra()
     if model is not None and not control:
-        raise ConfigError("--model is for forks, which need --control")
+        raise ConfigError("--model is used only for forks: pass --control, too, or leave out --model")
     from ray_messaging.inspector.mcp_server import RunAnswers, RunControl, mcp_server  # noqa: PLC0415 - of the extra
 
     runs = RunFolders(folders)
@@ -39,7 +39,7 @@ def mcp(folders: Folders, control: Control = False, model: Model = None) -> None
 
 
 def check_extra() -> None:
-    """Raise ConfigError if the extra `mcp` is not installed, or its version 1."""
+    """Raise ConfigError unless version 2 of the package mcp is installed."""
     try:
         found = find_spec("mcp.server.mcpserver")
     except ModuleNotFoundError:
@@ -52,5 +52,5 @@ def join(exp_id: str, folder: str) -> LiveControl:
     """Return the control of a running experiment; raise ConfigError if it does not run, or logs into another folder."""
     messaging = join_experiment(exp_id, "ask about the run without steering it")
     if messaging.log_dir is None or Path(messaging.log_dir).resolve() != Path(folder).resolve():
-        raise ConfigError(f"the experiment {exp_id!r} that runs now logs into another folder: {messaging.log_dir}")
+        raise ConfigError(f"experiment {exp_id!r} does not log into {folder!r}: its log_dir is {messaging.log_dir}")
     return LiveControl(messaging, parse_rule, [known.example for known in KNOWN.values()])

@@ -69,7 +69,7 @@ def _allow_graph(argument: str) -> Rule:
 def _by_settings(
     make: Callable[..., Rule], kind: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> Callable[[str], Rule]:
-    """Return a function that builds a rule from a text with settings. `known` and `bare` are those of `_settings`."""
+    """Return a function that builds a rule from a text with settings, which it parses by `_settings`."""
     return lambda argument: make(**_settings(kind, argument, known, bare))
 
 

@@ -58,7 +58,7 @@ def show_fates(console: Console, account: "ReplayAccount") -> None:
 
 
 def show_heat_map(console: Console, account: "ReplayAccount") -> None:
-    """Print the number of messages delivered between groups. Darker cells have more."""
+    """Print the number of messages delivered between groups. A darker cell stands for more messages."""
     names = [group["name"] for group in account.groups]
     heat_map(console, "Delivered from group (row) to group (column)", names, names, account.matrix)
 

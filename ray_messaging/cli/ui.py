@@ -124,7 +124,7 @@ def _opened(target: str | None, model: str | None, beside: str | None, *, of_pro
     if target is None:
         assert model is not None
         if beside is not None:
-            raise ConfigError("--beside compares two folders of logs, and --model runs a model")
+            raise ConfigError("--beside compares two folders of logs, and --model runs a model: leave out one of them")
         from ray_messaging.cli.fork_command import imported_function  # noqa: PLC0415 - they take a second
         from ray_messaging.inspector.sources.model_facts import ModelFacts  # noqa: PLC0415
 
@@ -151,7 +151,7 @@ def _open_folder(folder: str, beside: str | None) -> "RunFacts":
 
 
 def _serve_seats(exp_id: str, bound: "Bound", until: threading.Event | None, *, as_json: bool) -> None:
-    """Serve the pages of an experiment's seats, which have tokens of their own."""
+    """Serve the pages on which people play agents of an experiment. Each page has a token of its own."""
     from ray_messaging.cluster.handles.connection import result  # noqa: PLC0415 - brings Ray
     from ray_messaging.cluster.handles.seat import seat_url  # noqa: PLC0415 - as above
     from ray_messaging.inspector.web.seat_pages import seat_pages  # noqa: PLC0415 - of the extra
@@ -189,7 +189,7 @@ def _tell(source: "RunFacts", bound: "Bound", *, as_json: bool) -> None:
 
 
 def _stdin_closed() -> threading.Event:
-    """Return an event that is set when the process that started this one has ended."""
+    """Return an event that is set when stdin is closed: then the process that started this one has ended."""
     closed = threading.Event()
 
     def wait() -> None:

@@ -64,7 +64,7 @@ def _check_exact(value: object) -> None:
 
 
 def _with_whole_numbers(value: Any) -> Any:  # noqa: ANN401 - in JSON's types
-    """Return data in which 3.0 is 3: A2A has floats only."""
+    """Return data with each whole float, such as 3.0, replaced by an int, because A2A sends ints as floats."""
     if isinstance(value, dict):
         return {name: _with_whole_numbers(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ray_messaging.message import Message
     from ray_messaging.messages import Messages
 
-_MOST_BYTES = 4 << 20  # of a response
+_MOST_BYTES = 4 << 20  # the most bytes of a response
 _CONNECT_S = 10.0
-_POLL_S = 1.0  # between two questions whether a task has ended
+_POLL_S = 1.0  # the pause before the outside agent is asked again whether a task has ended
 _ERROR_WIDTH = 500
 _CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -79,10 +79,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         self._leave: Callable[[], None] | None = None
         self._loop: SharedLoop | None = None
         self._life: finalize[Any, Any] | None = None
-        self._asked: dict[str, Future[dict[str, Any]]] = {}  # by message: what the outside agent answers
-        self._tasks: dict[str, str] = {}  # by message: the task of the outside agent
+        self._asked: dict[str, Future[dict[str, Any]]] = {}  # the outside agent's answer, by the message's id
+        self._tasks: dict[str, str] = {}  # the outside agent's task, by the message's id
         self._serving: Future[None] | None = None
-        self._card: AgentCard | None = None  # the card that has worked
+        self._card: AgentCard | None = None  # the outside agent's card, if the last call with it succeeded
         self._places = asyncio.Semaphore(_CONCURRENCY)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         if self._loop is None:
             self._loop = SharedLoop("remote agent")
             self._loop.enter()
-            self._life = finalize(self, self._loop.leave)  # In the process of a group, nobody calls `close`.
+            self._life = finalize(self, self._loop.leave)  # nobody calls `close` in a group's process
         return self._loop
 
     # -- outside of steps -----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         return None
 
     def close(self) -> None:
-        """Remove the group that hosts the agent, and end what is under way. A second call does nothing."""
+        """Remove the group that hosts the agent, and cancel all waiting for its answers. A second call does nothing."""
         if self._loop is None:
             return
         for future in (self._serving, *self._asked.values()):
@@ -154,7 +154,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     async def __call__(self, me: "Agent", inbox: "Messages") -> None:
         """Pass the messages of a step on to the outside agent, and send its answers, also to messages of earlier steps.
 
-        What the outside agent did within the limit is remembered, so that a step that runs again, or a fork, has it.
+        Its answers, and the fact that an answer was late, are remembered. So they are the same if the step runs again,
+        and in a fork.
         """
         new = {message.id: message for message in inbox}
         open_ones: list[list[Any]] = [*me.state.pop(WAITING, [])]
@@ -163,7 +164,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
-        asks = by_content(ask_remote, sample=None)  # Another run must not get that an answer was late in this one.
+        # Not shared with other runs, because an answer that is late in one run may be in time in another.
+        asks = by_content(ask_remote, sample=None)
         found = await asyncio.gather(
             *(me.remember(asks, id_, payload, task, since) for id_, _, payload, since, task in open_ones)
         )
@@ -185,7 +187,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             me.stay_active()
 
     async def _within_limit(self, message_id: str, payload: object, task: str | None, *, wait: bool) -> dict[str, Any]:
-        """Return what the outside agent has answered: {"answer": payload}, {"error": text} or {"late": its task}."""
+        """Return {"answer": payload} or {"error": text} of the outside agent, or {"late": its task}."""
         if message_id not in self._asked:
             self._asked[message_id] = self._own_loop().begin(self._outcome(message_id, payload, task))
         future = self._asked[message_id]
@@ -211,11 +213,14 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     # -- the protocol ---------------------------------------------------------------------------------------------
 
     async def _talk(self, message_id: str, payload: object, task: str | None) -> dict[str, Any]:
-        """Return the answer to a message, or to a message that a former process has sent, if its task is known."""
+        """Return the answer to a message.
+
+        If `task` is the outside agent's task for this message, do not send it again.
+        """
         async with self._places, self._client() as client:
             if task is not None:
                 return await _result(client, await client.get_task(GetTaskRequest(id=task)))
-            # A former process may have sent the message already. The outside agent can tell by the id.
+            # A former process may have sent this message already. The outside agent can recognise it by its id.
             message = A2AMessage(message_id=f"{self.id}/{message_id}", role=Role.ROLE_USER, parts=parts_of(payload))
             known: Task | None = None
             async for event in client.send_message(SendMessageRequest(message=message)):
@@ -249,11 +254,11 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
 
 
 async def _ended(future: Future[Any], wait_s: float) -> None:
-    """Wait for the end of a future, which may outlive this event loop, or until the time is over."""
+    """Wait until a future is done, but at most `wait_s` seconds. The future may outlive this event loop."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def tell(_: object) -> None:
-        with suppress(RuntimeError):  # The loop has been closed.
+        with suppress(RuntimeError):  # raised if the loop has been closed
             loop.call_soon_threadsafe(ended.set)
 
     future.add_done_callback(tell)
@@ -277,7 +282,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _task_after(event: StreamResponse, known: Task | None) -> Task:
-    """Return the task after an event of a stream."""
+    """Return the task as it is after an event of its stream."""
     if event.HasField("task"):
         return event.task
     of_status = event.HasField("status_update")

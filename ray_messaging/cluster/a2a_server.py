@@ -46,7 +46,7 @@ from ray_messaging.cluster.handles.user_messager import UserMessager
 from ray_messaging.errors import ConfigError, InvalidAddress, InvalidPayload, MessagingError, QuestionBlocked
 from ray_messaging.messager import Messager
 
-_MOST_BYTES = 4 << 20  # of a request
+_MOST_BYTES = 4 << 20  # the most bytes of a request
 _MOST_TASKS = 1_000  # the most tasks of an agent that are kept for GetTask
 _MOST_REQUESTS = 1_000  # the most requests at a time
 _GRACE_S = 1
@@ -64,7 +64,10 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         token: str | None,
         timeout: float,
     ) -> None:
-        """Listen on `host:port`, and serve; raise ConfigError if the place cannot be taken or the token is empty."""
+        """Listen on the address `place`, "host:port", and serve.
+
+        Raises: ConfigError if the address cannot be used or the token is empty.
+        """
         if token == "":
             raise ConfigError("an empty token lets everybody in: pass another token, or None for a random one")
         self.agents = frozenset(map(check_id, agents))
@@ -95,7 +98,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
     def url_of(self, agent: AgentId) -> str:
         """Return the URL of an agent, below which its card is; raise ConfigError if the server does not serve it."""
         if check_id(agent) not in self.agents:
-            raise ConfigError(f"agent {agent!r} is not exposed")
+            raise ConfigError(f"agent {agent!r} is not exposed: add it to the agents= of messaging.expose")
         return f"{self.url}/agents/{quote(str(agent), safe='')}"
 
     def close(self) -> None:
@@ -166,7 +169,7 @@ class _Guard:
 
 
 class _TooLarge(BaseException):
-    """A request is too large. As a BaseException it passes handlers of errors in the request."""
+    """A request is too large. This is a BaseException, so that no handler of the request's errors catches it."""
 
 
 def _application(messager: Messager, agents: frozenset[AgentId], experiment: str, timeout: float) -> Starlette:
@@ -229,7 +232,7 @@ def _card(agent: AgentId, experiment: str, url: str) -> AgentCard:
 
 
 class _Asking(AgentExecutor):
-    """Asks an agent of the experiment as the user, for each message of a client."""
+    """Executor of A2A requests: for each message of a client, it asks an agent of the experiment as the user."""
 
     def __init__(self, messager: Messager, agent: AgentId, timeout: float) -> None:
         self._messager = messager

@@ -41,12 +41,12 @@ Change = Callable[[Edges], Edges | None]
 
 
 def join(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs of an audience with more members; raise ConfigError if it was not made from members."""
+    """Return an audience's pairs after some members have joined; raise ConfigError if it was not made from members."""
     return MemberEdges.among(_members(name, edges) | agents)
 
 
 def leave(name: str, agents: AgentSet, edges: Edges) -> Edges:
-    """Return the pairs of an audience without some members; raise ConfigError if it was not made from members."""
+    """Return an audience's pairs after some members have left; raise ConfigError if it was not made from members."""
     return MemberEdges.among(_members(name, edges) - agents)
 
 
@@ -75,14 +75,14 @@ def positions_of(name: str, edges: Edges) -> Positions:
 def _members(name: str, edges: Edges) -> AgentSet:
     if not isinstance(edges, MemberEdges):
         raise ConfigError(
-            f"audience {name!r} has no members that come and go: create_audience({name!r}, members=ids) makes one; "
-            "a graph is replaced by remove_audience and create_audience"
+            f"audience {name!r} was not made from members, so agents cannot join or leave it: make it by "
+            f"create_audience({name!r}, members=ids); to change a graph, call remove_audience and then create_audience"
         )
     return edges.members
 
 
 class AudienceMaker:
-    """Maker of versions of audiences. It writes a version's files, and then the interceptor enters it in the directory.
+    """Maker of versions of audiences. It writes the files of a version before the directory gets the version.
 
     A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
     the files, serves processes on other nodes. It has no state.
@@ -182,7 +182,7 @@ class AudienceFiles:
         return self._experiment.audiences
 
     def _here(self) -> bool:
-        # On Ray Client, Ray returns a node on which this process is not.
+        # On Ray Client, the node that Ray returns is not the node of this process.
         return not on_ray_client() and context().get_node_id() == self._home.node
 
     def _actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -200,7 +200,7 @@ class AudienceFiles:
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
         """Call the actor.
 
-        The call is repeated if the actor has ended, because another process has dropped the last handle.
+        If the actor has ended, the call is repeated. An actor ends when another process drops the last handle of it.
         """
         name = f"the audiences of experiment {self._experiment.exp_id!r}"
         for left in reversed(range(_ATTEMPTS)):
@@ -225,7 +225,10 @@ class AudienceFiles:
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make a version with new positions of agents, which is used from `step` on, unless `step` has a version."""
+        """Make a version with the agents' new positions, used from `step` on.
+
+        Do nothing if `step` has a version already.
+        """
         change = partial(move, name, ids, points)
         if self._here():
             await asyncio.to_thread(self._maker().change, name, change, step)

@@ -204,7 +204,7 @@ class KeptData(NamedTuple):
     def clean(self) -> None:
         """Remove the folder, when the folders of all servers have been removed."""
         if len(self.of_servers) > 1:
-            with suppress(OSError):  # the folder has other files
+            with suppress(OSError):  # raised if the folder has other files
                 self.folder.rmdir()
 
 

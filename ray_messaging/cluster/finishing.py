@@ -62,5 +62,5 @@ async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, eras
 
 
 if __name__ == "__main__":
-    with suppress(MessagingError):  # the folder's account says which rows are missing
+    with suppress(MessagingError):  # the folder records which rows are missing
         finish(sys.argv[1])

@@ -108,7 +108,8 @@ class Fork:
             rows = _left(rows, step, messaging.log)
         messaging._user.run(self.send_again(messaging._user.messager.engine, rows))
         del self._outside[step]
-        self._resumed = False  # no later step has begun, so none of its messages was sent
+        # The messages for later steps were not sent by an earlier process, because no later step has begun.
+        self._resumed = False
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
         """Send messages from outside again, with the same bytes as in the parent.
@@ -157,7 +158,7 @@ class Fork:
 
 
 def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
-    """Return those of the messages from outside for a step that are not in the log yet."""
+    """Return the messages among `rows`, from outside and for a step, that the fork's log does not have yet."""
     from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
 
     sent, left = Counter(map(_said, outside_of(log, step))), []

@@ -139,7 +139,7 @@ def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noq
 
 
 def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an ObjectRef
-    """Return the groups for which a step waits and whose driver is cut off, and for how many seconds it has been."""
+    """Return the groups for which a step waits and whose driver is cut off, with the seconds since then."""
     if progress is None or not wait([progress], timeout=0)[0]:
         return {}
     try:

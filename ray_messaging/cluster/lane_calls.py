@@ -2,7 +2,7 @@
 
 The body of a request or answer begins with a table of sizes (u32): the number of parts, then the size of each part. The
 first part is a MessagePack header, the other parts are frames. An empty answer means that there is no result. Then the
-handle repeats the call by Ray, which raises the error, if there is one. Nothing on the lane is pickled.
+handle repeats the call as a Ray call, which raises the error, if there is one. Nothing on the lane is pickled.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about the pairs of a handle's broadcasts that the handle does not know.
+    """Facts about the pairs (broadcast, hearer) of a call. The handle that made the call does not know them.
 
     `numbers` has the numbers of the pairs' messages (uint32), and `sent_at` their times (float64, or one time for all).
     `hearers` is set only if some messages were not received. It has the values (int64), kinds and strings of the
@@ -236,7 +236,7 @@ def _fates_of(outcome: Outcome) -> BatchFates:
 def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     sent = _read(_sent, header)
-    # The actor divides broadcasts into batches by the number of pairs. A broadcast may have no pairs.
+    # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
     broadcast = bool(batches) and (is_unspread(batches[0]) or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")

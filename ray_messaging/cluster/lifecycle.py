@@ -69,7 +69,7 @@ class StartedExperiment:
         self.log: Any = None
         self._servers: list[Any] = []
         self._spec: Any = None
-        self._session = session  # what `hold_ray` returned for this experiment
+        self._session = session  # the argument for `release_ray`
         self._untouched = False  # whether the server has only data of this start
         self._temporary: str | None = None  # the folder of audiences, if it is removed at the end of the experiment
         self._kept: KeptData | None = None
@@ -80,8 +80,8 @@ class StartedExperiment:
         self._kept = kept
         self._until_logged = kept is not None and not kept.asked_for and spec.steps is None
         node = context().get_node_id()
-        # The next start needs the files of audiences, which are in the log's folder. If that is a URI, it has copies of
-        # them.
+        # The next start needs the files of audiences, which are in the log's folder. If the log has a URI, there are
+        # copies of the files at this URI.
         copied = spec.log_dir is not None and "://" in spec.log_dir
         if kept is None and spec.audiences is not None and (copied or (config is None and spec.log_dir is None)):
             self._temporary = spec.audiences.folder
@@ -131,8 +131,8 @@ class StartedExperiment:
             node = context().get_node_id()
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         actor_name = f"the event log of experiment {spec.exp_id!r}"
-        # If the log does not start, the server's data can be erased, because nothing was sent yet, and there are no
-        # older data. With "resume" there are.
+        # If the log does not start, the server's data are erased, because nothing was sent yet. With "resume" they are
+        # not erased, because they are those of an earlier start.
         self._untouched = spec.on_existing != "resume"
         self.log = start_actor(
             spec.exp_id, LogActor, options, experiment, spec.on_existing if spec.fork is None else "resume"
@@ -279,7 +279,7 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
-        raise ConfigError("calls= limits calls by me.remember, which need steps: add steps=Steps()")
+        raise ConfigError("calls= limits calls through me.remember, and these need steps: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is not a path: write {name}='a folder'")
@@ -290,10 +290,11 @@ def _audience_home(
 ) -> AudienceHome:
     """Return the node and the folder of the audiences' files.
 
-    The node is that of this process. The folder is in the log's folder, or without a log in the folder of the server's
-    data, or else it is temporary. A user's own server keeps the experiment's data for a later start. So the name of a
-    temporary folder has a hash of the server's address, by which a later start on this node finds the files. If the log
-    has a URI, each start has a folder of its own, because copies of the files are at the URI.
+    The node is that of this process. The folder is in the log's folder. Without a log it is in the folder of the
+    server's data, and if the data have no folder, it is temporary. A user's own server keeps the experiment's data for
+    a later start. So the name of a temporary folder has a hash of the server's address, by which a later start on this
+    node finds the files. If the log has a URI, each start has a folder of its own, because copies of the files are at
+    the URI.
     """
     if log_dir is not None and "://" not in log_dir:
         folder = Path(log_dir, "audiences")

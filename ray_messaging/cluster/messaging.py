@@ -124,11 +124,12 @@ class Messaging(AbstractContextManager["Messaging"]):
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
             tracing: Record OpenTelemetry spans of a sample of the batches, from sender to handler (see
                 docs/operations.md). None: no spans.
-            shards: With steps, the number of servers over which large messages are spread (see docs/operations.md). So
-                many embedded servers start on this node. With a Redis Cluster of your own, so many hash slots are used.
+            shards: With steps, the number of servers over which large messages are spread (see docs/operations.md).
+                This many embedded servers start on this node. With a Redis Cluster of your own, this many hash slots
+                are used.
                 "per-node" starts one server on each node that Ray has now. All other data are on the first server.
                 None: one server.
-            calls: The limits, for all groups together, of the calls that agents make by `me.remember`. None: no limits.
+            calls: The limits, for all groups together, of agents' calls through `me.remember`. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
         ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
@@ -341,8 +342,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Give an agent's seat to a person, who reads the agent's inbox and writes its messages on a web page.
 
         Call this before `run`. In each step, `run` then lets the person act in place of the model, and waits for the
-        person up to `Steps(seat_timeout_s=)`. What people do is kept as calls of `me.remember` are. One web server, in
-        a process of its own, has the pages of all seats, until `shutdown`. See docs/guides/seats.md.
+        person up to `Steps(seat_timeout_s=)`. What people do is stored like the results of `me.remember`. One web
+        server, in a process of its own, has the pages of all seats, until `shutdown`. See docs/guides/seats.md.
 
         Args:
             agent: The agent's id. If the agent has a seat already, such as in a resumed run, its link stays valid.
@@ -560,7 +561,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message from the user to all hearers of an audience; return one receipt for each.
+        """Send one message from the user to all hearers of an audience; return one receipt for each hearer.
 
         Args: `audience` is an audience or its name; "*" means all agents.
 
@@ -940,7 +941,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def calls(self) -> "Calls | None":
-        """Return the limits of calls by `me.remember`, or None if there are no limits."""
+        """Return the limits of calls through `me.remember`, or None if there are no limits."""
         return self._connection.experiment.calls
 
     @property

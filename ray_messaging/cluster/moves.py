@@ -52,7 +52,7 @@ def rebalance(connection: ExperimentConnection, groups: Groups, timeout: float, 
 
 
 def _carry_out(connection: ExperimentConnection, groups: Groups, moves: Iterable[AgentMove], timeout: float) -> None:
-    if connection.experiment.steps:  # the interceptor moves the agents, not the processes of the groups
+    if connection.experiment.steps:  # in steps, the interceptor moves the agents; the groups' processes do nothing
         for move in moves:
             connection.ask(connection.interceptor.move.remote(*move, timeout))
         return

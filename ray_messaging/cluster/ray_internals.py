@@ -16,7 +16,7 @@ from ray_messaging.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
+_ACTOR_ID, _WORKER_ID = 32, 56  # the numbers of hexadecimal digits
 _MISSING = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, AssertionError, RayError)
 
 
@@ -25,7 +25,7 @@ _MISSING = (ImportError, AttributeError, TypeError, ValueError, RuntimeError, As
 
 
 def on_ray_client() -> bool:
-    """Return whether this process uses a cluster by Ray Client, and so is on none of the cluster's nodes."""
+    """Return whether this process uses a cluster through Ray Client, and so is on none of the cluster's nodes."""
     return bool(client.is_connected())
 
 

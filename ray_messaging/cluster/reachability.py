@@ -1,4 +1,4 @@
-"""Measurement of which nodes of the Ray cluster can be reached, by connections to their raylets from several nodes."""
+"""Measurement of which nodes of the Ray cluster can be reached: several nodes try to connect to each raylet."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
     """Return facts about the nodes that are alive according to Ray; [] if there is only one. This blocks.
 
     Args:
-        askers: Actors that measure too, by the names that findings have for them.
+        askers: Further actors that measure, by the names under which findings mention them.
         timeout_s: The most seconds to wait for the actors.
     """
     alive = [each for each in ray.nodes() if each["Alive"]]
@@ -64,7 +64,7 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
 
 
 def place_groups(nodes: Sequence[NodeFacts], owners: Mapping[str, str], deadline: float) -> None:
-    """Add to the facts of each node its groups, found by the owners of their mailboxes.
+    """Add to the facts of each node its groups, which are found through the owners of their mailboxes.
 
     Args: The search stops at `deadline`, in monotonic seconds.
     """

@@ -145,7 +145,7 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the name and the pickle of the only entry in Ray, if the server has the name of an older entry.
+        """Return the name and the pickle of the only entry in Ray, for a server that lost its last change of rules.
 
         The pickle is None if Ray has several entries, or none.
         """

@@ -1,8 +1,9 @@
-"""The seats of an experiment: agents that are people at a web page, and the questions that wait for them.
+"""The seats of an experiment: agents for which people act on web pages, and the questions that wait for these people.
 
-A group asks the desk what a person does in a step, and gets an answer when the person has sent one, or when the time is
-over. The web server of the seats asks the desk what to show, and brings it what people write. The desk is in the
-interceptor's process, so that groups on all machines reach it, and so that the web server may end and start again.
+A group asks the desk what a person does in a step, and gets an answer when the person has sent one, or when the time
+limit is exceeded. The web server of the seats asks the desk what to show, and brings it what people write. The desk is
+in the interceptor's process, so that groups on all machines reach it, and so that the web server may end and start
+again.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from ray_messaging.errors import ConfigError, InvalidAddress, NoQuestion, Unknow
 from ray_messaging.model.exact import encode_exactly
 
 MOST_MESSAGES: Final = 20  # the most messages that a person sends in a step
-MOST_CHARACTERS: Final = 4_000  # the most characters of each of them
-MOST_RECIPIENTS: Final = 1_000  # the most recipients of all of them together
+MOST_CHARACTERS: Final = 4_000  # the most characters of one message of a person
+MOST_RECIPIENTS: Final = 1_000  # the most recipients of all messages of a person in a step
 _HISTORY: Final = 200  # the last lines of a conversation that are kept for the page
 _WAIT_S: Final = 25.0  # after this time the web server asks again for news, so that a lost call does no harm
 
@@ -109,7 +110,7 @@ class _Seat:
         self.ends: float | None = None  # when the person's time is over
         self.answer: asyncio.Future[SeatAnswer] | None = None
         self.over = -1  # the last step whose question was closed in this process
-        self.version = secrets.randbelow(2**40)  # pages have seen versions of an earlier process
+        self.version = secrets.randbelow(2**40)  # random, because pages may know versions of an earlier process
         self.changed = asyncio.Event()
 
     def change(self) -> None:
@@ -213,7 +214,7 @@ class SeatDesk:
     # -- of the groups --------------------------------------------------------------------------------------------
 
     async def ask(self, question: SeatQuestion) -> SeatAnswer:
-        """Return what a person does in a step; ABSENT if the time is over, or the experiment has no such seat.
+        """Return what a person does in a step; ABSENT if the time limit is exceeded, or there is no such seat.
 
         A question that is asked again, such as by a group that runs its step again, gets the same answer.
         """
@@ -224,7 +225,8 @@ class SeatDesk:
             return seat.facts.answer
         if seat.question != question or seat.answer is None:
             if seat.answer is not None and not seat.answer.done():
-                seat.answer.cancel()  # the step's earlier attempt has another inbox, and nobody waits for it
+                # The step has begun again with another inbox, and nobody waits for the answer to the old one.
+                seat.answer.cancel()
             loop = asyncio.get_running_loop()
             seat.question, seat.answer = question, loop.create_future()
             seat.ends = None if self._timeout_s is None else loop.time() + self._timeout_s
@@ -277,7 +279,7 @@ class SeatDesk:
         seat.change()
 
     async def set_away(self, agent: AgentId, *, away: bool) -> None:
-        """Record that the person leaves, so that no step waits for the person, or comes back."""
+        """Record that the person leaves or comes back. No step waits for a person who has left."""
         seat = await self._seat(agent)
         seat.facts.away = away
         await self._save(agent, seat.facts)
@@ -287,7 +289,7 @@ class SeatDesk:
             seat.change()
 
     async def answer(self, agent: AgentId, step: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Bring what a person sends in a step.
+        """Pass what a person sends in a step on to the group.
 
         Raises: ConfigError, whose text is for the person, if something cannot be sent, or the step is over; NoQuestion
         if the group has not asked in this step yet, as after a failure.
@@ -296,10 +298,10 @@ class SeatDesk:
         question, waiting = seat.question, seat.answer
         if question is None or question.step != step:
             if seat.facts.last is not None and seat.facts.last.step == step:
-                return  # the page has sent it before, and did not hear that it arrived
+                return  # the page has sent this answer before, and got no confirmation
             if step <= seat.over:
                 raise _over(step)
-            text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # the run begins again
+            text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # as when the run has begun again
             raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = SeatAnswer(present=True, messages=tuple(_checked(each, question) for each in messages))
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:
@@ -331,7 +333,7 @@ def _checked(given: Mapping[str, Any], question: SeatQuestion) -> Written:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError("This text has signs that cannot be sent.") from None
+        raise ConfigError("This text has characters that cannot be sent: please remove them.") from None
     if answers is not None:
         asked = next((each for each in question.heard if each.id == answers and each.asks), None)
         if asked is None:

@@ -39,7 +39,7 @@ class ExperimentFacts:
     metrics: bool = False  # whether groups count what they send and fetch
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
-    calls: "Calls | None" = None  # limits of calls by `me.remember`; None: no limits
+    calls: "Calls | None" = None  # limits of calls through `me.remember`; None: no limits
 
     @property
     def group_settings(self) -> "MessagingConfig":

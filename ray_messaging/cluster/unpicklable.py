@@ -52,7 +52,7 @@ def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...])
 
 
 class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
-    """Cloudpickle's pickler. From version 3.1.2 on that one leaves out the names of files."""
+    """Cloudpickle's pickler. From version 3.1.2 on, cloudpickle's own pickler leaves out the names of files."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         tables = [{CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table]

@@ -100,7 +100,7 @@ class GroupActor:
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
         """Open the mailbox for agents; raise the error if that fails."""
-        if isinstance(self._failure, NotListening):  # Ray moved this actor from a lost node before this call
+        if isinstance(self._failure, NotListening):  # Ray restarted this actor on another node before `open` was called
             self._newest = self._make()
         elif self._failure is not None:
             raise self._failure
@@ -119,7 +119,7 @@ class GroupActor:
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:
-        """Return host, port and token of the lane, the socket on which handles call this actor faster than by Ray."""
+        """Return host, port and token of the lane, a socket for calls of this actor, faster than calls through Ray."""
         return await self._host.lane.address(get_node_ip_address())
 
     # Handles call these methods. A call that Ray repeats is executed once.

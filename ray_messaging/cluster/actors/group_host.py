@@ -121,8 +121,8 @@ class GroupLaneServer(LaneServer):
 
     The lane's token is unique to this process of the group.
 
-    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call by Ray, which
-    raises the error.
+    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call as a Ray call,
+    which raises the error.
     """
 
     def __init__(self, group: "GroupHost") -> None:
@@ -284,7 +284,7 @@ class GroupHost:
         await self.messager.engine.release(agents, target, timeout)
 
     async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
-        """Execute a call of a handle and return its answer. The call came over the lane or by Ray.
+        """Execute a call of a handle and return its answer. The call came over the lane or as a Ray call.
 
         A send that is repeated is executed only once.
 
@@ -313,7 +313,7 @@ class GroupHost:
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Record why a handle no longer serves this mailbox. Ignore it if other handles hold messages or fetch."""
+        """Record why a handle no longer serves this mailbox. Do nothing if other handles hold messages or fetch."""
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 

@@ -103,7 +103,7 @@ class InterceptorActor:
     def _check_ours(self, exp_id: str | None) -> None:
         """Raise ConfigError if the caller belongs to another experiment than this interceptor.
 
-        Epochs could not tell that, because they are small numbers that may be equal by chance.
+        The epochs of two experiments are small numbers that may be equal by chance, so comparing them is not enough.
         """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:

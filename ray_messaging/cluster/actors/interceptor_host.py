@@ -186,8 +186,8 @@ class InterceptorHost:
                 rule.state.load({})  # the rule's original pairs may have been removed since
                 rule.restored()
         settings = self._spec.settings
-        # Answers are stored as long as a sender may ask again about a batch. It may wait for free capacity, and for a
-        # successor of the interceptor.
+        # An answer is stored for as long as a sender may ask again about the same batch. The sender may wait for free
+        # capacity, and for a successor of this interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
         interceptor = Interceptor(
@@ -224,7 +224,7 @@ class InterceptorHost:
     # -- rules at run time ----------------------------------------------------------------------------------------
 
     def checked(self, rule: Any) -> PickledRule:  # noqa: ANN401 - as a user passes it
-        """Return the pickle of a rule; raise RuleError for a rule that this experiment cannot have."""
+        """Return the pickle of a rule; raise RuleError for a rule that this experiment cannot use."""
         RuleSet([rule])  # raises RuleError for an object that is not a rule
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         if isinstance(rule, StepRule):

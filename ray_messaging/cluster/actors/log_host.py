@@ -32,8 +32,7 @@ from ray_messaging.transports.step_values import CollectedKind
 from ray_messaging.transports.transport_values import Limits
 
 PAGE = 4096  # the most rows of one answer
-# The name, among the log's marks on the server, of the time (ms) at which the list that `rows` returns was last
-# cleared.
+# The server stores under this name, for the log, the time (ms) at which the list that `rows` returns was last cleared.
 _CLEARED = "cleared"
 
 T = TypeVar("T")
@@ -67,7 +66,8 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position of the last row that `clear` has removed from the list that `rows` returns
-        # The time of that call in ms, by the server's clock. Unlike a position, it is also valid in a later process.
+        # The time of the last call of `clear` in ms, by the server's clock. Unlike a position, the time is also valid
+        # in a later process.
         self._cleared_ms = -1
         self._noting = asyncio.Lock()
         self._rule_changes: list[folder_records.RuleChange] = []  # the last rule changes that were written
@@ -217,9 +217,10 @@ class LogHost:
         )
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
-        """Record a call of `messaging.run` in the folder; raise LogError if the folder cannot be written.
+        """Record the arguments of a call of `messaging.run` in the folder.
 
-        Return the result of `folder_records.note_model`.
+        Returns: the arguments that an earlier start of the run recorded, or None if there are none.
+        Raises: LogError if the folder cannot be written.
         """
         return await self._note(folder_records.note_model, model, groups)
 
@@ -304,7 +305,10 @@ class LogHost:
             await self.wait(position, left)
 
     async def count_blocked(self) -> int:
-        """Return the number of blocked messages so far. As the cursor of `blocked` it selects only later messages."""
+        """Return the number of blocked messages so far.
+
+        With this number as the cursor, `blocked` returns only later messages.
+        """
         counted = await self.ask("count", {"by": "fate", "fate": FATES[BLOCKED]})
         return int(counted["count"][0].as_py()) if len(counted) else 0
 

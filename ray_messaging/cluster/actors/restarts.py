@@ -101,7 +101,8 @@ class ActorStart:
         else:
             self.failure = None
             return
-        if restarted() and str(failure) != str(self.failure):  # the driver gets the failure of the first start itself
+        # The failure of a first start is not logged, because the driver raises it.
+        if restarted() and str(failure) != str(self.failure):
             logger.error("%s does not work: %s", self._actor_name, failure)
         self.failure = failure
 

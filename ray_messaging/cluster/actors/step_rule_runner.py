@@ -29,7 +29,7 @@ _SOONEST = 0.1  # the least time between two checks for late groups, as a fracti
 
 
 class StepRuleRunner:
-    """Runner of the supervisor, which closes each step after all groups, with the verdicts of rules for whole steps.
+    """Runner of the supervisor, a task that closes each step after all groups, when rules have judged the whole step.
 
     The supervisor runs while a rule that is in force, or that is scheduled for a later step, acts at the end of steps.
     While any change of the rules waits for its step, each group waits for all groups before it begins a step, so that
@@ -60,7 +60,7 @@ class StepRuleRunner:
         async with self._following:
             if not forces_all([*self._interceptor.rules, *versions.to_come()]):
                 await self.close()
-                with suppress(UnknownName):  # the error says that there was no supervisor
+                with suppress(UnknownName):  # raised if there was no supervisor
                     await self._store.leave(SUPERVISOR, at_once=True)
                 await self._store.set_wait_for(self._wait_for if versions.first == math.inf else WaitFor.ALL)
             elif self._task is None:
@@ -122,7 +122,8 @@ class StragglerWatch:
         self._store = store
         self._exp_id = exp_id
         self._stall_s = stall_s
-        self._said: dict[tuple[str, int], float] = {}  # by group and step, how long it was late when it was last logged
+        # By group and step, how late the group was when it was last logged.
+        self._said: dict[tuple[str, int], float] = {}
         self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
 
     async def _run(self) -> None:

@@ -108,7 +108,7 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
             except (RayTaskError, RayActorError, ActorUnschedulableError):  # the caller's next call raises the error
                 pass
             return
-        if not calls:  # all failed at once
+        if not calls:  # all calls have failed already
             await waiting.pause(ACTOR_CALL_RETRY.first_s)
 
 

@@ -285,16 +285,16 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
     Raises: ConfigError unless exactly one of the three arguments is given.
     """
     if (ids is not None) + (mailbox is not None) + everything != 1:
-        raise ConfigError("say which dead letters: pass exactly one of their ids, mailbox='name' and everything=True")
+        raise ConfigError("say which dead letters: pass exactly one of these: ids, mailbox='name', everything=True")
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
 
 async def _letters(
     store: RedisDeadLetters, ids: list[str] | None, mailbox: str | None
 ) -> AsyncIterator[tuple[str, DeadFrame | None]]:
-    """Yield (id, letter) for each of `ids`, or if that is None, for all letters of `mailbox`, or of all mailboxes.
+    """Yield (id, letter) for each of `ids`. The letter is None if no letter has the id.
 
-    The letter is None if no letter has the id.
+    If `ids` is None, yield the letters of `mailbox`, or of all mailboxes if `mailbox` is None, too.
     """
     for name in ids or ():
         yield name, await store.get(name)

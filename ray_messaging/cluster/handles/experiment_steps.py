@@ -49,7 +49,7 @@ class RunProgress:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._line.__exit__(kind, *error)
-        # Otherwise the last line would say that a step is open.
+        # A last line is printed if the line before it says that a step is still open.
         if kind is None and self._line.has_lines and not self._ended:
             # The steps have succeeded, so an error of the interceptor, which may restart or end just now, is ignored.
             with suppress(MessagingError):
@@ -222,7 +222,7 @@ class ExperimentSteps:
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
-        """Return the progress. If the interceptor cannot reach the server, wait for as long as a step would wait."""
+        """Return the progress. If the interceptor cannot reach the server, try again for as long as a step would."""
         cut_timeout_s = self._connection.experiment.settings.cut_timeout_s
         until = time.monotonic() + cut_timeout_s
         while True:

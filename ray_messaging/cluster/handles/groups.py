@@ -43,13 +43,13 @@ class Groups:
         places = Placement(placement, actor_options, hosted)
         experiment = self._connection.with_password()
         actors: dict[str, Any] = {}
-        opened: dict[Any, str] = {}  # by call that opens a mailbox, the group's name
+        opened: dict[Any, str] = {}  # for each call that opens a mailbox, the group's name
 
         def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
             named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)}
             try:
                 actor = start_actor(self._exp_id, GroupActor, named | places.of(name), experiment, name)
-                call = actor.open.remote(agents, topics)  # on Ray Client this call raises the error
+                call = actor.open.remote(agents, topics)  # on Ray Client this call itself raises the actor's error
             except ValueError as error:
                 raise AlreadyExists(
                     f"experiment {self._exp_id!r} has a group {name!r} already: choose another name, or use "

@@ -79,7 +79,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left, such as tasks of other packages, and close connections that end with the loop."""
+    """Cancel all tasks that are left, such as those of other packages, and close connections that end with the loop."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -106,7 +106,7 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(run).result()
-        # After Ctrl-C, or an error of a signal's handler, the task is cancelled, because the pool waits for its end.
+        # After Ctrl-C, or an error of a signal's handler, the task is cancelled, because the pool waits until it ends.
         except BaseException:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(cancel)

@@ -45,7 +45,10 @@ class RemoteSource:
         self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
-        """Return a copy of this source, which remembers the writer's process by itself."""
+        """Return a copy of this source.
+
+        The copy remembers separately in which process of the writer its position is valid.
+        """
         return copy(self)
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own

@@ -1,4 +1,4 @@
-"""Seats of people at agents, and the process with the web server of their pages."""
+"""Seats: people act for agents on web pages. The pages' web server runs in a process of its own."""
 
 import html
 import threading

@@ -287,9 +287,9 @@ class AgentLoop:
         self.sends: StepSends | None = None  # the messages of the step, while agents may send
         # The last step that this process ran to its end. The states are those after this step.
         self.last_step: int | None = None
-        self.calls: RememberedCalls | None = None  # the calls by `me.remember` of the step
+        self.calls: RememberedCalls | None = None  # the calls through `me.remember` of the step
         self.change = NO_CHANGE
-        self.records_calls = False  # whether calls by `me.remember` are recorded for an event log
+        self.records_calls = False  # whether calls through `me.remember` are recorded for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
         self.call_store: CallStore | None = None
@@ -317,7 +317,8 @@ class AgentLoop:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
-        self.drawn: dict[int, np.random.Generator] = {}  # by place, agents' generators; by ~place, the step's
+        # By an agent's place, its generator; by ~place, its generator for `step_rng`.
+        self.drawn: dict[int, np.random.Generator] = {}
         self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
@@ -331,10 +332,10 @@ class AgentLoop:
     async def run(self, step: Step, memory: CallMemory | None = None, ahead: Ahead | None = None) -> None:
         """Run the model for all agents, in ascending order of their ids.
 
-        Args: `memory` stores the results of calls by `me.remember`. `ahead` says how far agents may run ahead (None:
-        not at all).
-        Raises: StepFailed for the first function that raises an exception or does not end in time, when running calls
-        by `me.remember` have ended or had some time to end; StepAborted if a result could not be stored.
+        Args: `memory` stores the results of calls through `me.remember`. `ahead` says how far agents may run ahead
+        (None: not at all).
+        Raises: StepFailed if a function raises an exception or does not end in time. Before that, calls through
+        `me.remember` that are under way get some time to end. StepAborted if a result could not be stored.
         """
         await self._model_thread.pause()
         anew = step.number - 1 != self.last_step
@@ -406,7 +407,7 @@ class AgentLoop:
         anew: bool,
     ) -> None:
         """Let agents run ahead from the beginning of a step on."""
-        # The step before is committed. Only the calls of that step that are still under way are not in its records.
+        # The previous step is committed, with records of all its calls that have ended. Those under way are kept here.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
             if not self._flights[earlier].forget_ended():
                 del self._flights[earlier]
@@ -415,7 +416,7 @@ class AgentLoop:
         calls.stop = look.stop
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
+        """Return the calls that the look-ahead made in vain, for the step that ends now and for earlier steps."""
         flights = [found for step, found in self._flights.items() if step <= self.number]
         unused = [record for each in flights for record in each.unused()]
         if unused:
@@ -450,7 +451,7 @@ class AgentLoop:
     async def end(self) -> None:
         """End the step that runs.
 
-        Return when its running calls by `me.remember` have ended, or their time limit has passed.
+        Return when the calls through `me.remember` that are under way have ended, or have exceeded their time limit.
         """
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self.group!r} has ended"))
@@ -587,7 +588,7 @@ class AgentLoop:
 
     @property
     def _broken(self) -> MessagingError | None:
-        """Return the error of a call by `me.remember` because of which the step cannot be committed, or None."""
+        """Return the error of a call through `me.remember` because of which the step cannot be committed, or None."""
         return None if self.calls is None else self.calls.memory.broken or self.calls.spent
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
@@ -607,7 +608,7 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
 
 
 def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - it is what is checked
-    """Raise ConfigError unless `same`: a group's committed state must belong to the agents that the group had."""
+    """Raise ConfigError if `same` is False, which means that a group's committed state belongs to other agents."""
     if not same:
         raise ConfigError(
             f"group {group!r} began with other agents than the {count:,} of this run: resume with the same agents and "

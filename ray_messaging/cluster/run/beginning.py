@@ -58,9 +58,9 @@ async def beginning_of(
 async def go_on_from(
     beginning: Beginning, server: LocalServer, exp_id: str, interceptor: Interceptor, rules: Mapping[str, str | None]
 ) -> None:
-    """Write a beginning to a server without messagers.
+    """Write a beginning to a server that no messager uses yet.
 
-    A rule that equals a rule of the beginning remembers what it did.
+    A rule that equals a rule of the beginning remembers what that rule remembered.
 
     Raises: ConfigError for a rule that remembers something, and whose content cannot be compared.
     """

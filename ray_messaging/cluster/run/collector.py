@@ -121,8 +121,8 @@ def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: 
     raises.
     """
     names: list[str] = []
-    parts: list[Sequence[Values]] = []  # the columns of a few rows each
-    for low in range(0, len(agents), _ROWS):  # the values of so few rows stay in the processor's cache
+    parts: list[Sequence[Values]] = []  # the columns, a few rows at a time
+    for low in range(0, len(agents), _ROWS):  # the values of _ROWS rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) in _DICTS:
             names = [*rows[0]]

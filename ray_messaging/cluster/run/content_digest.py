@@ -22,10 +22,12 @@ import numpy as np
 _LONGEST_S: Final = 1.0
 _WALL: Final = 5  # a digest is given up after this many times its time limit, measured by the clock
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
-_BYTES_PER_S: Final = 1e9  # blake2b hashes about this many; digests that would take too long are not begun
-_OBJECTS_PER_S: Final = 5e6  # pickle writes about this many; digests that would take too long are not begun
-_OTHERS = "ray.", "ray_messaging.", "torch."  # their objects are handles, or may be on another device
-_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType  # in a digest, only by their names
+_BYTES_PER_S: Final = 1e9  # about the speed of blake2b, by which a digest that would take too long is not begun
+_OBJECTS_PER_S: Final = 5e6  # about the speed of pickle, by which a digest that would take too long is not begun
+# Objects of these packages have no digest: they are handles, or may be on another device.
+_OTHERS = "ray.", "ray_messaging.", "torch."
+# A digest has only the names of these objects.
+_BY_NAME = type, FunctionType, BuiltinFunctionType, MethodType, ModuleType
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes, dict, list, tuple))
 _SETS = frozenset((set, frozenset))
 _HOOKS = frozenset(

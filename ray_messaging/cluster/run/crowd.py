@@ -201,7 +201,8 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        crowd.state[name] = found.copy()  # as after a restart, no other key or object shares the array
+        # A copy, so that no other key or object shares the array. After a restart this is the case, too.
+        crowd.state[name] = found.copy()
     return _encode((_ids_of(crowd.ids), kept))
 
 

@@ -33,7 +33,7 @@ class ByKind:
         self.functions = functions
 
     def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
-        """Call the function of the owner's kind."""
+        """Call the function for the kind of `owner`, an agent or a group."""
         function = self.functions.get(owner.kind)
         return {} if function is None else function(owner, *others)
 
@@ -42,7 +42,7 @@ class AsyncByKind(ByKind):
     """One async function in place of the functions of several kinds, some of which may be plain ones."""
 
     async def __call__(self, owner: Any, *others: Any) -> Any:  # noqa: ANN401 - as the functions
-        """Call the function of the owner's kind, and await its result if that is awaitable."""
+        """Call the function for the kind of `owner`, an agent or a group, and await the result if it is awaitable."""
         answer = super().__call__(owner, *others)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -110,7 +110,7 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
 
 
 def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - as a user has written it
-    # The nodes of a networkx graph are a Mapping and a Set.
+    # A Mapping that is also a Set is the nodes of a networkx graph, which are not given by kind.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:

@@ -151,7 +151,7 @@ def run(
         progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
         rules: The rules, as for `Messaging.start`.
         seed: The seed of all random numbers, as for `Steps`.
-        calls: The limits of calls by `me.remember` in this run, and the folder in which their answers are shared.
+        calls: The limits of calls through `me.remember` in this run, and the folder in which their answers are shared.
         log_dir: The folder of the run's event log, as for `Messaging.start`; None: there is no log. `EventLog.open`
             reads it.
         checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
@@ -190,7 +190,7 @@ def run(
 
 
 class _LogOrder(NamedTuple):
-    """The plan of a run's log, and what its record gets: facts about the run, and the size of each group."""
+    """The plan of a run's log, and the facts for its record: about the run, and the size of each group."""
 
     plan: LogPlan
     facts: dict[str, Any]
@@ -440,7 +440,8 @@ def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence
         stack.push_async_callback(actor.forget)
     stack.push_async_callback(end_all)
     for actor in actors:
-        stack.push_async_callback(actor.close)  # comes first, so that the results of running calls are stored
+        # Runs before the callbacks above, so that the results of calls under way are stored.
+        stack.push_async_callback(actor.close)
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
@@ -448,7 +449,7 @@ def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, s
 
 
 def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: AgentLoop, group: str) -> None:  # noqa: FBT001 - by partial
-    """Apply settings to a group's calls by `me.remember`. `records` says whether the calls are logged."""
+    """Apply settings to a group's calls through `me.remember`. `records` says whether the calls are logged."""
     society.records_calls = records
     society.call_settings, society.call_store = settings, store_of(settings)
     if settings.limited:

@@ -29,7 +29,7 @@ class LoggedRun(NamedTuple):
 async def logged_run(
     plan: LogPlan, server: LocalServer, exp_id: str, steps: Steps, rules: Sequence[Rule]
 ) -> AsyncIterator[LoggedRun]:
-    """Claim an experiment on an empty server, as its start on Ray does, and write its log until the context ends.
+    """Claim an experiment on an empty server, as `Messaging.start` does, and write its log until the context ends.
 
     Raises: AlreadyExists if the folder has a log, and is not to be reset; LogError if the folder cannot be used.
     """

@@ -5,8 +5,8 @@ on a copy of its state, with the messages that these agents have sent ahead. Not
 the step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
 change no result. If it is wrong, such as because of a message from outside, a call was made in vain.
 
-Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself. So do
-agents that agents of other groups may reach.
+Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself. Agents to
+which agents of other groups may send wait for the step itself, too.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ _END_S: Final = 1.0  # calls that were cancelled get this time to end
 
 
 class Ahead(NamedTuple):
-    """What a step allows the look-ahead: up to which step it may run, and where the results of calls are kept.
+    """What the open step allows the look-ahead: which steps it may run, and where the results of calls are stored.
 
-    `memories` has the open step and the following ones that may run ahead.
+    `memories` has, by step, the store of results, for the open step and the later steps that may run ahead.
     """
 
     memories: dict[int, CallMemory]
@@ -79,7 +79,10 @@ class _Sent(NamedTuple):
 
 
 class _Circle(NamedTuple):
-    """Agents that may be reached by the same agents: how many these are, and the places of those that they reach."""
+    """Agents (`hearers`, by place) to which exactly the same agents may send.
+
+    `senders` is the number of the agents that may send to them.
+    """
 
     senders: int
     hearers: list[int]
@@ -88,10 +91,10 @@ class _Circle(NamedTuple):
 class _StepAhead:
     """A step that runs ahead: it takes the place of the group's `AgentLoop`, and of the open step, for its agents.
 
-    `unclear` has the places of agents of which it is not known what they do to others.
+    `unclear` has the places of agents that did something whose effect on other agents is not known here.
     """
 
-    step = None  # no rule has blocked anything
+    step = None  # agents that run ahead see no messages as blocked
     sends = None
 
     def __init__(self, look: "LookAhead", number: int, calls: RememberedCalls, ahead: Ahead) -> None:
@@ -167,7 +170,7 @@ class _StepAhead:
         mine = self.sent[place]
         deliver = self.number + 1 if deliver_at is None else int(deliver_at)
         if not self.number < deliver <= self.number + self._ahead.horizon:
-            raise ConfigError(f"deliver_at={deliver_at!r} in step {self.number}")
+            raise ConfigError(f"deliver_at={deliver_at!r} cannot be reached from step {self.number}")
         sent = _Sent(self.number, place, len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
         return sent
@@ -176,7 +179,7 @@ class _StepAhead:
 class LookAhead:
     """The agents of a group that run ahead. All methods except `prepare` are called in the model's event loop.
 
-    Args: `reached` has the agents of the group that agents of other groups may reach, by the graph.
+    Args: `reached` has the agents of the group to which, according to the graph, agents of other groups may send.
     """
 
     def __init__(
@@ -199,27 +202,30 @@ class LookAhead:
         self._agents: Sequence[Agent] = []
         self._exp_id = ""
         self._old: list[RememberedCalls] = []  # the calls of steps that are no longer run ahead
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by place, the agents that run
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # the tasks of the agents that run, by the agents' places
         self._forget()
 
     def _forget(self) -> None:
         self.places = NO_PLACES
         self._steps: dict[int, _StepAhead] = {}
-        self._next: list[int] = []  # by place, the first step that the agent has not ended
-        self._running: dict[int, int] = {}  # by place, the step in which the agent runs
+        self._next: list[int] = []  # by the agent's place, the first step that it has not ended
+        self._running: dict[int, int] = {}  # by the agent's place, the step in which it runs
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
         self._active: list[bool] = []
         self._circles: list[_Circle] = []
-        self._circles_of: list[list[int]] = []  # by place, the circles among whose senders the agent is
-        self._senders: list[frozenset[int]] = []  # by place, the places of the agents that may reach it, and its own
-        # By step and circle: how many of its senders have ended the step before.
+        self._circles_of: list[list[int]] = []  # by the agent's place, the circles to which it may send
+        # By the agent's place, the places of all agents that may send to it, and its own place.
+        self._senders: list[frozenset[int]] = []
+        # By step and circle: how many of the circle's senders have ended the step before.
         self._ended: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._inboxes: defaultdict[int, defaultdict[int, list[_Sent]]] = defaultdict(lambda: defaultdict(list))
-        self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by step and place, messages that were read
-        self._real: dict[int, Messages] = {}  # by place, the inboxes of the open step
-        self._ready: list[tuple[int, int]] = []  # a heap of steps and places that may run
-        self._held: defaultdict[int, list[int]] = defaultdict(list)  # by step, places that may run once the step may
+        # By step and agent's place, how many messages it read.
+        self._counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._real: dict[int, Messages] = {}  # the inboxes of the open step, by the agents' places
+        self._ready: list[tuple[int, int]] = []  # a heap of (step, agent's place) that may begin
+        # By step, the places of agents that wait until this step may run ahead.
+        self._held: defaultdict[int, list[int]] = defaultdict(list)
 
     # -- of the open step -----------------------------------------------------------------------------------------
 
@@ -236,7 +242,7 @@ class LookAhead:
         """Let agents run ahead while the model runs for a step, and after it.
 
         Args: `called` has the places of the agents for which the model is called; `calls_of` makes the remembered calls
-        of a step. With `anew` the step runs again, or follows none that ran here.
+        of a step. With `anew`, the step runs again, or the step before it ran in another process.
         """
         number = step.number
         self._calls_of = calls_of
@@ -273,7 +279,7 @@ class LookAhead:
                 self._waits[to] = True
             elif to >= 0:
                 senders[to].add(place)
-        # Agents of one place most often hear the same agents, and then wait for them together.
+        # Agents that hear exactly the same agents wait for them together, as one circle.
         together: dict[frozenset[int], list[int]] = {}
         for place, of_place in enumerate(senders):
             together.setdefault(frozenset(of_place), []).append(place)
@@ -290,7 +296,7 @@ class LookAhead:
         self._states, self._stopped, self._active = [{}] * count, [False] * count, [True] * count
 
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
-        """Let all agents that are not beyond the step begin it, from their states and inboxes in the step itself."""
+        """Let agents that have not run ahead as far as the open step begin it, with its states and inboxes."""
         counts = step.heard_counts
         seeds = [
             place
@@ -379,7 +385,7 @@ class LookAhead:
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:
-        step.calls.ending = True  # what is under way goes on, even if its agent is cancelled
+        step.calls.ending = True  # calls that are under way go on, even if their agents are cancelled
         self._old = [calls for calls in (*self._old, step.calls) if calls.under_way]
 
     def _cancel(self, place: int) -> None:
@@ -421,7 +427,7 @@ class LookAhead:
             if answer is None and isinstance(agent.state, dict):
                 state = decode_exactly(encode_exactly(agent.state, "me.state"))
         except RAISED:
-            if self._tasks.get(place) is not mine:  # it was cancelled
+            if self._tasks.get(place) is not mine:  # the task was cancelled
                 raise
             # The step itself raises the error.
         if self._tasks.get(place) is not mine:
@@ -450,7 +456,7 @@ class LookAhead:
             if to < 0:
                 continue
             if message.asks:
-                self._learn(to, place)  # because of the answer
+                self._learn(to, place)  # the recipient will send an answer
             if self._next[to] > deliver or self._running.get(to) == deliver:
                 self._learn(place, to)  # the recipient did not wait for the message
             self._inboxes[deliver][to].append(message)
@@ -469,7 +475,10 @@ class LookAhead:
                     self._held[following].append(to)
 
     def _learn(self, sender: int, hearer: int) -> None:
-        """Note an edge that the graph does not have. With it, all begins anew when the next step does."""
+        """Note an edge that the graph does not have.
+
+        When the next step begins, the look-ahead begins anew with this edge.
+        """
         if sender not in self._senders[hearer]:
             self._learned.add((self.places[sender], self.places[hearer]))
             self._wrong = True

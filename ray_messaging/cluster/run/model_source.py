@@ -34,7 +34,7 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of a model's file, or for a model in a notebook or the main program, of its text.
+    """Return a digest of a model's source: of its file, or of its text if it is in a notebook or in the main program.
 
     If the model is in the program that calls `run`, the digest covers the text of the model, and of everything that the
     model uses from the program. The rest of the program may change. Models of several kinds have one digest. If there

@@ -40,7 +40,7 @@ class ModelThread:
         self._short = True  # whether the last call was short
         self._last: Future[Any] | None = None  # the last call
         self._loop: asyncio.AbstractEventLoop | None = None  # one for all steps, because clients are bound to it
-        self._between: Future[None] | None = None  # the run of the loop between two calls
+        self._between: Future[None] | None = None  # the future of the loop's run between two calls
 
     async def call(
         self,

@@ -42,7 +42,8 @@ class ModelWatch:
         self._model = model
         self._given = given
         self._told: set[str] = set() if told is None else told
-        self._before: dict[str, tuple[int, str | None]] = {}  # by name, a step, and the digest before it
+        # By an object's name, the number of a step, and the object's digest before this step.
+        self._before: dict[str, tuple[int, str | None]] = {}
         self._begun = 0
         self._next = 0.0  # the time of the next check
 
@@ -156,7 +157,7 @@ def _named(model: object) -> dict[str, object]:
 
 
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
-    """Return the function in Python that a call runs, or None; add the object to which it belongs to `found`."""
+    """Return the Python function that a call of an object runs, or None; add the object of a method to `found`."""
     while issubclass(type(model), partial | MethodType):
         if issubclass(type(model), MethodType):
             found[f"the object of {getattr(model, '__qualname__', type(model).__qualname__)}"] = model.__self__
@@ -178,7 +179,7 @@ def _references(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function's code uses, or a function within it."""
+    """Yield the names that a function's code uses, and the names that functions within it use."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):

@@ -25,7 +25,7 @@ _NAMED = 5  # the most addresses of undeliverable messages in a repr
 
 
 class CallCounts(NamedTuple):
-    """Numbers of calls by `me.remember` that succeeded, by where the result came from, and of tries that were repeated.
+    """How many calls through `me.remember` succeeded, for each source of results, and how many tries were repeated.
 
     `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
     the step, `parent` results from the parent of a fork, and `store` results from the store of `Calls(store=)`.
@@ -60,7 +60,7 @@ class CallCounts(NamedTuple):
 
 
 def calls_text(counts: Mapping[str, int], currency: str) -> str:
-    """Return a text with the numbers of calls by `me.remember`, tokens and money; "" if there are none."""
+    """Return a text with the numbers of calls through `me.remember`, tokens and money; "" if there are none."""
     told = {
         "calls": counts.get("model", 0),
         "answered before": counts.get("kept", 0) + counts.get("parent", 0),
@@ -86,8 +86,8 @@ class Result:
     experiment began, by fate. `undeliverable` has, for a few addresses on which nobody listens, the number of messages
     to the address, such as an agent that no group hosts. With `Steps(digest=True)`, `digests` maps each of the last 64
     steps to the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if
-    Ctrl-C, or the budget of calls, has ended the run early. `calls` has the numbers of calls by `me.remember` in this
-    run.
+    Ctrl-C, or the budget of calls, has ended the run early. `calls` has the numbers of calls through `me.remember` in
+    this run.
     """
 
     states: dict[AgentId, dict[str, Any]]

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
 # Idle processes are kept for this many seconds, because a new process takes a second or two to start.
 _IDLE_S: Final = 60.0
-_CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, besides the time for running calls
+_CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once no calls are under way
 _LOOK_S = 0.25  # seconds between two checks of the progress
 _NODES_EVERY = 8  # every n-th check of the progress also looks for lost machines
-_COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls by `me.remember`
+_COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls through `me.remember`
 _TOLD_S = 1.0  # the longest wait for the groups' answers that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
@@ -234,7 +234,7 @@ class Run(AbstractContextManager["Run"]):
                 sys.stderr.write(line)
             kept.inputs = inputs
 
-            opened: dict[Any, str] = {}  # by call that opens a mailbox, the group's name
+            opened: dict[Any, str] = {}  # for each call that opens a mailbox, the group's name
 
             def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
                 if name not in actors:
@@ -355,7 +355,7 @@ class Run(AbstractContextManager["Run"]):
         return lost_machine(experiment.exp_id, experiment.redis, error)
 
     def _calls_text(self) -> str:
-        """Return a text with the numbers of calls by `me.remember`; "" if there are none.
+        """Return a text with the numbers of calls through `me.remember`; "" if there are none.
 
         Groups that do not answer at once are left out.
         """
@@ -394,7 +394,10 @@ class Run(AbstractContextManager["Run"]):
 
     @contextmanager
     def _ending(self) -> Iterator[list[Any]]:
-        """Return a context manager that ends the run's actors after an error. It yields a list for their calls."""
+        """Return a context manager that ends the run's actors after an error.
+
+        It yields a list, which gets the actors' calls.
+        """
         refs: list[Any] = []
         try:
             yield refs
@@ -434,7 +437,7 @@ def parent_of(messaging: "Messaging") -> str | None:
 def seats_of(
     messaging: "Messaging", parent: str | None, options: RunOptions, plans: Sequence[GroupPlan]
 ) -> frozenset[AgentId]:
-    """Return the agents for which people act: those with a seat, and of a fork also those of its parent.
+    """Return the agents for which people act: those with a seat, and in a fork also those with a seat in the parent.
 
     Raises: ConfigError if such an agent is not in the run, or the model is called for whole groups.
     """
@@ -513,7 +516,7 @@ def _watch(
     while waiting:
         done, waiting = wait(waiting, timeout=_LOOK_S)
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
-            raise gone  # groups may wait for minutes for the lost machine's server
+            raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
         try:
             spent = spent or any(part.spent for part in _results(done))
         except ConnectionFailed as error:

@@ -58,10 +58,10 @@ class GroupResult(NamedTuple):
 
     `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
     arrays. `unheard` has, for a few addresses on which nobody listens, the number of messages to the address. `calls`
-    has the numbers of calls by `me.remember`, by where the result came from, and of retries. `spent` says that the
-    budget of calls was spent before step `until`. `sealed` is the last step of which this group knows that all groups
-    have committed it. `collected` has the encoded values that the group collected in its last step, if they were asked
-    for (None: another process ran that step).
+    has the numbers of calls through `me.remember`, for each source of results, and the number of retries. `spent` says
+    that the budget of calls was spent before step `until`. `sealed` is the last step of which this group knows that all
+    groups have committed it. `collected` has the encoded values that the group collected in its last step, if they were
+    asked for (None: another process ran that step).
     """
 
     states: dict[Any, Any]
@@ -113,8 +113,8 @@ class RunActor:
     constructor for a restart.
 
     Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`,
-    and `later` to `step_loop`. If the run belongs to no experiment, `limit_calls` applies the settings of calls by
-    `me.remember`.
+    and `later` to `step_loop`. If the run belongs to no experiment, `limit_calls` applies the settings of calls
+    through `me.remember`.
     """
 
     def __init__(
@@ -133,12 +133,13 @@ class RunActor:
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
         self._ahead = 0
-        self._is_judged = False  # rules have blocked messages
+        self._is_judged = False  # whether rules have blocked messages
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
         self._later = later
-        self._thread = ModelThread()  # one for all runs, because clients in a user's module are bound to its loop
+        # One for all runs, because clients in a user's module are bound to the thread's event loop.
+        self._thread = ModelThread()
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
         self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and its collected values
@@ -302,7 +303,7 @@ class RunActor:
         return calls
 
     def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead | None:
-        """Return how far agents may run ahead; if rules may change what they hear, not at all."""
+        """Return which steps may run ahead: only the open step if rules may change what agents hear. None: no step."""
         if not self._ahead:
             return None
         assert self._messager is not None
@@ -314,7 +315,7 @@ class RunActor:
         return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
-        """Apply the experiment's settings of calls by `me.remember` to a group."""
+        """Apply the experiment's settings of calls through `me.remember` to a group."""
         society.records_calls = messaging.log_dir is not None
         if messaging.calls is not None:
             society.call_settings = messaging.calls
@@ -324,7 +325,7 @@ class RunActor:
             interceptor = messaging.interceptor
             at_ends = (
                 settings.concurrency is not None or settings.needs_usage
-            )  # limits that the end of a call frees in part
+            )  # whether a limit depends on the ends of calls
             noted = interceptor.note_calls.remote if at_ends else lambda _: None
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
@@ -335,21 +336,21 @@ class RunActor:
             await steps.aclose()
 
     async def end_after(self, last: int, turn: int) -> None:
-        """Make the call of `run` with the number `turn` end after step `last`. Ignore this if the call has ended."""
+        """Make the call of `run` with the number `turn` end after step `last`. Do nothing if that call has ended."""
         if turn == self._turn:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return the numbers of calls by `me.remember` in the current call of `run`, and how many of them wait."""
+        """Return the numbers of calls through `me.remember` in the current call of `run`, and how many of them wait."""
         if not isinstance(self._society, AgentLoop):
             return {}, 0
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def close(self) -> None:
-        """Wait until the calls that agents have begun by `me.remember` have ended, and then give up the mailbox.
+        """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
 
         The mailbox stays on the server, for a run that is resumed.
         """

@@ -25,7 +25,7 @@ from ray_messaging.receiving.call_checks import check_timeout
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actor import RunOptions
 
-# For each agent its data and its neighbours. It is empty if the run has neither data nor a graph.
+# For each agent its data and its neighbours. The dict is empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 
@@ -59,13 +59,13 @@ def plan_groups(
 ) -> list[GroupPlan]:
     """Return the groups of a run. Arguments and errors are those of `Messaging.run`.
 
-    With `near` neighbours in the graph are in the same group, as far as groups of one size allow, and each group knows
-    which of its agents the agents of other groups may reach.
+    With `near`, neighbours in the graph come into the same group, as far as this is possible with groups of equal size.
+    Each group then knows to which of its agents the agents of other groups may send.
     """
     kinds = kinds_of(agents, model) if isinstance(model, Mapping) else {}
     if kinds and isinstance(agents, Mapping) and not isinstance(agents, Set):
         agents = reduce(or_, kinds.values())
-    # The nodes of a networkx graph are a Mapping and a Set.
+    # A Mapping that is also a Set is the nodes of a networkx graph, which are valid ids.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
             f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
@@ -183,7 +183,7 @@ def changeable(rows: Rows) -> list[Any]:
 
 
 def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
-    """Return plans whose groups know which of their agents the agents of other groups may reach."""
+    """Return plans that also say to which agents of a group the agents of other groups may send."""
     ends = [AgentSet.of({end for _, neighbours in plan.rows.values() for end in neighbours}) for plan in plans]
     found = []
     for plan in plans:
@@ -195,7 +195,7 @@ def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
 def _dealt_by_graph(
     named: Mapping[str, Iterable[AgentId]], neighbours: Mapping[AgentId, Sequence[AgentId]]
 ) -> dict[str, Iterable[AgentId]]:
-    """Deal the agents of some groups out to groups of the same sizes, in the order in which a walk reaches them."""
+    """Distribute the agents of some groups anew to groups of the same sizes, in the order of a walk along the graph."""
     both: dict[AgentId, list[AgentId]] = {}
     for sender, hearers in neighbours.items():
         for hearer in hearers:
@@ -233,7 +233,7 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
     ids = ids if hasattr(ids, "__len__") else [*ids]
     everybody = AgentSet.of(ids)
     if not len(everybody):
-        raise ConfigError("a run needs at least one agent")
+        raise ConfigError("agents= has no agents: a run needs at least one agent")
     if len(everybody) < len(ids):
         twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
         raise ConfigError(
@@ -287,7 +287,7 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
         if len(left):
             raise ConfigError(f"{len(left):,} agents are {kind}, such as {next(iter(left))!r}")
     if total > len(everybody):
-        raise ConfigError("some agents are in two groups: put each agent into one group")
+        raise ConfigError("groups= has some agents in two groups: put each agent into one group")
     return dict(found)
 
 

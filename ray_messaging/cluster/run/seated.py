@@ -1,4 +1,4 @@
-"""The model of a group that has agents at a seat: people act for these agents, by a remembered call in each step."""
+"""The model of a group in which people act for some agents. What a person does in a step is a remembered call."""
 
 import asyncio
 import inspect
@@ -21,14 +21,14 @@ AskSeat = Callable[[SeatQuestion], Awaitable[SeatAnswer]]
 TellSeat = Callable[[AgentId, int, str], object]
 
 MOST_HEARD: Final = 100  # a person reads at most this many messages in a step, the last ones
-_LONGEST: Final = 4_000  # the most characters of each of them
+_LONGEST: Final = 4_000  # the most characters of one such message
 _MOST_NAMED: Final = 1_000  # the most neighbours that are offered as recipients
 
 _encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 class SeatedModel:
-    """The model for agents of which some, the `seats`, are people; another agent is called as before.
+    """A model in which people act for the agents in `seats`. For other agents, the user's model is called.
 
     Args: `ask` brings a person's answer, `tell` shows the person a note.
     """
@@ -94,7 +94,7 @@ def heard_of(message: "Message") -> HeardMessage:
 def people_by(interceptor: Any) -> tuple[AskSeat, TellSeat]:  # noqa: ANN401 - a Ray actor handle
     """Return the functions `ask` and `tell` of a SeatedModel, which call the interceptor.
 
-    Its calls are made in the running event loop. The functions may be called in any thread.
+    The functions may be called in any thread. They call the interceptor in the event loop that runs now.
     """
     from ray_messaging.cluster.handles.connection import insist  # noqa: PLC0415 - brings Ray, which local runs lack
     from ray_messaging.cluster.handles.group.waiting import InLoop  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""The calls of a model's function in one step, each with a time limit, and the calls by `me.remember`."""
+"""The calls of a model's function in one step, each with a time limit, and the calls through `me.remember`."""
 
 import asyncio
 import contextvars
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ray_messaging.messages import Messages
     from ray_messaging.steps.call_store import CallStore
 
-CALLS_END_S: Final = 30.0  # if a step fails, calls by `me.remember` have this time to end, because they cost money
+CALLS_END_S: Final = 30.0  # if a step fails, calls through `me.remember` have this time to end, because they cost money
 _END_S: Final = 1.0  # a cancelled model has this time to end; a blocked thread does not notice the cancellation
 
 _Call = tuple["Agent", Awaitable[object]]
@@ -96,7 +96,7 @@ class StepCalls:
     async def end_and_wait(self, error: BaseException) -> None:
         """Make all calls end with an error.
 
-        Return when they have ended, or when the time for calls by `me.remember` is over.
+        Return when they have ended, or when calls through `me.remember` have exceeded their time limit.
         """
         self.end(error)
         assert self._end_by is not None
@@ -105,7 +105,7 @@ class StepCalls:
                 await self._over.wait()
 
     def end(self, error: BaseException) -> None:
-        """Make all calls end with an error, from any thread. Running calls by `me.remember` have some time to end."""
+        """Make all calls end with an error, from any thread. Calls through `me.remember` get some time to end."""
         under_way = self.stop is not None or (self.remembered is not None and self.remembered.under_way)
         if self._end_by is None and self.thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
@@ -186,7 +186,7 @@ class StepCalls:
     async def _await_all(self, calls: Iterator[_Call]) -> None:
         """Await calls, at most `concurrency` at once.
 
-        The first error is raised when the running calls by `me.remember` have ended.
+        The first error is raised when the calls through `me.remember` that are under way have ended.
         """
         if self.begin is not None:
             self.begin()
@@ -247,7 +247,7 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
 
 
 class _Remembered(msgspec.Struct):
-    """A call that an agent makes by `me.remember`.
+    """A call that an agent makes through `me.remember`.
 
     `n` is its number among the agent's equal calls in the step, from 1.
     """
@@ -259,7 +259,7 @@ class _Remembered(msgspec.Struct):
     arguments: str | None
     place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
-    by_person: bool = False  # a person at a seat answers: the limits of calls are for models
+    by_person: bool = False  # whether a person answers; limits are only for calls of models
     meter: CallMeter | None = None  # counts the tokens that the call uses
     answered: bool = False  # the call was made here, and has a result
 
@@ -280,7 +280,7 @@ class _Flight:
 
     @property
     def known(self) -> tuple[str, KeptCall] | None:
-        """Return the source and the result, or None if there is no result yet."""
+        """Return the source and the result of the call, or None if there is no result yet."""
         outcome = self.answer.result() if self.answer.done() else None
         return outcome if isinstance(outcome, tuple) else None
 
@@ -293,7 +293,7 @@ class Flights:
         self.failed: dict[str, CallRecord] = {}  # the calls of the look-ahead that have used something, and failed
 
     def unused(self) -> list[CallRecord]:
-        """Return the calls that were made ahead, and that the step, which has ended, has not asked for."""
+        """Return the calls that the look-ahead made, and for which the step, which has ended, never asked."""
         flights = [flight for flight in self.by_key.values() if not flight.used]
         made = [(flight.call, *flight.known) for flight in flights if flight.known is not None]
         return [_record_of(call, UNUSED, answer) for call, source, answer in made if source == MODEL]
@@ -307,16 +307,16 @@ class Flights:
 
 @dataclass(eq=False)
 class RememberedCalls:
-    """The calls by `me.remember` in one step. If the step runs again, equal calls of an agent get the same results.
+    """The calls through `me.remember` in a step. If the step runs again, equal calls of an agent get the same results.
 
     The calls are made in the model's event loop. Each call is a task of its own, which goes on if the step fails.
     `under_way` has the calls that have not ended.
 
     Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
     `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
-    gets the numbers of calls, by where the result came from, and of retries. `flights` has the calls that the step
-    shares with the look-ahead (None: nothing looks ahead). With `early` this object is the look-ahead's, whose results
-    count only once the step asks for them.
+    gets the number of calls for each source of results, and the number of retries. `flights` has the calls that the
+    step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the look-ahead,
+    and a result counts only once the step itself asks for it.
     """
 
     memory: CallMemory
@@ -391,7 +391,7 @@ class RememberedCalls:
         return STORE, made
 
     def forgotten(self, agent: AgentId) -> bool:
-        """Return whether an agent has calls by `me.remember` that have not ended."""
+        """Return whether an agent has calls through `me.remember` that have not ended."""
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
@@ -457,14 +457,14 @@ class RememberedCalls:
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
         call.meter = CallMeter(self._price)
-        metering.set(call.meter)  # only for this task
+        metering.set(call.meter)  # other tasks do not see this value
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
                 source, made = await self._shared(call, function) if recalled is None else recalled
             except BaseException:
-                # Free the number, so that a second attempt gets the same number. A call that was answered keeps it,
-                # because it may have been kept although it was cancelled.
+                # Free the call's number, so that the same call gets it if it is made again. A call that was answered
+                # keeps its number, because its answer may have been stored although the call was cancelled.
                 if self._asked[digest] == call.n and not call.answered:
                     self._asked[digest] -= 1
                 raise
@@ -490,8 +490,8 @@ class RememberedCalls:
                 continue
             if isinstance(outcome, Exception):
                 raise outcome
-            # The call was cancelled, there was no budget left, it was made for an earlier attempt at the step, which
-            # can keep nothing any more, or it has failed and may succeed now. So try to make the call here.
+            # The shared call was cancelled, or no budget was left, or its answer cannot be stored any more, because this
+            # step has begun again, or it has failed and may succeed now. So the call is made here.
         flight = flights[call.key] = _Flight(call, self)
         flight.used = not self.early
         try:
@@ -505,12 +505,12 @@ class RememberedCalls:
         return answer
 
     async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call, which is kept before, and its source."""
+        """Return the answer of a call, and its source, after the answer has been stored for this step."""
         assert call.meter is not None
         before = self.memory.failed(call.key)
         call.meter.used = None if before is None else before.usage
         if self.flights is not None:
-            self.flights.failed.pop(call.key, None)  # what it has used is part of what this call has used
+            self.flights.failed.pop(call.key, None)  # the tokens of that failed call are added to those of this call
         try:
             source, made = await self._once(call, function)
         except (Exception, asyncio.CancelledError):
@@ -623,8 +623,8 @@ def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:
 def _sample(agent: "Agent", n: int, samples: int) -> int:
     """Return the number of the stored answer that the `n`-th equal call of an agent in a step gets.
 
-    The first `samples` calls get the answers 0 to `samples` - 1, each one once. With which of them they begin depends
-    on agent, step and seed.
+    The first `samples` calls get the answers 0 to `samples` - 1, each one once. The number that the first call gets
+    depends on agent, step and seed.
     """
     whole, place = divmod(n - 1, samples)
     chance = blake2b(repr((agent._society.seed, agent.step, agent.id)).encode(), digest_size=8).digest()

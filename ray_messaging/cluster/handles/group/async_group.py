@@ -171,14 +171,14 @@ class AsyncGroup(StampedHandle):
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send one message to all hearers of an agent in an audience; return one receipt for each, see `Messager`."""
+        """Send one message to all hearers of an agent in an audience; return one receipt for each hearer."""
         batch = self._single(from_id, 0, payload, subtopic)  # the audience replaces the recipient
         return await self._relay([to_audience(batch, audience)])
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send n broadcasts given as columns; return one receipt for each pair, see `Messager.broadcast_columns`."""
+        """Send n broadcasts given as columns; return one receipt for each broadcast and hearer."""
         columns = columns_of(from_ids, 0, payloads, self._payload_bytes)
         return await self._relay(unspread_batches(columns, audience, check_subtopic(subtopic), self._stamp.step))
 
@@ -218,7 +218,7 @@ class AsyncGroup(StampedHandle):
             raise
         finally:
             # This send has ended, but its call may not have reached the actor. The actor executes sends in the order of
-            # their numbers. So later sends report that it must not wait for this number.
+            # their numbers. So later sends tell the actor not to wait for this number.
             with self._sending:
                 self._waiting.pop(number, None)
             if lane is not None:
@@ -281,7 +281,8 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received some of them
+        # Another task may have received some of these parts.
+        for places, frame in found.parts[len(answers.parts) - parts :]:
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
             answers.fail(place, error)
@@ -295,7 +296,7 @@ class AsyncGroup(StampedHandle):
         return (await self.reply_columns(message, payload))[0]
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
-        """Answer many questions, with one payload for each or one for all; return one receipt for each.
+        """Answer many questions, with a payload for each question or one for all; return a receipt for each question.
 
         Raises: the same errors as `reply`.
         """
@@ -595,7 +596,7 @@ class Fetched(Messages):
         if error is None:
             await self._lender.commit_lease(self._token)
         else:
-            with suppress(MessagingError, RayError):  # the block's error is raised
+            with suppress(MessagingError, RayError):  # the error that ended the `with` block is raised instead
                 await self._lender.give_up_lease(self._token)
 
 
@@ -614,7 +615,7 @@ class GroupService:
     async def begin(self) -> Sequence[Message]:
         """Record at the group's actor that this handle serves.
 
-        Returns: [], because no messages must be handled first.
+        Returns: an empty sequence, because no message must be handled before the first fetch.
         """
         await self._group._insist(self._group.actor.begin_service.remote)
         return ()

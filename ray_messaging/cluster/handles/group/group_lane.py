@@ -61,7 +61,7 @@ class LaneReply(NamedTuple):
     """Result of a call over the lane.
 
     `begun` says whether the actor may have received the call. `answer` has the header and the frames of the answer. If
-    it is None, the call must be repeated by Ray.
+    it is None, the call must be repeated as a Ray call.
     """
 
     begun: bool
@@ -155,7 +155,7 @@ class GroupLane:
 class LaneConnection:
     """A connection for one thread. It is closed after a call that got no answer.
 
-    `process` identifies the actor's process. A send that is repeated by Ray must reach the same process.
+    `process` identifies the actor's process. A send that is repeated as a Ray call must reach the same process.
     """
 
     turn = nullcontext()  # a send need not wait for other sends, because each thread has its own connection
@@ -258,10 +258,10 @@ class LaneConnection:
 
 
 class LoopConnection:
-    """A connection for all calls of one event loop, many at once. A call that gets no answer is repeated by Ray.
+    """A connection for all calls of one event loop, many at once. A call without an answer is made again through Ray.
 
     A call may take long, because of many other calls or a slow rule, so a single call has no timeout. But if for a
-    while no call is answered, and no AliveCall, the connection is given up with all its calls.
+    while neither a call nor an AliveCall is answered, the connection and all its calls are given up.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
@@ -271,8 +271,8 @@ class LoopConnection:
         self._loop = asyncio.get_running_loop()
         self.turn = asyncio.Semaphore(_SENDS)  # a send waits while too many others have no answer
         self._calls = 0  # the number of calls that have no answer yet
-        self._nbytes = 0  # the size of these calls in bytes
-        self._watch: asyncio.TimerHandle | None = None  # set while there are such calls
+        self._nbytes = 0  # the size in bytes of the calls that have no answer yet
+        self._watch: asyncio.TimerHandle | None = None  # set while calls wait for an answer
         self._heard = 0  # the number of answers up to the last check
         self._silent = 0  # the number of checks since the last answer
         self._asking: asyncio.Task[None] | None = None

@@ -48,8 +48,8 @@ async def driven_steps(
     """Yield the steps of a group that `task` drives.
 
     This process itself reads from the server and writes to it, because a detour over the group's actor would double the
-    work of a step. The number of its attempt to drive the group serves as its epoch. The messager of this process hosts
-    no agents.
+    work of a step. The server counts the attempts to drive the group, and this count serves as the sender's epoch. The
+    messager of this process hosts no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Blocking:
-    """Waits that block the thread, so that the coroutines never suspend (see `common.awaitables.finish`)."""
+    """Ways to wait that block the thread, so that the coroutines never suspend (see `common.awaitables.finish`)."""
 
     blocks = True
 
@@ -42,7 +42,7 @@ class Blocking:
 
 
 class InLoop:
-    """Waits that let the event loop go on."""
+    """Ways to wait that let the event loop go on."""
 
     blocks = False
 
