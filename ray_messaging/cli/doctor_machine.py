@@ -36,9 +36,12 @@ EXTRAS = {
     "networkx": "networkx",
     "metrics": "prometheus-client",
     "otel": "opentelemetry-sdk",
+    "mcp": "mcp",
+    "a2a": "a2a-sdk",
     "mqtt": "aiomqtt",
     "agentscope": "agentscope",
     "autogen": "autogen-core",
+    "agent-framework": "agent-framework-core",
 }
 _TIME_ERROR = 5  # the result of adjtimex(2) if the clock is not synchronised
 _TIMEX_BYTES = 512  # more than the size of struct timex

@@ -10,7 +10,7 @@ import typer
 from ray_messaging.cli.session import join_experiment, output
 from ray_messaging.errors import ConfigError
 
-app = typer.Typer(help="Show metrics, or write a dashboard for Grafana.", no_args_is_help=True)
+app = typer.Typer(help="Show metrics, or write a dashboard for Grafana.", no_args_is_help=True, rich_markup_mode=None)
 
 _FILE = "ray_messaging_grafana_dashboard.json"
 

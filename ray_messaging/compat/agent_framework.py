@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.compat.versions import needs, warn_unless_tested
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import Closed, ConfigError, TransitError
 from ray_messaging.model.fates import STORED
 from ray_messaging.outgoing import Outgoing
 
@@ -519,8 +519,18 @@ class _Groups(_Carrier):
         from ray_messaging.cluster.run.result import states_of  # noqa: PLC0415 - only with Ray
 
         with self._turn:
+            if not self._run._open:
+                raise Closed(
+                    "this runner was closed, or an earlier superstep failed: make another RayWorkflowRunner, and go on "
+                    "from a checkpoint"
+                )
             user = self._messaging._user
-            receipts = user.run(user.messager.send_messages(outgoing))
+            try:
+                receipts = user.run(user.messager.send_messages(outgoing))
+            except TransitError:
+                # Executors may have got some of the messages, and would take them for those of a later superstep.
+                self._run.close()
+                raise
             if all(each.fate not in STORED for each in receipts):
                 return receipts, {}
             run = self._run

@@ -161,7 +161,7 @@ class Values:
         told = value.model_dump(mode="json", by_alias=True)
         with suppress(ValueError):
             if kind.model_validate(told) == value:
-                return told
+                return self.encode(told, place)  # it may have numbers that JSON lacks
         raise InvalidPayload(f"{place} is {short_repr(value)}, which is not equal after its JSON is read again")
 
     def _form(self, kind: type) -> str | None:
@@ -227,7 +227,7 @@ class Values:
         if tag == "enum":
             return kind[told]
         if tag == "model":
-            return kind.model_validate(told)
+            return kind.model_validate(self.decode(told))
         made = object.__new__(kind)  # __init__ is not called, so no code of the class runs
         for name, each in told.items():
             object.__setattr__(made, name, self.decode(each))
@@ -269,7 +269,9 @@ def _form_of(kind: Any) -> str | None:
 def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{base.__name__.lstrip('_')}{slot}" if private else slot  # as Python names it
             if name not in ("__dict__", "__weakref__") and (found := getattr(value, name, _ABSENT)) is not _ABSENT:
                 yield name, found
     yield from getattr(value, "__dict__", {}).items()

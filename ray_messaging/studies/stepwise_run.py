@@ -6,6 +6,7 @@ from typing import Any
 from ray_messaging.cluster.run.local_run import run_part
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.common.texts import short_repr
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.series_columns import TAKEN
@@ -21,7 +22,8 @@ class StepwiseRun:
     Args: `arguments` are those of `run`, with `model`. `values` are the parameters that functions among the
     arguments may take by name.
 
-    Raises: ConfigError for an argument that `run` does not take, and if the model or the agents are missing.
+    Raises: ConfigError for an argument that `run` does not take, for an `until` that is a condition, and if the model
+    or the agents are missing.
     """
 
     def __init__(self, arguments: Mapping[str, Any], values: Mapping[str, Any], seed: int) -> None:
@@ -31,6 +33,12 @@ class StepwiseRun:
             )
         if lacking := {"model", "agents"} - arguments.keys():
             raise ConfigError(f"{min(lacking)!r} is missing: return {{'model': person, 'agents': 100, ...}}")
+        until = arguments.get("until")
+        if until is not None and (isinstance(until, bool) or not isinstance(until, int)):
+            raise ConfigError(
+                f"until={short_repr(until)} must be a number of steps: a model's page has no conditions; leave until= "
+                "out, and the run goes on until it is paused"
+            )
         start = arguments.get("start")
         by_name = dict(values)
         self._model = bound(arguments["model"], 2, by_name)
@@ -47,7 +55,7 @@ class StepwiseRun:
             name: arguments.get(name) for name in ("agents", "groups", "graph", "shared", "calls")
         }
         self._rules, self._seed = [*arguments.get("rules", ())], arguments.get("seed", seed)
-        self._most = arguments.get("until")
+        self._most: int | None = until
         self._server = LocalServer()
         self._end: bytes | None = None
         self.step = 0
@@ -55,7 +63,7 @@ class StepwiseRun:
     @property
     def over(self) -> bool:
         """Return whether the run has reached its end, which the argument `until` gives."""
-        return isinstance(self._most, int) and self.step >= self._most
+        return self._most is not None and self.step >= self._most
 
     def advance(self, steps: int = 1) -> Result:
         """Run more steps, and return the result of all steps so far. Raises the same errors as `run`.
@@ -65,7 +73,7 @@ class StepwiseRun:
         until = self.step + steps
         part = run_part(
             self._model,
-            until=until if not isinstance(self._most, int) else min(until, self._most),
+            until=until if self._most is None else min(until, self._most),
             max_steps=None,
             options=self._options,
             rules=self._rules,

@@ -16,7 +16,7 @@ from support.cluster import die_once
 
 from ray_messaging import Messaging, Steps, rules
 from ray_messaging.compat.agent_framework import RayWorkflowRunner
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import Closed, ConfigError, OutcomeUnknown
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
 
@@ -97,7 +97,7 @@ def test_a_process_is_killed_in_each_superstep_and_no_executor_that_has_ended_ru
     assert not sent.duplicated(["from_id", "to_id", "step"]).any()
 
 
-def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
+def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypatch):
     listed = [rules.BlackList([("first", "bob")])]
     make, message, answers = SAMPLES["asking"]
     with (
@@ -141,7 +141,22 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path):
                 return [*done.get_outputs(), *(each.data.words[0] for each in anew.get_request_info_events())]
 
             assert asyncio.run(go_on()) == ["x>first1: no>last1", "y>first2"]
-        assert messaging.log.balance().fates["blocked"] == 2
+            send = messaging._user.messager.send_messages
+
+            async def lose_the_answer(outgoing):
+                await send(outgoing)
+                raise OutcomeUnknown("no answer came")
+
+            monkeypatch.setattr(messaging._user.messager, "send_messages", lose_the_answer)
+            with pytest.raises(OutcomeUnknown):
+                asyncio.run(workflow.run("lost"))
+            monkeypatch.undo()
+            with pytest.raises(Closed, match="an earlier superstep failed: make another RayWorkflowRunner"):
+                asyncio.run(workflow.run("z"))
+        with RayWorkflowRunner(messaging, groups=2) as last:
+            (request,) = asyncio.run(last.run(make(), "z")).get_request_info_events()
+            assert request.data.words[0] == "z>first1"
+        assert messaging.log.balance().fates["blocked"] == 3
 
 
 def test_the_example_asks_a_person(capsys):

@@ -4,6 +4,7 @@ import io
 import json
 import resource
 import shutil
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -152,6 +153,11 @@ def test_this_machine(run):
         told(found)
     )
     assert (found.exit_code == 1) == (json.loads(found.stdout)["level"] == "critical")
+
+
+def test_the_doctor_knows_all_extras():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert {*doctor_machine.EXTRAS} == {*project["optional-dependencies"]}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Workflows of agent-framework on our runner without Ray, beside their own runner."""
 
 import asyncio
+import math
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -19,10 +20,12 @@ from agent_framework import (
     executor,
     handler,
 )
+from pydantic import BaseModel
 from support.agent_workflows import ORCHESTRATIONS, SAMPLES, Mood, Part, own, shown
 
 from ray_messaging.compat.agent_framework import RayWorkflowRunner
 from ray_messaging.compat.agent_framework_checkpoints import WorkflowCheckpoints
+from ray_messaging.compat.agent_framework_executors import of_json, to_json
 from ray_messaging.compat.agent_framework_values import Values
 from ray_messaging.errors import ConfigError, InvalidPayload
 
@@ -100,6 +103,39 @@ async def test_what_cannot_travel_is_refused_with_its_place(value):
 async def test_a_plain_class_travels_once_it_is_named():
     (found,) = await outputs(Odd(), types=[Odd])
     assert found.here == {"n": [1, 2.5, None]}
+
+
+class Slotted:
+    __slots__ = ("__hidden", "shown")
+
+    def __init__(self):
+        self.__hidden, self.shown = 1, 2
+
+    def parts(self):
+        return self.__hidden, self.shown
+
+
+class Scores(BaseModel):
+    best: float | None = 0.0
+    total: int = 0
+    of: dict[str, int] = {}
+
+
+def between_processes(value):
+    """Return a value as an executor in another process gets it."""
+    values = Values([Slotted, Scores])
+    return values.decode(of_json(to_json(values.encode(value, "it"))))
+
+
+def test_slots_with_private_names_travel():
+    assert between_processes(Slotted()).parts() == (1, 2)
+
+
+def test_numbers_of_a_model_that_plain_json_lacks_travel():
+    found = between_processes(Scores(best=float("nan"), total=1 << 80, of={"$": 7}))
+    assert math.isnan(found.best)
+    assert (found.total, found.of) == (1 << 80, {"$": 7})
+    assert between_processes(Scores(best=float("-inf"))).best == float("-inf")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_parameters_come_from_defaults_and_types():
         (lambda: 3, "<lambda> returned 3: it must return the arguments of ray_messaging.run as a dict"),
         (lambda: {"model": person}, "'agents' is missing: return"),
         (lambda: {"model": person, "agents": 3, "log_dir": "x"}, "the argument 'log_dir' is unknown"),
+        (lambda: {"model": person, "agents": 3, "until": lambda now: True}, "until=<.*> must be a number of steps"),
     ],
 )
 def test_a_function_that_does_not_fit_is_refused(function, why):
