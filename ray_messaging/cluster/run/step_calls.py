@@ -490,8 +490,8 @@ class RememberedCalls:
                 continue
             if isinstance(outcome, Exception):
                 raise outcome
-            # The shared call was cancelled, or no budget was left, or its answer cannot be stored any more, because this
-            # step has begun again, or it has failed and may succeed now. So the call is made here.
+            # The shared call was cancelled, or no budget was left, or its answer cannot be stored any more, because
+            # this step has begun again, or it has failed and may succeed now. So the call is made here.
         flight = flights[call.key] = _Flight(call, self)
         flight.used = not self.early
         try:
