@@ -62,7 +62,7 @@ def encode_facts(facts: AudienceFacts) -> str:
 
 
 class Audiences:
-    """The audiences of an experiment, as a directory has them."""
+    """The audiences of an experiment in one version of the directory, by name."""
 
     def __init__(self) -> None:
         self._texts: AudienceTexts = NO_AUDIENCES

@@ -35,7 +35,7 @@ _ACTS = (
 _ABSENT: Any = object()
 _BUILTINS = vars(builtins) | {"NoneType": type(None)}
 
-# Built-in types by tag: how a value becomes plain JSON, and how it is read.
+# For each built-in type: its tag, the function that makes a value plain JSON, and the function that reads it back.
 _PLAIN: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (
         "bytes",
@@ -252,7 +252,7 @@ def error_of(name: str, text: str) -> BaseException:
 
 
 def key_of(kind: type) -> str:
-    """Return the name of a class in JSON."""
+    """Return the key that stands for a class in a value's JSON."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

@@ -110,9 +110,9 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
             level = [part for part in level if type(part) in within]
         # Two objects may refer to each part: the list `level`, and the part's one owner.
         alone = alone and max(map(getrefcount, level)) <= _LISTED + 1
-        # The next level may also have keys of dicts. They are never dicts or lists, which have no hash. `get_referents`
-        # is faster than `_parts`. In Python 3.13 it leaves out the contents of an object's `__dict__`. Such a dict has
-        # the object as a second owner, so `alone` is false for it, and `_parts` is used.
+        # `get_referents` is faster than `_parts`. It also returns the keys of dicts, but no key is a dict or a list,
+        # because these have no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the
+        # object refers to this dict, too, so `alone` is false, and `_parts` is used.
         level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
 
 

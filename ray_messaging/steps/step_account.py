@@ -191,7 +191,7 @@ def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, i
 
 
 def _outside_pairs(read: FoldedBatch | Batch) -> Pairs:
-    """Return the agents that read the messages of a batch from outside."""
+    """Return the pairs of message and agent that reads it, for a batch that was sent from outside of steps."""
     if not isinstance(read, Batch):
         return kept_pairs(*read)
     kinds = read.to_ids.kinds

@@ -173,8 +173,10 @@ class Study:
             if partner == row:
                 continue
             if (theirs := by_row.get(_row_key(partner))) is None:
-                raise ConfigError(f"no runs have {partner}, with which those of {row} would be compared: choose a base "
-                                  "that the design has for all rows")  # fmt: skip
+                raise ConfigError(
+                    f"the runs of {row} have nothing to be compared with: no runs have {partner}. Choose a base that "
+                    "the design has for all rows"
+                )
             first = {"first": self._first_message(runs, theirs)} if logs else {}
             found += [
                 dict(by_row[key][0].row) | {"outcome": name} | _effect(runs, theirs, name, level, resamples) | first

@@ -132,7 +132,8 @@ class RedisSteps:
         Return None if the group had no state.
         """
         key = self._keys.step(group)
-        # The state is read first, because it is replaced when the group closes `step`.
+        # When the group closes `step`, its state is replaced, and the former one is kept at `left`. So the state is
+        # read first: if the step is closed between the two reads, `left` has the former state.
         now, left = await self._link.commands(("HGET", key, "state"), ("HGET", f"{key}:left", step))
         found: bytes | None = now
         if left:

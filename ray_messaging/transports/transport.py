@@ -442,7 +442,7 @@ class RedisTransport:
             await self.link.script("keep_failed", [*keys, self.keys.meta], [*args, row])
 
     async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
-        """Store a note about the service of a mailbox (b"": no note), unless a newer reader has the mailbox."""
+        """Store how a mailbox's reader answers questions (b"": it does not), unless a newer reader has the mailbox."""
         await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
 
     async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:

@@ -120,7 +120,7 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
-    changes: int = 0  # how many changes of the reader's `Commits` this conclusion includes
+    changes: int = 0  # the number of changes that the reader's `Commits` had when this conclusion was made of them
 
 
 class SendRequest(msgspec.Struct):
@@ -167,7 +167,7 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """The id of a mailbox's last entry (of START if it never had one), and its messages and bytes after the cursor."""
+    """The id of a mailbox's last entry (START if it never had one), and how much it has after the cursor."""
 
     entry: str
     messages: int

@@ -467,7 +467,7 @@ async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActo
         last = (await store.progress()).latest
         for actor in actors:
             await actor.end_after(last, _TURN)
-        await store.hold(CTRL_C, STANDSTILL)  # the second hold also wakes groups that wait for a step
+        await store.hold(CTRL_C, STANDSTILL)  # again, because each call also wakes the groups that wait for a step
     return found
 
 

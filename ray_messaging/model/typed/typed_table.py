@@ -63,7 +63,7 @@ class TypedColumns:
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return for each row the size in a frame of this row and all earlier rows, int64 (count,)."""
+        """Return the cumulative sizes: for each row, the bytes of it and of all earlier rows, int64 (count,)."""
         return np.cumsum(self.weights)
 
     def payload(self, row: int) -> dict[str, Any]:

@@ -454,18 +454,18 @@ class AsyncGroup(StampedHandle):
         return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
 
     async def give_up(self) -> None:
-        """Return the messages of this handle's last fetch to the mailbox, as not handled. The next fetch gets them."""
+        """Give the messages of this handle's last fetch back to the mailbox. The next fetch gets them again."""
         async with self._fetching.held():
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Return the messages of a lease to the mailbox."""
+        """Give the messages of a lease back to the mailbox."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
-        """Return to the mailbox all messages of fetches with commit="acked" that are not acknowledged."""
+        """Give all messages of fetches with commit="acked" that are not acknowledged back to the mailbox."""
         for token in [*self._unacked.values()]:
             await self.give_up_lease(token)
 
