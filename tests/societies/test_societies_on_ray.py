@@ -65,7 +65,7 @@ def deaths(made, marks):
 
     def person(me, inbox):
         die(me.shared["exp_id"], me.step, me.id)
-        model(me, inbox)
+        return model(me, inbox)  # where agents run ahead, it is a coroutine
 
     def crowd(group, step):
         for agent in step.agents:
