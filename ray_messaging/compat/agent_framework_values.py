@@ -84,9 +84,11 @@ class Values:
         self._types[key_of(kind)] = kind
         if kind.__module__.startswith("agent_framework"):
             return
+        hints: dict[str, Any] = {}
         with suppress(Exception):  # an annotation may have a name that only type checkers know
-            for field in typing.get_type_hints(kind).values():
-                self.add(field)
+            hints = typing.get_type_hints(kind)
+        for field in hints.values():
+            self.add(field)
         subclasses: list[type] = type.__subclasses__(kind)
         for subclass in subclasses:
             self.add(subclass)
