@@ -5,6 +5,7 @@ A message of a client is a question of the user to the agent. The A2A task ends 
 
 import asyncio
 import hmac
+import logging
 import secrets
 import socket
 from collections.abc import Iterable
@@ -47,6 +48,8 @@ from ray_messaging.cluster.handles.user_messager import UserMessager
 from ray_messaging.errors import ConfigError, InvalidAddress, InvalidPayload, MessagingError, QuestionBlocked
 from ray_messaging.messager import Messager
 
+logger = logging.getLogger(__name__)
+
 _MOST_BYTES = 4 << 20  # the most bytes of a request
 _MOST_TASKS = 1_000  # the most tasks of an agent that are kept for GetTask
 _MOST_ASKED = 1_000  # the most questions at a time to an agent
@@ -78,7 +81,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         self.token = secrets.token_urlsafe(32) if token is None else token
         self._socket, self.url = _bound(place)
         self._user = UserMessager(connection)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: asyncio.Task[None] | None = None
         app = _Guard(_application(self._user.messager, self.agents, connection.exp_id, timeout), self.token)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -93,11 +96,16 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         self._user.run(self._start())
 
     async def _start(self) -> None:
-        self._tasks.add(asyncio.create_task(self._server.serve(sockets=[self._socket]), name="ray_messaging a2a"))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="ray_messaging a2a")
+        self._serving.add_done_callback(self._log_failure)
 
-    async def _end(self) -> None:
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the A2A server at %s has failed: clients get no answers", self.url, exc_info=error)
+
+    async def _end(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
-        await asyncio.gather(*self._tasks)
+        await serving
 
     def url_of(self, agent: AgentId) -> str:
         """Return the URL of an agent, below which its card is; raise ConfigError if the server does not serve it."""
@@ -107,9 +115,9 @@ class A2AServer(AbstractContextManager["A2AServer"]):
 
     def close(self) -> None:
         """End the server; tasks that wait for an answer fail. A second call does nothing."""
-        if self._tasks:
-            self._user.run(self._end())
-            self._tasks.clear()
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self._user.run(self._end(serving))
             self._user.close()
 
     def __exit__(self, *_: object) -> None:
