@@ -108,7 +108,7 @@ class Speaks(Executor):
     async def speak(self, text: str, ctx: WorkflowContext[str, str]) -> None:
         for word in text.split():
             await ctx.add_event(WorkflowEvent("data", executor_id=self.id, data=f"{self.id} {word}"))
-            while not (self.folder / f"{self.id} {word}").exists():
+            while not (self.folder / f"{self.id} {word}").exists():  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(0.02)
             if word == "two":
                 die_once(self.folder / f"{self.id} was killed")
