@@ -543,28 +543,31 @@ class _Groups(_Carrier):
                     await tell(event)
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that carry a delivery: one from each executor that has sent a part of its data."""
+        """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
+
+        The first one also has what is needed only once.
+        """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
         data, sources = told.pop("data"), delivery.sources
         if delivery.traces is not None:
             told["traces"], told["spans"] = delivery.traces, delivery.spans
+        place: dict[str, Any] = {"n": n, "life": self._life, "parts": 1}
         of: dict[str, Any] = {
-            "n": n,
-            "life": self._life,
+            **place,
             "sources": sources,
             "message": told,
             "stream": streaming,
             "shared": changed,
             "gone": gone,
-            "parts": 1,
         }
         if delivery.target not in self._known and delivery.target in self._given:
             of["snapshot"] = self._given[delivery.target]
         if len(sources) == 1 or len(sources) != len(data):
             return [_outgoing(sources[0], delivery.target, {"data": data, "of": of})]
+        of["parts"] = place["parts"] = len(sources)
         return [
-            _outgoing(source, delivery.target, {"data": each, "of": {**of, "parts": len(sources), "part": part}})
+            _outgoing(source, delivery.target, {"data": each, "of": {**(place if part else of), "part": part}})
             for part, (source, each) in enumerate(zip(sources, data, strict=True))
         ]
 

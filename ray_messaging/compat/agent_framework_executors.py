@@ -235,8 +235,10 @@ class Executors:
         self._begun.clear()
         self._values.add_workflow(workflow)
 
-    async def run(self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int) -> bytes:
-        """Let an executor handle the messages of a step; return, as JSON, what it did, and its state for a checkpoint.
+    async def run(
+        self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int
+    ) -> list[bytes]:
+        """Let an executor handle the messages of a step; return what it did and its state for a checkpoint, as JSON.
 
         Args: `kept` is the executor's stored state, from its last step or from a checkpoint.
         """
@@ -269,8 +271,7 @@ class Executors:
             done[-1].append((ERROR, {"type": type(error).__name__, "text": str(error)}))
         self._current[name] = step
         self._begun.discard(name)
-        encoded: bytes = to_json({"acts": done, "snapshot": after})
-        return encoded
+        return [to_json(done), to_json(after)]
 
 
 async def snapshot_told(values: Values, executor: Any) -> Any:
@@ -323,6 +324,8 @@ def event_told(values: Values, event: WorkflowEvent[Any]) -> dict[str, Any]:
             continue
         if name in ("type", "origin", "executor_id"):
             told[name] = str.__str__(value) if type(value) is str else value.value
+        elif type(value) in UNCHANGED:
+            told[name] = value
         else:
             told[name] = values.encode(value, f"the {event.type} of executor {event.executor_id!r}: {name}")
     return told
@@ -429,12 +432,12 @@ async def run_executor(me: Any, inbox: Any) -> None:
     step: int = me.step
     executors: Executors = me.shared.executors
 
-    async def executor_superstep() -> bytes:
+    async def executor_superstep() -> list[bytes]:
         return await executors.run(me.id, told, kept, step)
 
-    done = of_json(await me.remember(executor_superstep))
+    acts, snapshot = await me.remember(executor_superstep)
     me.state.clear()
-    me.state.update(kept, step=step, snapshot=to_json(done["snapshot"]), acts=to_json(done["acts"]))
+    me.state.update(kept, step=step, snapshot=snapshot, acts=acts)
 
 
 def is_of(payload: Any, driver: str) -> bool:
@@ -450,12 +453,11 @@ def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         parts.setdefault(each["of"]["n"], []).append(each)
     found: list[Mapping[str, Any]] = []
     for _, own in sorted(parts.items()):
-        of = own[0]["of"]
-        if len(own) < of["parts"]:
+        if len(own) < own[0]["of"]["parts"]:
             continue
-        if of["parts"] == 1:
+        if len(own) == 1:
             found += own
         else:
             ordered = sorted(own, key=lambda part: int(part["of"]["part"]))
-            found.append({"data": [part["data"] for part in ordered], "of": of})
+            found.append({"data": [part["data"] for part in ordered], "of": ordered[0]["of"]})
     return found
