@@ -144,7 +144,7 @@ def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
 
     Raises: ConfigError if the function must report its usage, and has not.
     """
-    found = _reported(answer) if meter.used is None and isinstance(answer, dict) else None
+    found = _reported(answer) if meter.used is None and isinstance(answer, dict) and "usage" in answer else None
     if found is not None and _are_counts(*found[1:]):
         meter.add(*found)
     if meter.used is None and needed_of is not None:
