@@ -263,6 +263,7 @@ class _Remembered(msgspec.Struct):
     place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
     by_person: bool = False  # whether a person answers; limits are only for calls of models
+    text: str = ""  # the arguments by which calls that wait are sorted
     meter: CallMeter | None = None  # counts the tokens that the call uses
     answered: bool = False  # the call was made here, and has a result
 
@@ -384,10 +385,13 @@ class RememberedCalls:
         self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
         self._unended[agent.id] = self._unended.get(agent.id, 0) + 1
         kept = self.settings.keep_arguments and (self.recorded or shared)
-        text = arguments_text(args, kwargs) if kept else None
+        text = arguments_text(args, kwargs) if kept or self.gate is not None else None
         if content is not None and sample is not None:
             content = f"{content}-{_sample(agent, n, sample)}"
-        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content, by_person)
+        call = _Remembered(
+            agent, what, n, f"{what.digest}-{n}", text if kept else None, len(self._records), content, by_person,
+            text or "",
+        )  # fmt: skip
         self._records.append(None)
         known = self.memory.known(call.key)
         flight = None if self.flights is None else self.flights.by_key.get(call.key)
@@ -491,7 +495,7 @@ class RememberedCalls:
 
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
-        call.meter = CallMeter(self._price)
+        call.meter = CallMeter(self._price, self.memory.step)
         metering.set(call.meter)  # other tasks do not see this value
         try:
             try:
@@ -619,7 +623,7 @@ class RememberedCalls:
         while True:
             if gate is not None:
                 try:
-                    await gate.enter()
+                    await gate.enter(self.memory.step, f"{call.asked.function} {call.text}")
                 except BudgetSpent as error:
                     self.spent = error
                     raise
