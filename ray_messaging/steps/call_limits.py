@@ -3,7 +3,8 @@
 Remembered calls are the calls, such as of a language model, that agents make through `me.remember`. One `CallLimits`
 grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all calls that wait,
 and no second request before the answer. Each request has the gate's totals, not the changes since the last request, so
-a lost or repeated request does no harm.
+a lost or repeated request does no harm. Of the calls that wait at a gate, those of the earliest step begin first,
+because later steps wait for them.
 
 What a call uses is known when it ends. Before that, the limits of tokens and of money count the average of the calls
 that have ended. With such limits the first call begins alone. Later, at most twice as many calls are under way as have
@@ -13,10 +14,11 @@ ended and used something.
 import asyncio
 import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from decimal import Decimal
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final, NamedTuple
 
 from ray_messaging.config import Calls
@@ -193,7 +195,9 @@ class CallGate:
         self._take = take
         self._note = note
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Future[None]] = deque()
+        self._arrivals = count()
+        # A heap of the calls that wait: the step, the order of arrival, and the future that lets the call begin.
+        self._waiting: list[tuple[int, int, Future[None]]] = []
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
         # The calls of the group's earlier gate are counted as ended, even if this gate never makes a request.
@@ -204,13 +208,13 @@ class CallGate:
         """Return how many calls wait at the gate."""
         return len(self._waiting)
 
-    async def enter(self) -> None:
-        """Wait until a call may begin. The caller must call `leave` when the call has ended.
+    async def enter(self, step: int = 0) -> None:
+        """Wait until a call of a step may begin. The caller must call `leave` when the call has ended.
 
         Raises: BudgetSpent if the budget is spent.
         """
         waiter: Future[None] = Future()
-        self._loop.call_soon_threadsafe(self._add, waiter)
+        self._loop.call_soon_threadsafe(self._add, step, waiter)
         try:
             await asyncio.wrap_future(waiter)
         except asyncio.CancelledError:
@@ -222,8 +226,8 @@ class CallGate:
         """Record that a call has ended, so that another call may begin. `used` is None if the call has used nothing."""
         self._loop.call_soon_threadsafe(self._end, 1, 0, used)
 
-    def _add(self, waiter: Future[None]) -> None:
-        self._waiting.append(waiter)
+    def _add(self, step: int, waiter: Future[None]) -> None:
+        heappush(self._waiting, (step, next(self._arrivals), waiter))
         if self._asking is None:
             self._asking = self._loop.create_task(self._ask(), name="ray_messaging call limits")
 
@@ -238,7 +242,7 @@ class CallGate:
 
     async def _ask(self) -> None:
         try:
-            while (wanted := sum(not waiter.cancelled() for waiter in self._waiting) - self._due) > 0:
+            while (wanted := sum(not waiter.cancelled() for _, _, waiter in self._waiting) - self._due) > 0:
                 grant = await self._take(self._held, wanted)
                 if not grant.delays:
                     raise _refusal(self._held.group, grant)  # noqa: TRY301 - the calls that wait raise it, too
@@ -248,8 +252,9 @@ class CallGate:
                     self._loop.call_later(delay, self._begin)
                 await asyncio.sleep(grant.delays[-1] - _EARLY_S)
         except Exception as error:  # noqa: BLE001 - the calls that wait raise it
+            self._waiting.sort()  # a sorted list is a heap, too; the first calls keep what was granted
             while len(self._waiting) > self._due:
-                if (waiter := self._waiting.pop()).set_running_or_notify_cancel():
+                if (waiter := self._waiting.pop()[2]).set_running_or_notify_cancel():
                     waiter.set_exception(error)
         finally:
             self._asking = None
@@ -257,7 +262,7 @@ class CallGate:
     def _begin(self) -> None:
         self._due -= 1
         while self._waiting:
-            if (waiter := self._waiting.popleft()).set_running_or_notify_cancel():
+            if (waiter := heappop(self._waiting)[2]).set_running_or_notify_cancel():
                 waiter.set_result(None)
                 return
         self._end(0, 1)  # the call that wanted this grant was cancelled

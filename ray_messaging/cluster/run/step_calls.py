@@ -591,7 +591,7 @@ class RememberedCalls:
         while True:
             if gate is not None:
                 try:
-                    await gate.enter()
+                    await gate.enter(self.memory.step)
                 except BudgetSpent as error:
                     self.spent = error
                     raise
