@@ -10,14 +10,14 @@ T = TypeVar("T")
 class PrefixQueue(Generic[T]):
     """A queue that hands out the items of the lowest step first, and the items of one step in the order of their texts.
 
-    The next item is the one whose text follows the text of the last item. After the highest text comes the lowest one.
+    The next item is the one whose text equals the text of the last item, or follows it. After the highest text comes the lowest one.
     Items with equal texts keep their order. No item waits forever, because a step has an end.
     """
 
     def __init__(self) -> None:
         self._items: list[tuple[int, str, int, T]] = []  # in ascending order, which the number makes unambiguous
         self._pushed = 0
-        self._last = "", -1  # the text and the number of the item that was handed out last
+        self._last = ""  # the text of the item that was handed out last
 
     def __len__(self) -> int:
         return len(self._items)
@@ -33,9 +33,12 @@ class PrefixQueue(Generic[T]):
     def pop(self) -> T:
         """Remove and return the next item."""
         lowest = self._items[0][0]
-        place = bisect(self._items, (lowest, *self._last))
+        place = bisect(self._items, (lowest, self._last))  # before the items with this text
         if place == len(self._items) or self._items[place][0] != lowest:
             place = 0
-        _, text, number, item = self._items.pop(place)
-        self._last = text, number
+        _, self._last, _, item = self._items.pop(place)
         return item
+
+    def pop_last(self) -> T:
+        """Remove and return an item of the highest step."""
+        return self._items.pop()[-1]

@@ -3,7 +3,8 @@
 Remembered calls are the calls, such as of a language model, that agents make through `me.remember`. One `CallLimits`
 grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all calls that wait,
 and no second request before the answer. Each request has the gate's totals, not the changes since the last request, so
-a lost or repeated request does no harm.
+a lost or repeated request does no harm. Of the calls that wait at a gate, those of the earliest step begin first,
+because later steps wait for them.
 
 What a call uses is known when it ends. Before that, the limits of tokens and of money count the average of the calls
 that have ended. With such limits the first call begins alone. Later, at most twice as many calls are under way as have
@@ -251,7 +252,7 @@ class CallGate:
                 await asyncio.sleep(grant.delays[-1] - _EARLY_S)
         except Exception as error:  # noqa: BLE001 - the calls that wait raise it
             while len(self._waiting) > self._due:
-                if (waiter := self._waiting.pop()).set_running_or_notify_cancel():
+                if (waiter := self._waiting.pop_last()).set_running_or_notify_cancel():
                     waiter.set_exception(error)
         finally:
             self._asking = None
