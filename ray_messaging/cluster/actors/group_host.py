@@ -235,19 +235,13 @@ class GroupHost:
         self._tracing = experiment.tracing
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
-        self._leases: DeliveryLeases | None = None
+        self.leases = DeliveryLeases(self.messager.engine.fetcher, self._loan_s)
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
         # Late answers are committed at once. A handle cannot commit them, because they are not in the group's mailbox,
         # and so have no leases.
         self.messager.conversation.keeps_late = False
-
-    @property
-    def leases(self) -> DeliveryLeases:
-        """Return the leases of the group's messages. The group must be listening."""
-        assert self._leases is not None
-        return self._leases
 
     async def agents(self) -> IdColumn:
         """Return the agents that are hosted now: in the given order, or sorted if agents have come or left."""
@@ -262,7 +256,6 @@ class GroupHost:
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self._given = agents
-        self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
         """Host the agents of an earlier process that died; raise NotListening if the group has no mailbox."""
@@ -334,11 +327,11 @@ class GroupHost:
         return engine.transport.steps
 
     def _others_handle(self, callers: Collection[str]) -> bool:
-        return self._leases is not None and bool(self._leases.holders.difference(callers))
+        return bool(self.leases.holders.difference(callers))
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}
+        return self.messager.stats() | {"lent": self.leases.lent}
 
     def metrics(self) -> list[Family]:
         """Return the metrics of this group; [] without `Messaging.start(..., metrics=True)`."""
@@ -348,8 +341,7 @@ class GroupHost:
         """Return a health report."""
         engine = self.messager.engine
         loops = [*engine.loops(), *engine.transport.loops()]
-        held = [] if self._leases is None else self._leases.held()
-        late = list(_late_commits(held, self._loan_s))
+        late = list(_late_commits(self.leases.held(), self._loan_s))
         return Report(time.time(), loops=loops, stats=self.stats(), held=late, metrics=self.metrics())
 
     async def close(self) -> None:
