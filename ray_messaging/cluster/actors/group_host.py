@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,7 +227,10 @@ class GroupHost:
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None
-        self.messager = named_messager(Messager, experiment, interceptor, name, self._metrics)
+        # Nobody can read the local log list of this messager.
+        settings = experiment.settings.model_copy(update={"log_list_messages": 0})
+        here = replace(experiment, settings=settings)
+        self.messager = named_messager(Messager, here, interceptor, name, self._metrics)
         self._given = IdColumn.of([])
         self._name = name
         self._owner = owner
