@@ -111,17 +111,11 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes of the directory in its present version."""
-        return self.directory.routing
+        """Return the routes of the directory in its present version; while calls are under way, those of these calls.
 
-    def reroute(self, *, again: bool = False) -> None:
-        """Make new frames of all queued rows if the routes have changed or `again` is true, unless calls are under way.
-
-        While calls are under way, this is not necessary. The server refuses calls that were made by old routes, and
-        after that this method is called again.
+        The server refuses calls that were made by old routes. When no call is under way any more, new frames are made.
         """
-        if not self.calls:
-            super().reroute(again=again)
+        return self.router.routes if self.calls else self.directory.routing
 
     async def reload(self) -> None:
         """Load the directory as `refresh` does, and delete the queues and numbers of mailboxes that are gone."""
@@ -225,8 +219,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # `reroute` makes new frames only while no call is under way. The new frames may name sets of agents
-                # that must be written for the event log first. In that case `_is_calm` returns False below.
+                # This makes new frames only while no call is under way. The new frames may name sets of agents that
+                # must be written for the event log first. In that case `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
