@@ -351,6 +351,11 @@ class RunActor:
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
+    async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
+        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
+        society = self._society
+        return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
+
     async def close(self) -> None:
         """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
 
