@@ -140,4 +140,4 @@ def _sums(column: ui.column, found: Sequence[CallSums], *, linked: bool = False)
             else:
                 ui.label(each.name).classes("row")
             for text in (number(each.calls), number(each.tokens), each.cost, f"{each.seconds:,.1f}"):
-                ui.label(text).classes("row").style("text-align: right; font-variant-numeric: tabular-nums")
+                ui.label(text).classes("row justify-end").style("font-variant-numeric: tabular-nums")

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.eventlog.call_rows import summed_calls
@@ -23,6 +24,7 @@ _Row = Mapping[str, Any]
 def facts_of_calls(log: EventLog) -> CallFacts:
     """Return what the calls of a log have used. Raises LogError if the log cannot be read."""
     calls = log.calls()
+    made = calls.filter(pc.not_equal(calls["source"], STORE))
     sources = _summed(calls, "source")
     whole = {key: sum((row[key] for row in sources if row[key] is not None), 0) for key in ("saved_tokens", "calls")}
     saved = sum(row["calls"] for row in sources if row["source"] == STORE)
@@ -39,7 +41,7 @@ def facts_of_calls(log: EventLog) -> CallFacts:
         measure,
         _over_steps(steps, measure),
         [_sums(name(row["agent"]), row) for row in agents],
-        [_sums(name(row["model"] or "unknown"), row) for row in _summed(calls, "model")],
+        [_sums(name(row["model"] or "unknown"), row) for row in _summed(made, "model")],
         _slowest(log, _summed(calls, "step", "agent")),
     )
 
@@ -54,9 +56,9 @@ def _tokens(row: _Row) -> int:
 
 
 def _money(amount: Decimal) -> str:
-    """Return an amount of money with at least two decimals, and four digits that are not 0."""
-    digits = max(2, 3 - amount.adjusted()) if amount else 2
-    return f"{amount:,.{min(digits, 12)}f}"
+    """Return an amount of money, rounded to four digits, but at least to two decimals."""
+    rounded = round(amount, max(2, 3 - amount.adjusted()) if amount else 2)
+    return f"{rounded.normalize():,f}" if rounded != round(rounded, 2) else f"{rounded:,.2f}"
 
 
 def _sums(title: str, row: _Row) -> CallSums:
