@@ -26,6 +26,7 @@ from benchmarks.fake_openai import Served, served
 from ray_messaging import Calls, run
 
 AGENTS, PLACES, SPEAKERS, SLOTS, TOKENS = 1000, 25, 5, 64, 8
+AT_ONCE = SLOTS + SLOTS // 8  # so many calls at once, so that a slot that becomes free has its next call already
 
 
 class Client:
@@ -111,7 +112,7 @@ def live(server: Served, part: str, steps: int, how: dict[str, Any]) -> Took:
     before, began = server.counts(), time.perf_counter()
     result = run(
         citizen, agents=AGENTS, until=steps, graph=edges(part), shared=(Client(server.base_url), part), seed=7,
-        concurrency=AGENTS, calls=Calls(), progress=False, **how,
+        concurrency=AGENTS, calls=Calls(concurrency=AT_ONCE), progress=False, **how,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     used = server.counts() - before

@@ -261,6 +261,8 @@ class LookAhead:
         for kept in (self._ended, self._inboxes, self._counts, self._held):
             for old in [each for each in kept if each < number]:
                 del kept[old]
+        if all(self._waits):
+            return
         self._seed(step, number, agents, called)
         for held in [each for each in self._held if each <= ahead.last]:
             for place in self._held.pop(held):
@@ -292,6 +294,7 @@ class LookAhead:
         for found, hearers in together.items():
             for place in hearers:
                 self._senders[place] = found
+                self._waits[place] |= len(found) == count  # it waits for everybody, so it can begin no step early
         self._next = [number] * count
         self._states, self._stopped, self._active = [{}] * count, [False] * count, [True] * count
 
