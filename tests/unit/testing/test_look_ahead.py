@@ -155,6 +155,54 @@ def test_a_slow_conversation_holds_up_nobody_else(groups, ahead):
     assert {step for agent, step in before if agent < 2} == {0}  # the pair itself waits
 
 
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_agents_run_ahead_although_their_neighbours_are_in_other_groups(ahead):
+    far, asked = threading.Event(), []
+
+    def ask(agent, step, heard):
+        asked.append((agent, step))
+        if (agent, step) == (2, ahead):
+            far.set()
+        if (agent, step) == (0, 0):
+            assert far.wait(WAIT_S)
+        return f"{agent} in {step} hears {heard}"
+
+    async def person(me, inbox):
+        heard = [(message.from_id, message.payload, message.subtopic, message.expects_answer) for message in inbox]
+        me.state["told"] = await me.remember(ask, me.id, me.step, heard)
+        for message in inbox:
+            if message.expects_answer:
+                me.reply(message, {"re": me.step})
+        for friend in me.neighbours:
+            me.send(friend, {"heard": len(inbox)}, deliver_at=me.step + 1 + (me.id == 1))
+            if me.step % 3 == 0 and me.id == 2:
+                me.ask(friend, {"step": me.step})
+
+    chain = [(1, 2), (2, 1), (2, "ann"), ("ann", 2), ("ann", 1)]
+    groups = {"east": [0, 1], "north": ["ann"], "west": [2]}
+    given = {"agents": [0, 1, 2, "ann"], "groups": groups, "graph": chain, "until": 9}
+    near = run(person, **given, ahead=ahead, **NEAR)
+    assert len(asked) == len({*asked}) == near.calls.model == 36
+    assert near.calls.unused == 0
+    everybody = run(person, **given, progress=False)
+    assert (near.states, near.digests) == (everybody.states, everybody.digests)
+
+
+def test_who_hears_everybody_makes_no_call_twice():
+    asked = []
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(asked.append, (me.id, me.step, len(inbox)))
+        for friend in me.neighbours:
+            me.send(friend, {})
+
+    pairs = [(one, other) for one in range(4) for other in range(4)]
+    for groups in (1, 2):
+        asked.clear()
+        result = run(person, agents=4, groups=groups, graph=pairs, until=5, **NEAR)
+        assert len(asked) == len({*asked}) == result.calls.model == 20
+
+
 def test_an_agent_that_keeps_what_nobody_can_copy_fails_as_without_look_ahead():
     async def person(me, inbox):
         await me.remember(str, me.step)
