@@ -423,6 +423,11 @@ class AgentLoop:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
 
+    def end_after(self, last: int) -> None:
+        """Let no agent run ahead in steps after `last`."""
+        if self._look_ahead is not None:
+            self._model_thread.soon(partial(self._look_ahead.end_after, last))
+
     def _unused(self, look: LookAhead) -> list[CallRecord]:
         """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]

@@ -436,6 +436,13 @@ class LookAhead:
         if left:
             await asyncio.wait(left, timeout=_END_S)
 
+    def end_after(self, last: int) -> None:
+        """Let no agent run in steps after `last`, until a later step begins that allows it again."""
+        memories = self._ahead.memories
+        self._ahead = self._ahead._replace(memories={step: memories[step] for step in memories if step <= last})
+        for place in [place for place, number in self._running.items() if number > last]:
+            self._cancel(place)
+
     @property
     def listens(self) -> bool:
         """Return whether agents of the group wait for agents of other groups."""
@@ -461,6 +468,9 @@ class LookAhead:
         """Let agents begin that are ready, the earliest step first."""
         while self._ready and len(self._tasks) < self._most:
             number, place = heappop(self._ready)
+            if number > self._ahead.last:
+                self._held[number].append(place)
+                continue
             if self._next[place] != number or place in self._running:
                 continue
             inbox = self._real.pop(place, None)

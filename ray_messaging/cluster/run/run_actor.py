@@ -350,6 +350,8 @@ class RunActor:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
+            if isinstance(self._society, AgentLoop):
+                self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
         """Return the numbers of calls through `me.remember` in the current call of `run`, and how many of them wait."""

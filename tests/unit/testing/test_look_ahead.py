@@ -484,6 +484,41 @@ async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
     assert found.calls["kept"] + found.calls["model"] == 32
 
 
+async def test_a_run_that_is_to_end_after_the_open_step_begins_no_call_of_later_steps():
+    plan = plans_for(OPTIONS, 4, 1, TWO_PAIRS, 1, near=True)[0]
+    far, ended, asked = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def ask(agent, step):
+        asked.append((agent, step))
+        if (agent, step) == (2, 3):
+            loop.call_soon_threadsafe(far.set)
+        if (agent, step) in {(2, 3), (0, 0)}:
+            assert ended.wait(WAIT_S)
+        return step
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step)
+        me.state["more"] = await me.remember(ask, me.id, me.step + 100)
+
+    inputs = RunInputs(known(person), known(OPTIONS), known(None), {plan.name: known(plan)}, ahead=16)
+    with LocalServer(Steps(groups=1, digest=True)) as server:
+        async with GroupMessager(server, "ended", None, name=plan.name) as messager:
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            actor = RunActor(messager)
+            running = asyncio.create_task(actor.run(plan.name, [known((None, inputs))], 8, 1, with_states=True))
+            async with asyncio.timeout(WAIT_S):
+                await far.wait()
+                await actor.end_after(0, 1)
+                ended.set()
+                found = await running
+            await actor.close()
+    assert found.until == 1
+    assert (2, 103) not in asked
+    assert {step % 100 for agent, step in asked if agent < 2} == {0}
+    assert max(step % 100 for _, step in asked) == 3
+
+
 async def test_an_agent_that_moves_has_the_answers_of_the_run_that_was_forked_there_too(tmp_path):
     groups, asked = {"g0": [0, 1], "g1": [2, 3]}, Counter()
 
