@@ -92,7 +92,7 @@ def plan_groups(
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
-        if near and not isinstance(groups, Mapping):
+        if near and len(named) > 1 and not isinstance(groups, Mapping):
             named = _dealt_by_graph(named, neighbours)
     plans = [GroupPlan(name, hosted := AgentSet.of(ids), {}, among(hosted, kinds)) for name, ids in named.items()]
     for plan in plans if frame is not None or neighbours is not None else ():
