@@ -45,7 +45,7 @@ class ToldStep(NamedTuple):
 
 
 class Told(NamedTuple):
-    """News of a group. With `anew`, what the group has told before is void."""
+    """News of a group. With `anew`, its look-ahead begins anew, so what it has told before may be wrong."""
 
     group: str
     anew: bool

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import chain
@@ -86,6 +86,17 @@ class _Sent(NamedTuple):
 def _rank(agent: AgentId) -> tuple[int, int, str]:
     """Return the sort key of an id in the canonical order: ints come before strs."""
     return (1, 0, agent) if isinstance(agent, str) else (0, agent, "")
+
+
+class _ToldSent(NamedTuple):
+    """What an agent of another group has sent ahead in a step.
+
+    The look-ahead of the agent's `group` had begun anew `begun` times when the group told it last.
+    """
+
+    group: str
+    begun: int
+    sent: Sequence[ToldMessage]
 
 
 class _Circle(NamedTuple):
@@ -206,8 +217,9 @@ class LookAhead:
         self._most = concurrency
         self._reached = reached
         self.news: deque[Told] = deque()
-        # What other groups have told, by step and agent: the group, and the messages to agents of other groups.
-        self._told: defaultdict[int, dict[AgentId, tuple[str, Sequence[ToldMessage]]]] = defaultdict(dict)
+        # What other groups have told, by step and agent.
+        self._told: defaultdict[int, dict[AgentId, _ToldSent]] = defaultdict(dict)
+        self._begun = Counter[str]()  # by group, how often its look-ahead has begun anew
         self._to_tell: list[ToldStep] = []
         self._number = -1  # the open step
         self._learned: set[tuple[AgentId, AgentId]] = set()  # edges that the graph does not have
@@ -318,8 +330,11 @@ class LookAhead:
         if self._ahead.tell is not None:
             self._ahead.tell([], anew=True)
         for told in sorted(self._told):
-            for agent, (_, sent) in self._told[told].items():
-                self._hear(agent, told, sent)
+            # What a group has not told again since it began anew may be wrong.
+            known = {agent: each for agent, each in self._told[told].items() if each.begun == self._begun[each.group]}
+            self._told[told] = known
+            for agent, each in known.items():
+                self._hear(agent, told, each.sent)
 
     def _senders_by_graph(self) -> list[set[int]]:
         """Return, by the agent's place, the places of all agents that may send to it, and its own place."""
@@ -574,23 +589,15 @@ class LookAhead:
             del self._told[old]
         while self.news:
             group, anew, steps = self.news.popleft()
-            if anew:
-                self._drop(group)
+            self._begun[group] += anew
             for agent, number, sent in steps:
-                known = self._told[number]
-                if agent not in known:
-                    known[agent] = group, sent
-                    if self.places is not NO_PLACES:
-                        self._hear(agent, number, sent)
+                before = self._told[number].get(agent)
+                self._told[number][agent] = _ToldSent(group, self._begun[group], sent)
+                if before is None and self.places is not NO_PLACES:
+                    self._hear(agent, number, sent)
+                elif before is not None and before.sent != sent:
+                    self._wrong = True
         self._pump()
-
-    def _drop(self, group: str) -> None:
-        """Forget what a group has told. If agents may have used it, the look-ahead begins anew with the next step."""
-        for number, known in self._told.items():
-            void = [agent for agent, (owner, _) in known.items() if owner == group]
-            for agent in void:
-                del known[agent]
-            self._wrong |= bool(void) and number >= self._number
 
     def _hear(self, agent: AgentId, number: int, sent: Sequence[ToldMessage]) -> None:
         """Note that an agent of another group has ended a step, and what it has sent."""

@@ -484,6 +484,57 @@ async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
     assert found.calls["kept"] + found.calls["model"] == 32
 
 
+async def test_a_group_that_begins_again_misleads_no_group_that_waits_for_its_agents():
+    groups = {"g0": [0, 1], "g1": [2]}
+    plans = plans_for(OPTIONS, 3, groups, [(1, 2), (2, 1)], 1, near=True)
+    far, first, asked = asyncio.Event(), threading.Event(), Counter()
+    loop = asyncio.get_running_loop()
+
+    def ask(agent, step, heard):
+        asked[agent, step] += 1
+        if (agent, step) == (2, 5):
+            loop.call_soon_threadsafe(far.set)
+        if (agent, step) == (0, 0):
+            assert first.wait(WAIT_S)
+        return f"{agent} in {step} hears {heard}"[:100]
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step, [message.payload["told"] for message in inbox])
+        for friend in me.neighbours:
+            me.send(friend, {"told": me.state["told"]}, deliver_at=me.step + 1 + me.step % 2)
+
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
+        actors, messagers = [], []
+        for plan in plans:
+            messagers.append(await stack.enter_async_context(GroupMessager(server, "again", None, name=plan.name)))
+            await messagers[-1].host_agents(plan.agents, SUBTOPICS)
+        actors = [RunActor(messager) for messager in messagers]
+        plan_of = {plan.name: known(plan) for plan in plans}
+        inputs = RunInputs(known(person), known(OPTIONS), known(None), plan_of, ahead=5)
+
+        def begun(actor, plan):
+            return asyncio.create_task(actor.run(plan.name, [known((None, inputs))], 12, 1, with_states=True))
+
+        running, killed = map(begun, actors, plans)
+        async with asyncio.timeout(WAIT_S):
+            await far.wait()
+            killed.cancel()
+            await asyncio.wait({killed})
+            actors.append(RunActor(messagers[1]))
+            again = begun(actors[2], plans[1])
+            first.set()
+            found = await asyncio.gather(running, again)
+        for actor in actors:
+            await actor.close()
+    assert {key for key, count in asked.items() if count > 1} <= {(2, 5)}  # its call was under way
+    assert sum(part.calls["unused"] for part in found) == 0
+    whole = await asyncio.to_thread(
+        run, person, agents=3, groups=groups, graph=[(1, 2), (2, 1)], until=12, progress=False
+    )
+    assert found[0].states | found[1].states == whole.states
+
+
 async def test_a_run_that_is_to_end_after_the_open_step_begins_no_call_of_later_steps():
     plan = plans_for(OPTIONS, 4, 1, TWO_PAIRS, 1, near=True)[0]
     far, ended, asked = asyncio.Event(), threading.Event(), []
