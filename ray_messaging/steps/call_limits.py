@@ -17,10 +17,9 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from decimal import Decimal
-from heapq import heappop, heappush
-from itertools import count
 from typing import Final, NamedTuple
 
+from ray_messaging.common.prefix_queue import PrefixQueue
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
@@ -183,7 +182,8 @@ class CallLimits:
 class CallGate:
     """The gate of one group: each call waits here until it may begin.
 
-    The gate works in the event loop in which it was made. Calls may come from any event loop.
+    The calls that wait are sorted by step and text, see `PrefixQueue`. The gate works in the event loop in which it was
+    made. Calls may come from any event loop.
 
     Args: `take` and `note` call the methods of the `CallLimits`, which may be in another process.
     """
@@ -195,9 +195,7 @@ class CallGate:
         self._take = take
         self._note = note
         self._loop = asyncio.get_running_loop()
-        self._arrivals = count()
-        # A heap of the calls that wait: the step, the order of arrival, and the future that lets the call begin.
-        self._waiting: list[tuple[int, int, Future[None]]] = []
+        self._waiting = PrefixQueue[Future[None]]()
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
         # The calls of the group's earlier gate are counted as ended, even if this gate never makes a request.
@@ -208,13 +206,14 @@ class CallGate:
         """Return how many calls wait at the gate."""
         return len(self._waiting)
 
-    async def enter(self, step: int = 0) -> None:
-        """Wait until a call of a step may begin. The caller must call `leave` when the call has ended.
+    async def enter(self, step: int = 0, text: str = "") -> None:
+        """Wait until a call may begin. The caller must call `leave` when the call has ended.
 
+        Args: of the calls that wait, those of the lowest `step` begin first, in the order of their texts.
         Raises: BudgetSpent if the budget is spent.
         """
         waiter: Future[None] = Future()
-        self._loop.call_soon_threadsafe(self._add, step, waiter)
+        self._loop.call_soon_threadsafe(self._add, waiter, step, text)
         try:
             await asyncio.wrap_future(waiter)
         except asyncio.CancelledError:
@@ -226,8 +225,8 @@ class CallGate:
         """Record that a call has ended, so that another call may begin. `used` is None if the call has used nothing."""
         self._loop.call_soon_threadsafe(self._end, 1, 0, used)
 
-    def _add(self, step: int, waiter: Future[None]) -> None:
-        heappush(self._waiting, (step, next(self._arrivals), waiter))
+    def _add(self, waiter: Future[None], step: int, text: str) -> None:
+        self._waiting.push(waiter, step, text)
         if self._asking is None:
             self._asking = self._loop.create_task(self._ask(), name="ray_messaging call limits")
 
@@ -242,7 +241,7 @@ class CallGate:
 
     async def _ask(self) -> None:
         try:
-            while (wanted := sum(not waiter.cancelled() for _, _, waiter in self._waiting) - self._due) > 0:
+            while (wanted := sum(not waiter.cancelled() for waiter in self._waiting) - self._due) > 0:
                 grant = await self._take(self._held, wanted)
                 if not grant.delays:
                     raise _refusal(self._held.group, grant)  # noqa: TRY301 - the calls that wait raise it, too
@@ -252,9 +251,8 @@ class CallGate:
                     self._loop.call_later(delay, self._begin)
                 await asyncio.sleep(grant.delays[-1] - _EARLY_S)
         except Exception as error:  # noqa: BLE001 - the calls that wait raise it
-            self._waiting.sort()  # a sorted list is a heap, too; the first calls keep what was granted
             while len(self._waiting) > self._due:
-                if (waiter := self._waiting.pop()[2]).set_running_or_notify_cancel():
+                if (waiter := self._waiting.pop_last()).set_running_or_notify_cancel():
                     waiter.set_exception(error)
         finally:
             self._asking = None
@@ -262,7 +260,7 @@ class CallGate:
     def _begin(self) -> None:
         self._due -= 1
         while self._waiting:
-            if (waiter := heappop(self._waiting)[2]).set_running_or_notify_cancel():
+            if (waiter := self._waiting.pop()).set_running_or_notify_cancel():
                 waiter.set_result(None)
                 return
         self._end(0, 1)  # the call that wanted this grant was cancelled
