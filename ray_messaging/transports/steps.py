@@ -35,6 +35,7 @@ import msgspec
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
+from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE
 from ray_messaging.transports.large_frames import add_writes
@@ -73,6 +74,7 @@ from ray_messaging.transports.transport_values import FrameFate, FrameWrite, Sen
 
 _RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
 _REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
+_TOLD = 2000  # about the most entries in the stream of news about agents that run ahead
 _UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 
 
@@ -87,7 +89,13 @@ class RedisSteps:
         self._keys = keys
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
+        self._told = BlockingReads(link)
         self.bodies = bodies
+
+    def close_readers(self) -> None:
+        """Close the connections of the readers. The next read opens a new one."""
+        self.news.close()
+        self._told.close()
 
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set up the experiment's steps, unless they are set up already; return the settings that the steps have."""
@@ -333,6 +341,16 @@ class RedisSteps:
         replies: list[Any] = []
         found = await self.news.wait(news, block_s, self._start_of(box, count), replies)
         return found._replace(start=await self._begun(box, replies)) if replies else found
+
+    async def tell_ahead(self, news: Sequence[bytes]) -> None:
+        """Tell all groups of agents that run ahead. If the answer of the server is lost, they may be told twice."""
+        trim = "MAXLEN", "~", _TOLD
+        await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
+
+    async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
+        """Wait up to `block_s` seconds for news of agents that run ahead after a place; return each with its place."""
+        found = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
+        return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 

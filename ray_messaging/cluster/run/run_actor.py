@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, step_failed
+from ray_messaging.cluster.run.ahead_news import AheadNews
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.kinds import as_one
@@ -137,6 +138,8 @@ class RunActor:
         self._parent_calls: str | None = None
         self._ahead = 0
         self._is_judged = False  # whether rules have blocked messages
+        self._news: AheadNews | None = None  # what groups tell each other about agents that run ahead
+        self._others = False  # whether the run has further groups
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
@@ -272,6 +275,7 @@ class RunActor:
         self._society.change, self._parent_calls, self._ahead = inputs.change, inputs.parent_calls, inputs.ahead
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
+        self._others = len(inputs.plans) > 1
         if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
             self._limit_calls_here(self._society, group)
         if messaging is not None:
@@ -337,7 +341,10 @@ class RunActor:
         free = engine.verdict_client.judges_nothing and not self._is_judged
         numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
         memories = {number: self._calls_of(number, step, loop) for number in numbers}
-        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon)
+        if free and self._others and self._news is None and isinstance(self._society, AgentLoop):
+            self._news = AheadNews(engine.transport.steps, self._messager.name, self._society.hear)
+        tell = None if self._news is None else self._news.tell
+        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon, tell)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
         """Apply the experiment's settings of calls through `me.remember` to a group."""
@@ -367,6 +374,8 @@ class RunActor:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
+            if isinstance(self._society, AgentLoop):
+                self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
         """Return the numbers of calls through `me.remember` in the current call of `run`, and how many of them wait."""
@@ -387,6 +396,9 @@ class RunActor:
         """
         if isinstance(self._society, AgentLoop):
             await self._society.end()
+        if self._news is not None:
+            news, self._news = self._news, None
+            await news.close()
         if self._stands:  # otherwise the running call of `run` does this
             await self._end_steps()
         if self._messager is not None:
