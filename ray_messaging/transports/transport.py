@@ -165,6 +165,7 @@ class RedisTransport:
         self._reading.close()
         self.log.close()
         self.steps.news.close()
+        self.steps.openings.close()
         if self.bodies is not None:
             await self.bodies.close()
         await self.link.close()
