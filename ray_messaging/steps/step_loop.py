@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 # A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
 # floats, can still represent it exactly.
 _LOOP_BITS = 12
+# How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
+# The news and the run's call of the group take about the same time.
+_TOLD_S = 0.01
 
 
 def check_until(until: object) -> int:
@@ -347,12 +350,13 @@ class StepLoop:
         """
         self._check_open()
 
-        async def ask() -> Opened | Waiting | Done:
+        async def ask(after_s: float) -> Opened | Waiting | Done:
+            await asyncio.sleep(after_s)
             return await box.beside(self._store.open(self._group, attempt, number))
 
-        if not self.is_told:
-            return await ask()
-        asking = asyncio.create_task(ask(), name="ray_messaging step question")
+        if not box.expects_opening:
+            return await ask(0)
+        asking = asyncio.create_task(ask(_TOLD_S), name="ray_messaging step question")
         try:
             news = await box.told_before(asking)
             return await asking if news is None else await self._opened_by(news, number, box)

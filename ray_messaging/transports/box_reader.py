@@ -100,10 +100,14 @@ class BoxReader:
             found = await self._wait(found.place, block_s, unasked=True)
         return found
 
+    @property
+    def expects_opening(self) -> bool:
+        """Return whether `expect_opening` waits for news, or they have come."""
+        return self._told is not None
+
     async def told_before(self, asking: "asyncio.Task[Opened | Waiting | Done]") -> News | None:
         """Return the news that `expect_opening` waits for if they come before `asking` ends, otherwise None."""
-        if self._told is None:
-            return None
+        assert self._told is not None
         await asyncio.wait((self._told, asking), return_when=asyncio.FIRST_COMPLETED)
         if not self._told.done() or self._told.cancelled() or self._told.exception() is not None:
             return None

@@ -343,7 +343,9 @@ class Run(AbstractContextManager["Run"]):
             def go_on(last: int, **asked: bool) -> Opening | None:
                 opening = None
                 if asked["stands"] and last > self.step:
-                    opening = Opening(self._messaging.interceptor, self.step, last, [*self._actors])
+                    # News of each of several steps would cost more than to wait for the groups' answers.
+                    until = last if last == self.step + 1 else self.step
+                    opening = Opening(self._messaging.interceptor, self.step, until, [*self._actors])
                 refs[:] = [
                     *self._late,
                     *(actor.run.remote(name, self._given, last, turn, **asked) for name, actor in self._actors.items()),
@@ -366,7 +368,8 @@ class Run(AbstractContextManager["Run"]):
                     if any(part.spent for part in self._parts):
                         break
                 last = self.step if looks else until
-                parts = watch(go_on(last, with_states=with_states, stands=stands), early=not with_states)
+                early = not with_states and last == self.step + 1
+                parts = watch(go_on(last, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
                 # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
                 # the step last knows that the step is sealed, and asking the server would take another round trip.
