@@ -146,6 +146,8 @@ class RunActor:
         self._later = later
         # One for all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
+        self._running = asyncio.Lock()  # one call of `run` at a time; the next one may come before its end
+        self._is_told = False  # whether `Run` opens the first step of a call for all groups
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
         # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
@@ -188,38 +190,39 @@ class RunActor:
         this process stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
-        if self._society is None:
-            await self._load(group, *await given[0])
-        society, homes = self._society, self._homes
-        assert society is not None
-        assert homes is not None
-        assert self._messager is not None
-        self._turn, self._last = turn, None
-        spent, counts = False, Counter[str]()
-        if isinstance(society, AgentLoop):
-            society.call_counts = counts
-        self._tell_later(NO_CALLS)
-        try:
-            while not await self._run_steps(until, society, homes, stands=stands):
-                pass
-        except BudgetSpent:
-            spent = True
-        finally:
-            if self._telling is not None:
-                self._telling.cancel()
-        loop = self._loop
-        assert loop is not None
-        # If the two steps differ, the states here are not the committed ones. Another process ran the last committed
-        # step, or the last step here was not committed.
-        if with_states and society.last_step != loop.committed:
-            await homes.prepare(loop.before)
-            society.read(AgentPlaces(loop.before), loop.state)
-        states, ids = (society.states, society.ids) if with_states else ({}, {})
-        ended = max(loop.committed + 1, 0)
-        collected: bytes | None = b""
-        if with_collected:
-            collected = self._collected[1] if self._collected[0] == loop.committed else None
-        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
+        async with self._running:
+            if self._society is None:
+                await self._load(group, *await given[0])
+            society, homes = self._society, self._homes
+            assert society is not None
+            assert homes is not None
+            assert self._messager is not None
+            self._turn, self._last = turn, None
+            spent, counts = False, Counter[str]()
+            if isinstance(society, AgentLoop):
+                society.call_counts = counts
+            self._tell_later(NO_CALLS)
+            try:
+                while not await self._run_steps(until, society, homes, stands=stands):
+                    pass
+            except BudgetSpent:
+                spent = True
+            finally:
+                if self._telling is not None:
+                    self._telling.cancel()
+            loop = self._loop
+            assert loop is not None
+            # If the two steps differ, the states here are not the committed ones. Another process ran the last
+            # committed step, or the last step here was not committed.
+            if with_states and society.last_step != loop.committed:
+                await homes.prepare(loop.before)
+                society.read(AgentPlaces(loop.before), loop.state)
+            states, ids = (society.states, society.ids) if with_states else ({}, {})
+            ended = max(loop.committed + 1, 0)
+            collected: bytes | None = b""
+            if with_collected:
+                collected = self._collected[1] if self._collected[0] == loop.committed else None
+            return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self, told: CallsNow) -> None:
         """Tell in a while which calls are under way, and again and again. Args: `told` is what was told last."""
@@ -245,7 +248,7 @@ class RunActor:
             self._loop = step_loop(self._messager.engine, self._later)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
-        loop.until = end
+        loop.until, loop.is_told = end, stands and self._is_told
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(self._end_steps)
@@ -278,6 +281,7 @@ class RunActor:
         self._others = len(inputs.plans) > 1
         if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
             self._limit_calls_here(self._society, group)
+        self._is_told = messaging is not None
         if messaging is not None:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
