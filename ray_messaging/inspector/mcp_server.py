@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import wraps
 from importlib.metadata import version
+from inspect import cleandoc
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -60,7 +61,7 @@ messages: one row for each send and recipient; of a broadcast one row for each m
   sent_at, delivered_at (UTC), sender, mailbox
 calls: one row for each call of a model or another function that agents have remembered in a step
   step, agent, function, arguments, result (JSON texts), seconds, tries, source, model, input_tokens, cached_tokens,
-  output_tokens, cost, bytes, by_content, key
+  output_tokens, cost, saved_tokens, saved_cost, bytes, by_content, key
 """
 _INSTRUCTIONS = f"""Answers about runs of ray_messaging: simulations in which agents write messages to each other.
 Begin with list_runs and summary. For questions that no other tool answers write SQL; its tables are in the resource
@@ -158,7 +159,7 @@ class RunAnswers:
         self._sql = Lock()  # one query at a time, because a query may use 2 GB of memory
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
-        """List the runs: name, whether the run has ended, its experiment, steps and first start."""
+        """List the runs: name, whether the run has ended, its experiment, first start, and of what it is a fork."""
         runs = self._folders.found()
         rows = [self._listed(run, folder) for run, folder in islice(runs.items(), offset, offset + limit)]
         names = ("run", "state", "experiment", "began", "fork_of")
@@ -431,6 +432,7 @@ def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., str]:
         except (MessagingError, OSError, ImportError) as error:
             raise ToolError(_error(error)) from error
 
+    answer.__doc__ = cleandoc(tool.__doc__ or "")  # the tool's description
     return answer
 
 
