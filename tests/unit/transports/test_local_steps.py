@@ -89,7 +89,7 @@ def test_errors_are_those_of_steps_on_a_server():
         try:
             run(lambda *_: None, agents=4, groups=groups, until=3, collect=collect, progress=False)
         except ConfigError as error:
-            found.append(str(error).replace("group0", "0"))
+            found.append(str(error).replace("group1", "group0"))  # with two groups, either may be the first to fail
     assert len(found) == 2
     assert found[0] == found[1]
     assert "collects" in found[0]
