@@ -58,7 +58,7 @@ def test_digests_calls_and_series_of_a_run(log):
 
 
 def test_the_numbers_of_the_formats_stay():
-    """A new number of a format breaks the promise of docs/operations.md: it needs a version 2, or code that reads both."""
+    """A new number breaks the promise of docs/operations.md: it needs a version 2, or code that reads both formats."""
     assert (frames.VERSION, folder_records.FORMAT, experiment_store.FORMAT) == (4, 1, 5)
 
 
