@@ -40,7 +40,7 @@ _WRAPPERS = staticmethod, classmethod
 _CODE = FunctionType, property, cached_property, *_WRAPPERS
 # Attributes of these types are added by Python: they stand for slots, and for `__dict__`.
 _NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType
-_ANNOTATIONS = "__annotate__", "__annotate_func__"  # Python 3.14 makes these functions for annotations, which do not count
+_ANNOTATIONS = "__annotate__", "__annotate_func__"  # functions of Python 3.14 for annotations, which do not count
 _DIGEST_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
 
