@@ -225,6 +225,8 @@ class InterceptorActor:
     step_collected = of_host(lambda host: host.steps.collected)
     take_calls = of_host(lambda host: host.call_limits.take)
     note_calls = of_host(lambda host: host.call_limits.note)
+    tell_calls = of_host(lambda host: host.tell_calls)
+    calls_now = of_host(lambda host: host.calls_now)
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 
