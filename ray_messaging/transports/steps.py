@@ -28,6 +28,7 @@ The protocol:
 12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has no effect.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -90,11 +91,13 @@ class RedisSteps:
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
         self._told = BlockingReads(link)
+        self.openings = StepNewsReader(link, keys.openings)  # of the news, those of `go_on`
         self.bodies = bodies
 
     def close_readers(self) -> None:
         """Close the connections of the readers. The next read opens a new one."""
         self.news.close()
+        self.openings.close()
         self._told.close()
 
     async def begin(self, settings: StepSettings) -> StepSettings:
@@ -247,6 +250,23 @@ class RedisSteps:
         reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
         return _opening(reply, group, attempt, step)
 
+    async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
+        """Open the step after the last sealed one for groups whose drivers wait until they are told to go on.
+
+        Then wait up to `block_s` seconds until all groups have closed the steps before `until`. Return the last sealed
+        step. A driver may also open the step itself, before this call or after it. Without `groups` no step is opened.
+        """
+        deadline = asyncio.get_running_loop().time() + block_s
+        found = await self._link.script("open_for_groups", [self._steps], [self._keys.prefix, step, *groups])
+        if not found:
+            raise without_steps(self._keys.exp_id)
+        sealed, news = found[0], found[1].decode()
+        while sealed < until - 1 and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            read, replies = ("HGET", self._steps, "sealed"), list[Any]()
+            news = (await self.news.wait(news, left, [read], replies)).place
+            sealed = int(replies[0] if replies else await self._link.command(*read))
+        return int(sealed)
+
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes, atomically, as a transport's `send` does. A write has a box's name as its mailbox.
 
@@ -331,15 +351,17 @@ class RedisSteps:
             found |= {name.removeprefix(prefix).decode(): value for name, value in pairs if value is not None}
         return found
 
-    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
+    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0, unasked: bool = False) -> News:
         """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
 
         Args: `box` is the name of a box whose beginning is read together with the news, as `open_box` does ("": none).
+        With `unasked`, wait only for news by which `go_on` opens a step.
         """
+        reader = self.openings if unasked else self.news
         if not box:
-            return await self.news.wait(news, block_s)
+            return await reader.wait(news, block_s)
         replies: list[Any] = []
-        found = await self.news.wait(news, block_s, self._start_of(box, count), replies)
+        found = await reader.wait(news, block_s, self._start_of(box, count), replies)
         return found._replace(start=await self._begun(box, replies)) if replies else found
 
     async def tell_ahead(self, news: Sequence[bytes]) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import get_ident
+from time import perf_counter
 from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -29,7 +30,7 @@ from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingE
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.calls import UNUSED, CallRecord, encode_calls
+from ray_messaging.model.calls import UNUSED, AgentAtCalls, CallRecord, CallsNow, encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
@@ -57,6 +58,7 @@ _STATE = "me.state"  # the name, in errors, of a value that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]` matches compiled modules, such as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
+_LISTED, _NAMED = 50, 5  # `calls_now` returns so many agents, and for each of them the names of so many others
 START = -1  # the number of the step for the random numbers of the `start` function
 
 
@@ -440,6 +442,28 @@ class AgentLoop:
     def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
         """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""
         self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
+
+    def calls_now(self) -> CallsNow:
+        """Return the calls through `me.remember` that are under way, also those of steps that run ahead.
+
+        Other threads may call this.
+        """
+        found = [] if self.calls is None else self.calls.calls_now()
+        found += [call for flights in self._flights.copy().values() for call in flights.early()]
+        now = perf_counter()
+        by_agent: dict[tuple[AgentId, int], list[Any]] = {}
+        for call in found:
+            if call.meter is not None:
+                by_agent.setdefault((call.agent.id, call.meter.step), []).append(call)
+        agents = []
+        for (agent, step), calls in by_agent.items():
+            waiting, began = sum(call.meter.waiting for call in calls), min(call.began for call in calls)
+            # Without a look-ahead, the next step begins only when this agent has ended, too.
+            hearers = calls[0].agent.neighbours if self._flights else None
+            hears, named = (None, ()) if hearers is None else (len(hearers), (*hearers[:_NAMED],))
+            agents.append(AgentAtCalls(agent, step, len(calls), waiting, now - began, hears, named))
+        longest = sorted(agents, key=lambda each: -each.seconds)[:_LISTED]
+        return CallsNow(sum(each.calls for each in agents), sum(each.waiting for each in agents), longest)
 
     def _change_states(self) -> None:
         """Apply the changes of states that came from outside. The agents become active."""
