@@ -398,6 +398,7 @@ class RunActor:
 
         The mailbox stays on the server, for a run that is resumed.
         """
+        self._ahead = 0  # no agent runs ahead any more
         if isinstance(self._society, AgentLoop):
             await self._society.end()
         if self._news is not None:
