@@ -216,6 +216,7 @@ class InterceptorActor:
     step_progress = of_host(lambda host: host.step_progress)
     step_stragglers = of_host(lambda host: host.late_groups)
     wait_steps = of_host(lambda host: host.steps.wait)
+    go_on = of_host(lambda host: host.steps.go_on)
     declare_senders = of_host(lambda host: host.steps.declare)
     pause_steps = of_host(lambda host: host.steps.pause)
     resume_steps = of_host(lambda host: host.steps.resume)

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from orjson import dumps
 
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
+from ray_messaging.cluster.run.ahead_news import Told
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.look_ahead import Ahead, LookAhead
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
-from ray_messaging.cluster.run.run_plan import Rows
+from ray_messaging.cluster.run.run_plan import Reached, Rows
 from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, Flights, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED, is_async
@@ -262,8 +263,8 @@ class AgentLoop:
     With `only_active`, the function runs for an agent only if the agent has received a message, a rule has blocked what
     it sent, its state was set from outside, it asked to stay active, or the function has never run for it.
 
-    Args: `reached` has the agents of the group that agents of other groups may reach (None: there is no graph, so that
-    no agent runs ahead).
+    Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
+    that no agent runs ahead).
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class AgentLoop:
         thread: ModelThread | None = None,
         collector: Collector | None = None,
         only_active: bool = False,
-        reached: AgentSet | None = None,
+        reached: Reached | None = None,
     ) -> None:
         self.step: Step | None = None
         self.open_step: Step | None = None  # the step, while the model's function may send
@@ -376,7 +377,7 @@ class AgentLoop:
             self.open_step, self.send, self.sends = None, self._refuse, None
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
-        if look is not None and look.is_busy:
+        if look is not None and (look.is_busy or look.listens):
             self._model_thread.go_on()
         if agents or not self._forms:
             step.state = self._encoded(agents)
@@ -417,6 +418,17 @@ class AgentLoop:
         early = partial(self._calls_for, shared=True, early=True)
         calls.begin = partial(look.begin, step, self._agents, called, ahead, early, anew=anew)
         calls.stop = look.stop
+
+    def hear(self, told: Told) -> None:
+        """Take what another group tells about its agents that run ahead."""
+        if (look := self._look_ahead) is not None:
+            look.news.append(told)
+            self._model_thread.soon(look.take_news)
+
+    def end_after(self, last: int) -> None:
+        """Let no agent run ahead in steps after `last`."""
+        if self._look_ahead is not None:
+            self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
         """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""

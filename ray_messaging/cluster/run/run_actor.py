@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, step_failed
+from ray_messaging.cluster.run.ahead_news import AheadNews
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.kinds import as_one
@@ -137,12 +138,16 @@ class RunActor:
         self._parent_calls: str | None = None
         self._ahead = 0
         self._is_judged = False  # whether rules have blocked messages
+        self._news: AheadNews | None = None  # what groups tell each other about agents that run ahead
+        self._others = False  # whether the run has further groups
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
         self._later = later
         # One for all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
+        self._running = asyncio.Lock()  # one call of `run` at a time; the next one may come before its end
+        self._is_told = False  # whether `Run` opens the first step of a call for all groups
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
         # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
@@ -185,38 +190,39 @@ class RunActor:
         this process stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
-        if self._society is None:
-            await self._load(group, *await given[0])
-        society, homes = self._society, self._homes
-        assert society is not None
-        assert homes is not None
-        assert self._messager is not None
-        self._turn, self._last = turn, None
-        spent, counts = False, Counter[str]()
-        if isinstance(society, AgentLoop):
-            society.call_counts = counts
-        self._tell_later(NO_CALLS)
-        try:
-            while not await self._run_steps(until, society, homes, stands=stands):
-                pass
-        except BudgetSpent:
-            spent = True
-        finally:
-            if self._telling is not None:
-                self._telling.cancel()
-        loop = self._loop
-        assert loop is not None
-        # If the two steps differ, the states here are not the committed ones. Another process ran the last committed
-        # step, or the last step here was not committed.
-        if with_states and society.last_step != loop.committed:
-            await homes.prepare(loop.before)
-            society.read(AgentPlaces(loop.before), loop.state)
-        states, ids = (society.states, society.ids) if with_states else ({}, {})
-        ended = max(loop.committed + 1, 0)
-        collected: bytes | None = b""
-        if with_collected:
-            collected = self._collected[1] if self._collected[0] == loop.committed else None
-        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
+        async with self._running:
+            if self._society is None:
+                await self._load(group, *await given[0])
+            society, homes = self._society, self._homes
+            assert society is not None
+            assert homes is not None
+            assert self._messager is not None
+            self._turn, self._last = turn, None
+            spent, counts = False, Counter[str]()
+            if isinstance(society, AgentLoop):
+                society.call_counts = counts
+            self._tell_later(NO_CALLS)
+            try:
+                while not await self._run_steps(until, society, homes, stands=stands):
+                    pass
+            except BudgetSpent:
+                spent = True
+            finally:
+                if self._telling is not None:
+                    self._telling.cancel()
+            loop = self._loop
+            assert loop is not None
+            # If the two steps differ, the states here are not the committed ones. Another process ran the last
+            # committed step, or the last step here was not committed.
+            if with_states and society.last_step != loop.committed:
+                await homes.prepare(loop.before)
+                society.read(AgentPlaces(loop.before), loop.state)
+            states, ids = (society.states, society.ids) if with_states else ({}, {})
+            ended = max(loop.committed + 1, 0)
+            collected: bytes | None = b""
+            if with_collected:
+                collected = self._collected[1] if self._collected[0] == loop.committed else None
+            return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self, told: CallsNow) -> None:
         """Tell in a while which calls are under way, and again and again. Args: `told` is what was told last."""
@@ -242,7 +248,7 @@ class RunActor:
             self._loop = step_loop(self._messager.engine, self._later)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
-        loop.until = end
+        loop.until, loop.is_told = end, stands and self._is_told
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(self._end_steps)
@@ -272,8 +278,10 @@ class RunActor:
         self._society.change, self._parent_calls, self._ahead = inputs.change, inputs.parent_calls, inputs.ahead
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
+        self._others = len(inputs.plans) > 1
         if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
             self._limit_calls_here(self._society, group)
+        self._is_told = messaging is not None
         if messaging is not None:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
@@ -337,7 +345,10 @@ class RunActor:
         free = engine.verdict_client.judges_nothing and not self._is_judged
         numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
         memories = {number: self._calls_of(number, step, loop) for number in numbers}
-        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon)
+        if free and self._others and self._news is None and isinstance(self._society, AgentLoop):
+            self._news = AheadNews(engine.transport.steps, self._messager.name, self._society.hear)
+        tell = None if self._news is None else self._news.tell
+        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon, tell)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
         """Apply the experiment's settings of calls through `me.remember` to a group."""
@@ -367,6 +378,8 @@ class RunActor:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
+            if isinstance(self._society, AgentLoop):
+                self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
         """Return the numbers of calls through `me.remember` in the current call of `run`, and how many of them wait."""
@@ -375,6 +388,11 @@ class RunActor:
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
+    async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
+        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
+        society = self._society
+        return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
+
     async def close(self) -> None:
         """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
 
@@ -382,6 +400,9 @@ class RunActor:
         """
         if isinstance(self._society, AgentLoop):
             await self._society.end()
+        if self._news is not None:
+            news, self._news = self._news, None
+            await news.close()
         if self._stands:  # otherwise the running call of `run` does this
             await self._end_steps()
         if self._messager is not None:

@@ -84,6 +84,9 @@ class StepCalls:
     def __post_init__(self) -> None:
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
+        # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
+        # one agent begins. Otherwise many agents whose answers are known would keep those that run ahead waiting.
+        self._taking: asyncio.Lock | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None  # the error that ends the step
         self._end_by: float | None = None  # the time until which the calls may run; None: they need not end
@@ -193,6 +196,7 @@ class StepCalls:
         """
         if self.begin is not None:
             self.begin()
+            self._taking = asyncio.Lock()
         self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self.concurrency)]
         try:
             await asyncio.gather(*self._workers)
@@ -219,8 +223,16 @@ class StepCalls:
         for worker in self._workers:
             worker.cancel()
 
+    async def _next(self, calls: Iterator[_Call]) -> _Call | None:
+        if self._taking is None:
+            return next(calls, None)
+        async with self._taking:
+            await asyncio.sleep(0)
+            return next(calls, None)
+
     async def _await(self, calls: Iterator[_Call]) -> None:
-        for agent, call in calls:
+        while (taken := await self._next(calls)) is not None:
+            agent, call = taken
             if self.timeout is not None and agent.id not in self.untimed:
                 self._running[agent] = perf_counter()
             try:
