@@ -4,13 +4,13 @@ import asyncio
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
-from functools import partial
+from functools import partial, wraps
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.agent import AgentLoop
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
     from ray_messaging.transports.steps import RedisSteps
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _TURN = 1  # each group has only one call of `RunActor.run`, and this is its number
@@ -208,7 +209,12 @@ class Part(NamedTuple):
     end: bytes | None = None
 
 
-def run_part(
+# A function that drives a run. It gets a function that runs the groups up to a step; it returns the results of the
+# groups, and the step before which the run has ended.
+Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
+
+
+def planned_part(
     model: Callable[..., object] | Mapping[str, Callable[..., object]],
     agents: object,
     until: object,
@@ -227,12 +233,15 @@ def run_part(
     server: LocalServer | None = None,
     log: LogPlan | None = None,
     ahead: int = 0,
-) -> Part:
-    """Run a model as `run` does, from the start or from a `Beginning`. With `keep`, the result has the `end`.
+    pace: Pace | None = None,
+) -> Callable[[], Coroutine[Any, Any, Part]]:
+    """Return a coroutine function that runs a model as `run` does, from the start or from a `Beginning`.
+
+    With `keep`, the result has the `end`.
 
     Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
     `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one. `ahead`
-    is for how many steps agents may run ahead.
+    is for how many steps agents may run ahead. `pace` drives the run (None: all steps run at once).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
@@ -250,15 +259,25 @@ def run_part(
     if log is not None:
         facts = facts_of(model, ending.most, options, inputs_of(agents, graph, shared, plans))
         ordered = _LogOrder(log, facts, plans)
-    try:
-        return run_in_own_loop(
-            lambda: _run(
-                plans, model, ending, options, copies, made, seed, calls, former, keep, server, ordered,
-                progress=progress, ahead=ahead,
-            )
-        )  # fmt: skip
-    except StepFailed as error:
-        raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+    return lambda: _run(
+        plans, model, ending, options, copies, made, seed, calls, former, keep, server, ordered, pace,
+        progress=progress, ahead=ahead,
+    )  # fmt: skip
+
+
+def _carried_out(planned: Callable[P, Callable[[], Coroutine[Any, Any, Part]]]) -> Callable[P, Part]:
+    @wraps(planned)
+    def run_part(*args: P.args, **given: P.kwargs) -> Part:
+        work = planned(*args, **given)
+        try:
+            return run_in_own_loop(work)
+        except StepFailed as error:
+            raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+
+    return run_part
+
+
+run_part = _carried_out(planned_part)
 
 
 def _copy(name: str, value: T) -> T:
@@ -284,6 +303,7 @@ async def _run(
     keep: bool,  # noqa: FBT001 - as `run_part` has it
     server: LocalServer | None,
     ordered: "_LogOrder | None",
+    pace: Pace | None,
     *,
     progress: bool,
     ahead: int,
@@ -342,8 +362,9 @@ async def _run(
             return [call.result() for call in calls]
 
         with ProgressLine(ending.most, shown=progress) as line:
-            series = None if log is None or not first else partial(_series, store, first - 1, log)
-            parts, until = await _run_until(ending, first, go_on, series, is_beginning=keep)
+            series, resumed = partial(_series, store, first - 1, log), log is not None and first > 0
+            whole = partial(_run_until, ending, first, series=series, resumed=resumed, is_beginning=keep)
+            parts, until = await (whole if pace is None else pace)(go_on)
         ended = min(part.until for part in parts)
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
         last = range(max(0 if former is None else first, ended - settings.horizon), ended)
@@ -402,20 +423,21 @@ async def _run_until(
     ending: Ending,
     step: int,
     go_on: Callable[..., Awaitable[Sequence[GroupResult]]],
-    series: Callable[[], Awaitable[Any]] | None,
     *,
+    series: Callable[[], Awaitable[Any]],
+    resumed: bool,
     is_beginning: bool,
 ) -> tuple[Sequence[GroupResult], int]:
     """Run the groups from a step on; return their results, and the step before which the run has ended.
 
-    Args: `go_on` runs the groups up to a step. `series` returns what an earlier process has collected (None: no other
-    process has run steps). With `is_beginning`, other runs are to go on from the end.
+    Args: `go_on` runs the groups up to a step. `series` returns what was collected in earlier steps. With `resumed`, an
+    earlier process has run steps. With `is_beginning`, other runs are to go on from the end.
     Raises: ConfigError if a condition ends the run before other runs can go on from its end.
     """
     if ending.condition is None:
         return await go_on(ending.most, with_states=True), ending.most
     calls, spent, until = Counter[str](), False, ending.most
-    if series is not None and ending.looks_at(step - 1):
+    if resumed and ending.looks_at(step - 1):
         from ray_messaging.eventlog.series_tables import values_in  # noqa: PLC0415 - brings pyarrow, 80 MB
 
         if ending.is_fulfilled(step - 1, {STEP: step - 1} | values_in(await series(), step - 1)):
@@ -531,11 +553,16 @@ async def _all_done(
     Args: `look` is called every second.
     """
     left: set[asyncio.Task[Any]] = {*calls, *beside}
-    while not left.isdisjoint(calls):
-        done, left = await asyncio.wait(
-            left, return_when=asyncio.FIRST_COMPLETED, timeout=None if look is None else _LOOK_S
-        )
-        for task in done:
-            task.result()
-        if look is not None and not done:
-            await look()
+    try:
+        while not left.isdisjoint(calls):
+            done, left = await asyncio.wait(
+                left, return_when=asyncio.FIRST_COMPLETED, timeout=None if look is None else _LOOK_S
+            )
+            for task in done:
+                task.result()
+            if look is not None and not done:
+                await look()
+    except BaseException:
+        for call in calls:  # the others may wait for the one that has failed
+            await end(call)
+        raise
