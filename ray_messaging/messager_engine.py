@@ -165,9 +165,8 @@ class Engine:
         )
         self.subscription.agents_changed = self._agents_changed
         self.fetcher.unavailable = None
-        self.accumulator = Accumulator(
-            self.frame_sender, verdict_client, self.settings, self.checks, self.log, self.tracer
-        )
+        log = self.log if self.settings.log_list_messages else None
+        self.accumulator = Accumulator(self.frame_sender, verdict_client, self.settings, self.checks, log, self.tracer)
         self._bulk_sender = BulkSender(self.accumulator, self.frame_sender, self.audiences)
         self._clients.append(verdict_client)
         self.accumulator.step = self._step

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -16,10 +15,11 @@ import pydantic
 
 from ray_messaging.common.awaitables import Life, at_loop_end
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
+from ray_messaging.common.prefix_queue import PrefixQueue
 from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout
-from ray_messaging.model.call_usage import report_usage
+from ray_messaging.model.call_usage import metering, report_usage
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
@@ -38,7 +38,8 @@ class Chat:
 
     The number of requests that may be under way adapts to the server. It begins at 8, and grows by one with each answer
     until the first 429 or timeout. Each 429 or timeout halves it. From then on it grows by one only when as many
-    answers have come as requests may be under way.
+    answers have come as requests may be under way. Requests that wait are sent in the order of their steps, and within
+    a step in the order of their texts, because servers cache the prefixes of prompts.
 
     Args:
         model: The model's name.
@@ -96,18 +97,22 @@ class Chat:
         self._corrections, self._concurrency = corrections, concurrency
         self._options = dict(options or {})
         self._request = self._whole_request()
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._forget_lines()
         self.__qualname__ = f"Chat({model})"  # the name of the function in the log
 
     def __repr__(self) -> str:
         return f"Chat(model={self.model!r}, base_url={self._address!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lines"}
+        return {name: value for name, value in vars(self).items() if name not in ("_lines", "_opening")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lines = WeakKeyDictionary()
+        self._forget_lines()
+
+    def _forget_lines(self) -> None:
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}  # the tasks that make lines
 
     def call_content(self) -> object:
         """Return what an answer depends on besides the prompt: the server and the request, without the key."""
@@ -125,8 +130,9 @@ class Chat:
         if self.system is not None:
             turns.insert(0, {"role": "system", "content": self.system})
         identity, tries, text, why = uuid4().hex, 0, None, ""
+        order = "\n".join(str(turn.get("content")) for turn in turns)
         for correction in range(self._corrections + 1):
-            reply, sent = await self._reply(turns, f"{identity}-{correction}")
+            reply, sent = await self._reply(turns, f"{identity}-{correction}", order)
             tries += sent
             if getattr(reply, "usage", None) is not None:
                 report_usage(reply, model=self.model)
@@ -158,13 +164,19 @@ class Chat:
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         return request | self._options
 
-    async def _reply(self, turns: list[dict[str, Any]], identity: str) -> tuple[Any, int]:
-        """Send a request until the server answers it; return the answer, and the number of times that it was sent."""
+    async def _reply(self, turns: list[dict[str, Any]], identity: str, order: str) -> tuple[Any, int]:
+        """Send a request until the server answers it; return the answer, and the number of times that it was sent.
+
+        Args: requests that wait are sent in the order of their texts `order`.
+        """
+        # Outside of steps, requests may come without an end. If they were sorted, some might wait forever.
+        meter = metering.get()
+        step, order = (-1, "") if meter is None else (meter.step, order)
         line = await self._line()
         tries, backoff = 0, Backoff(CALL_RETRY)
         while True:
             tries += 1
-            place = await line.window.enter()
+            place = await line.window.enter(step, order)
             answered: bool | None = None
             try:
                 async with asyncio.timeout(self._timeout):
@@ -230,14 +242,19 @@ class Chat:
     async def _line(self) -> "_Line":
         """Return the running event loop's own client. A connection can be used only in the loop that opened it."""
         loop = asyncio.get_running_loop()
-        if (found := self._lines.get(loop)) is None:
-            # The client is made in a thread, because it imports openai. That takes a second, and must not block other
-            # agents.
-            client = await asyncio.to_thread(self._client)
-            if (found := self._lines.get(loop)) is None:  # another call may have made the line meanwhile
-                life = await at_loop_end(partial(self._end_line, loop, client))
-                found = self._lines[loop] = _Line(client, _Window(self._concurrency), life)
+        while (found := self._lines.get(loop)) is None:
+            if (opening := self._opening.get(loop)) is None:
+                opening = self._opening[loop] = loop.create_task(self._open_line(loop), name="ray_messaging client")
+                opening.add_done_callback(lambda _: self._opening.pop(loop))
+            await asyncio.shield(opening)  # if this call is cancelled, others wait for the same client
         return found
+
+    async def _open_line(self, loop: asyncio.AbstractEventLoop) -> None:
+        # The client is made in a thread, because it imports openai. That takes a second, and must not block other
+        # agents.
+        client = await asyncio.to_thread(self._client)
+        life = await at_loop_end(partial(self._end_line, loop, client))
+        self._lines[loop] = _Line(client, _Window(self._concurrency), life)
 
     async def _end_line(self, loop: asyncio.AbstractEventLoop, client: Any) -> None:  # noqa: ANN401 - openai is optional
         self._lines.pop(loop, None)
@@ -293,15 +310,18 @@ class _Window:
         self.under_way = 0
         self._most = most
         self._cuts = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting = PrefixQueue[asyncio.Future[None]]()
         self._paused_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enter(self) -> int:
-        """Wait until a request may be sent; return how often the limit was halved so far, which `leave` needs."""
+    async def enter(self, step: int = 0, text: str = "") -> int:
+        """Wait until a request may be sent; return how often the limit was halved so far, which `leave` needs.
+
+        Args: of the requests that wait, those of the lowest `step` are sent first, in the order of their texts.
+        """
         if self._waiting or self.under_way >= int(self.size) or monotonic() < self._paused_until:
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            self._waiting.push(turn, step, text)
             self._let_in()
             try:
                 await turn
@@ -342,7 +362,7 @@ class _Window:
                 self._timer = asyncio.get_running_loop().call_later(left_s, self._resume)
             return
         while self._waiting and self.under_way < int(self.size):
-            if not (turn := self._waiting.popleft()).done():
+            if not (turn := self._waiting.pop()).done():
                 self.under_way += 1
                 turn.set_result(None)
 

@@ -2,11 +2,12 @@
 
 `result` is a call's result as JSON. JSON does not preserve all results: a tuple becomes a list. For such results,
 `exact` has the result in the form of `encode_exactly`, from which an equal result can be decoded. Files of earlier
-versions of this package have neither tokens nor costs.
+versions of this package have neither tokens nor costs, nor what the store of calls has saved.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterator, Sequence, Set
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,11 +44,13 @@ _SCHEMA = pa.schema(
         ("cached_tokens", pa.int64()),
         ("output_tokens", pa.int64()),
         ("cost", pa.decimal128(38, 12)),
+        ("saved_tokens", pa.int64()),
+        ("saved_cost", pa.decimal128(38, 12)),
     ]
 )
 COLUMNS = [name for name in _SCHEMA.names if name not in {"agent_name", "exact"}]
 SUMMED_BY = ("agent", "step", "model", "function", "source")
-_SUMS = ("input_tokens", "cached_tokens", "output_tokens", "cost", "seconds", "tries")
+_SUMS = ("input_tokens", "cached_tokens", "output_tokens", "cost", "saved_tokens", "saved_cost", "seconds", "tries")
 # Row groups are small, so that a reader of one step can skip most of a file.
 _ROW_GROUP_ROWS = 1024
 _FORMAT = ds.ParquetFileFormat(
@@ -198,6 +201,7 @@ def _row(step: int, call: CallRecord) -> dict[str, Any]:
         "by_content": call.by_content,
         "key": call.key,
         **({} if used is None else _used(used)),
+        **({} if call.saved is None else {"saved_tokens": call.saved.tokens, "saved_cost": _cost_of(call.saved)}),
     }
 
 
@@ -207,8 +211,12 @@ def _used(used: CallUsage) -> dict[str, Any]:
         "input_tokens": used.input,
         "cached_tokens": used.cached,
         "output_tokens": used.output,
-        "cost": None if used.cost is None else money_of(used.cost),
+        "cost": _cost_of(used),
     }
+
+
+def _cost_of(used: CallUsage) -> Decimal | None:
+    return None if used.cost is None else money_of(used.cost)
 
 
 def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:

@@ -174,8 +174,10 @@ class EventLog:
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
         of the result), by_content, key, model, input_tokens, cached_tokens (the number of the input tokens that came
-        from a cache), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`). `agent` is int64, or str
-        if any id is a str. Tokens and cost include failed tries, and are null if nothing was reported.
+        from a cache), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`), saved_tokens and
+        saved_cost (of an answer from the store: the tokens that it used when it was made, and their cost by the prices
+        of this run). `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are null if
+        nothing was reported.
 
         `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
         "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the

@@ -61,7 +61,7 @@ messages: one row for each send and recipient; of a broadcast one row for each m
   sent_at, delivered_at (UTC), sender, mailbox
 calls: one row for each call of a model or another function that agents have remembered in a step
   step, agent, function, arguments, result (JSON texts), seconds, tries, source, model, input_tokens, cached_tokens,
-  output_tokens, cost, bytes, by_content, key
+  output_tokens, cost, saved_tokens, saved_cost, bytes, by_content, key
 """
 _INSTRUCTIONS = f"""Answers about runs of ray_messaging: simulations in which agents write messages to each other.
 Begin with list_runs and summary. For questions that no other tool answers write SQL; its tables are in the resource

@@ -62,12 +62,14 @@ def money_of(parts: int) -> Decimal:
 class CallMeter:
     """Counter of what one call by `me.remember` has used, in all of its tries.
 
-    Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices).
+    Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices). `step` is
+    the step for which the call is made.
     """
 
-    __slots__ = ("_price", "used")
+    __slots__ = ("_price", "step", "used")
 
-    def __init__(self, price: Callable[[str | None, int, int, int], int] | None) -> None:
+    def __init__(self, price: Callable[[str | None, int, int, int], int] | None, step: int = 0) -> None:
+        self.step = step
         self.used: CallUsage | None = None
         self._price = price
 
@@ -144,7 +146,7 @@ def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
 
     Raises: ConfigError if the function must report its usage, and has not.
     """
-    found = _reported(answer) if meter.used is None and isinstance(answer, dict) else None
+    found = _reported(answer) if meter.used is None and isinstance(answer, dict) and "usage" in answer else None
     if found is not None and _are_counts(*found[1:]):
         meter.add(*found)
     if meter.used is None and needed_of is not None:

@@ -39,7 +39,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
     """The result of a call, in the form of `encode_exactly`, and the seconds and tries that the call took in this run.
 
     `usage` has the tokens and the cost of the call in this run. If the call `failed`, there is no result, and only its
-    usage matters.
+    usage matters. If the result is from a store, `saved` has what the call used when it was made (None: not known).
     """
 
     seconds: float
@@ -47,6 +47,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
     result: msgspec.Raw
     usage: CallUsage | None = None
     failed: bool = False
+    saved: CallUsage | None = None
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
@@ -62,6 +63,7 @@ class CallRecord(msgspec.Struct, array_like=True, gc=False):
     source: str
     result: msgspec.Raw
     usage: CallUsage | None = None
+    saved: CallUsage | None = None
 
 
 def unbound(

@@ -281,11 +281,6 @@ class InFlight:
         found = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead]
         return SelectiveAcks(encode_ranges(found), self.apart + sum(one.rows for one in self.ahead))
 
-    def spans_of(self, slices: Iterable[Slice]) -> tuple[AckRange, ...]:
-        """Return slices as ranges in the mailbox, without rows before the cursor."""
-        found = ((part.batch.origin.entry, part.low, part.high) for part in slices if part.batch.origin is not None)
-        return tuple(self.spans(self.runs(found)))
-
     def spans(self, runs: Iterable[tuple[int, int]]) -> Iterable[AckRange]:
         """Return intervals of row numbers as ranges in the mailbox."""
         parts, firsts = self._parts, self._firsts
@@ -339,12 +334,15 @@ class Commits:
         return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
-        """Acknowledge some rows; return how many were not acknowledged before.
+        """Acknowledge some rows; return how many were not acknowledged before. Raises as `acknowledge_runs` does."""
+        return self.acknowledge_runs(self.in_flight.runs((span.entry, span.low, span.high) for span in spans))
+
+    def acknowledge_runs(self, runs: Sequence[tuple[int, int]]) -> int:
+        """Acknowledge rows by their numbers; return how many were not acknowledged before.
 
         Raises: CommitFailed, without any change, if there would be too many ranges.
         """
         flight = self.in_flight
-        runs = flight.runs((span.entry, span.low, span.high) for span in spans)
         if flight.ranges + len(runs) > MOST_RANGES:
             copy = flight.copy()
             for low, high in runs:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.errors import CommitFailed
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
+from ray_messaging.receiving.ack_ranges import Span, range_of
 from ray_messaging.receiving.call_checks import CommitMode
-from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.transports.cursors import AckRange, order
 
 # How many seconds a waiting fetch waits between two checks for leases that other callers have given up.
@@ -73,6 +73,7 @@ class _Lease:
     holder: str
     due: float  # the loop time at which the lease ends, so that another caller may get the messages
     slices: list[Slice]
+    runs: list[tuple[int, int]]  # the numbers of the rows, as the mailbox's `InFlight` counts them
     rows: int  # the number of unacknowledged rows
     asked: int  # the number of the fetch that returned this lease, counted by its holder
     # Whether the lease is committed by acknowledgements alone; otherwise the holder's next fetch commits it.
@@ -92,17 +93,6 @@ class _Holder:
     came_again: int = 0  # the number of messages that this holder held for too long
 
 
-class _AgainFirst(Exception):
-    """Signal to a waiting fetch: the messages of these leases must be delivered again, before messages of the inbox.
-
-    The leases are in the mailbox's order. If there are none, the caller no longer waits for its fetch.
-    """
-
-    def __init__(self, leases: list[_Lease]) -> None:
-        super().__init__(leases)
-        self.leases = leases
-
-
 class DeliveryLeases:
     """Delivery leases of one mailbox. An acknowledged lease is committed, even if earlier messages are still leased.
 
@@ -117,8 +107,8 @@ class DeliveryLeases:
     Messages that are delivered again are in a new lease with a new token, and the old token is invalid.
     """
 
-    def __init__(self, subscription: Subscription, lease_s: float) -> None:
-        self._fetcher = subscription.fetcher
+    def __init__(self, fetcher: Fetcher, lease_s: float) -> None:
+        self._fetcher = fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         # With the next three fields, a fetch need not check all leases.
@@ -194,8 +184,8 @@ class DeliveryLeases:
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
         lease = self._leases[token.number]
-        spans = spans_in(lease.slices, self._fetcher.name) if some is None else some
-        lease.rows -= self._fetcher.commits.acknowledge_some(spans)
+        commits = self._fetcher.commits
+        lease.rows -= commits.acknowledge_runs(lease.runs) if some is None else commits.acknowledge_some(some)
         if some is None or lease.rows <= 0:
             self._remove(lease)
             self._returned.put(token[:2], None)
@@ -317,19 +307,20 @@ class DeliveryLeases:
         """
         clock = asyncio.get_running_loop().time
 
-        def check() -> None:
+        def must_stop() -> bool:
+            """Return whether the caller has ended this fetch, or messages of ended leases must be delivered first."""
             if self._calls.get(holder) is not options:
-                raise _AgainFirst([])
-            if not options.complete and (again := self._expired(holder, clock())):
-                raise _AgainFirst(again)
+                return True
+            return not options.complete and bool(self._expired(holder, clock()))
 
         if options.complete and self._expired(holder, clock()):
             timeout = 0.0
-        try:
-            taken = await self._fetcher.take(limit, timeout, check, complete=options.complete)
-        except _AgainFirst as found:
-            return self._cut(found.leases, holder, options, limit) if found.leases else None
+        taken = await self._fetcher.take(limit, timeout, must_stop, complete=options.complete)
         slices = taken.slices
+        if not slices and self._calls.get(holder) is not options:
+            return None
+        if not slices and not options.complete and (again := self._expired(holder, clock())):
+            return self._cut(again, holder, options, limit)
         if options.complete:
             for lease in self._expired(holder, clock()):
                 left = self._left_of(lease)
@@ -407,11 +398,13 @@ class DeliveryLeases:
     def _enter(self, slices: list[Slice], holder: str, options: FetchOptions) -> _Lease:
         """Make a lease of slices for a holder, as the answer to its fetch."""
         self._last += 1
-        spans = self._fetcher.commits.in_flight.spans_of(slices)
-        token = Token(self._process, self._last, spans, time.time())
+        flight = self._fetcher.commits.in_flight
+        origins = [(part.batch.origin, part) for part in slices]
+        runs = flight.runs((origin.entry, part.low, part.high) for origin, part in origins if origin is not None)
+        token = Token(self._process, self._last, tuple(flight.spans(runs)), time.time())
         due = asyncio.get_running_loop().time() + self._lease_s
         acked = options.commit == "acked"
-        lease = _Lease(token, holder, due, slices, _rows(slices), options.number, acked)
+        lease = _Lease(token, holder, due, slices, runs, _rows(slices), options.number, acked)
         self._leases[self._last] = lease
         self._next_due = min(self._next_due, due)
         self._unsure.setdefault(holder, {})[self._last] = lease

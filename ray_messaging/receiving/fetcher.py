@@ -271,7 +271,7 @@ class Fetcher:
         Args:
             limit: The most messages; None: no limit.
             timeout: Seconds to wait; None: no limit.
-            check: Raises an error if the caller may not take messages any more.
+            check: Raises an error if the caller may not take messages any more. If it returns True, none are taken.
             complete: Take all that the mailbox has now.
         """
         if complete:
@@ -284,8 +284,8 @@ class Fetcher:
             lease = self._lease
             if lease is not None and lease.has_stood_still() and not await self._confirm(lease, timeout, complete):
                 return FetchedRows([], low, low, False)
-            if check is not None:
-                check()
+            if check is not None and check() is True:
+                return FetchedRows([], low, low, False)
             slices = self.inbox.take(limit, flight)
             passed = bool(slices) or flight.taken > low or flight.changes != changes
             if not passed and self.inbox.trouble is not None:

@@ -25,7 +25,7 @@ from ray_messaging.receipt import Receipt
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
-from ray_messaging.sending.local_log import SendLog
+from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.sending.message_checks import CheckedMessage, MessageChecks
 from ray_messaging.sending.pending_batch import (
     LARGE_LINE,
@@ -121,7 +121,7 @@ class Accumulator:
         verdict_client: VerdictClient,
         settings: MessagingConfig,
         checks: MessageChecks,
-        log: SendLog,
+        log: LocalLog | None,
         tracer: AnyTracer = UNTRACED,
     ) -> None:
         self.tracer = tracer
@@ -429,7 +429,8 @@ class Accumulator:
 
     def batch_done(self, batch: InFlightBatch) -> None:
         """Record that all rows of a batch have their receipts."""
-        self._log.add(batch.outgoing, batch.outcome)
+        if self._log is not None:
+            self._log.add(batch.outgoing, batch.outcome)
         batch.pending.trace.done(batch.outcome, batch.errors)
         if self._observer is not None:
             tell_fates(self._observer, batch.outcome)

@@ -1,23 +1,129 @@
-"""Destination: what a sender writes its frames to, the mailboxes or the boxes of a step."""
+"""Destination: what a sender writes its frames to, the mailboxes or the boxes of a step.
+
+It has a queue of frames for each mailbox. A full mailbox blocks only its own queue.
+"""
 
 import asyncio
+from collections import deque
+from collections.abc import Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ray_messaging.addressing.directory import Routes
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
 from ray_messaging.default_limits_and_leases import CALL_BYTES
 from ray_messaging.model.fates import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.model.schema import Schemas
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.sending.mailbox_queues import MailboxQueues
 from ray_messaging.sending.schema_checks import fitting
 from ray_messaging.transports.transport_values import LOG, SendStatus
 
+if TYPE_CHECKING:
+    from ray_messaging.transports.transport import RedisTransport
+
 # After these refusals, the sender has to ask the interceptor for new verdicts.
 OF_VERDICTS = (SendStatus.STALE_VERDICTS, SendStatus.OTHER_RULES)
+
+
+class MailboxQueue:
+    """The frames that wait for one mailbox.
+
+    `written` is the sequence number of the last frame that the server has written. `attempted` is the number of frames
+    at the beginning of the queue that belong to a call under way, or to a call that may still reach the server.
+    `refused` says that the server has refused the first frame.
+    """
+
+    __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")
+
+    def __init__(self, written: int) -> None:
+        self.frames: deque[OutboundFrame] = deque()
+        self.written = written
+        self.attempted = 0
+        self.refused = False
+        self.retry_at = 0.0  # the loop time at which the first frame is sent again
+        self._backoff = Backoff(FULL_MAILBOX_RETRY)
+
+    def reset(self) -> None:
+        """Record that the first frame was written after it had been refused."""
+        self.refused, self.retry_at = False, 0.0
+        self._backoff.reset()
+
+    def back_off(self, now: float) -> None:
+        """Record that the first frame was refused, and set a pause before it is sent again. The pauses grow."""
+        self.refused = True
+        self.retry_at = now + self._backoff.next_pause()
+
+    def take(self) -> list[OutboundFrame]:
+        """Remove and return the frames.
+
+        A first frame that was refused may be sent again at once, but the pause after its next refusal is longer.
+        """
+        taken, self.frames = [*self.frames], deque()
+        self.attempted, self.retry_at = 0, 0.0
+        return taken
+
+    def take_late(self, now: float) -> list[OutboundFrame]:
+        """Remove and return the frames at the beginning whose deadline has passed."""
+        late = []
+        while self.frames and self.frames[0].deadline <= now:
+            late.append(self.frames.popleft())
+        return late
+
+
+class MailboxQueues(dict[str, MailboxQueue]):
+    """The queues of frames, by mailbox."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # For each mailbox without a queue, the sequence number of the last frame that was written to it.
+        self.written: dict[str, int] = {}
+
+    def queue_of(self, mailbox: str) -> MailboxQueue:
+        """Return a mailbox's queue; create it if there is none."""
+        queue = self.get(mailbox)
+        if queue is None:
+            queue = self[mailbox] = MailboxQueue(self.written.get(mailbox, 0))
+        return queue
+
+    def reset(self) -> None:
+        """Delete all queues, which must be empty, and all sequence numbers."""
+        self.clear()
+        self.written.clear()
+
+    def drop(self, mailbox: str) -> None:
+        """Delete a mailbox's queue if it is empty, and keep its last sequence number."""
+        if not self[mailbox].frames:
+            self.written[mailbox] = self.pop(mailbox).written
+
+    def dropped(self) -> list[str]:
+        """Return the mailboxes that have a last sequence number but no queue."""
+        return [mailbox for mailbox in self.written if mailbox not in self]
+
+    def forget(self, mailboxes: Iterable[str]) -> None:
+        """Delete the last sequence numbers of mailboxes without a queue."""
+        for mailbox in mailboxes:
+            self.written.pop(mailbox, None)
+
+    @property
+    def empty(self) -> bool:
+        """Return whether no frame waits."""
+        return not any(queue.frames for queue in self.values())
+
+    def refused(self, now: float) -> list[MailboxQueue]:
+        """Return the queues whose first frame was refused, but may be sent again now."""
+        return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
+
+    def take_all(self) -> list[OutboundFrame]:
+        """Empty the queues, and return their frames, the oldest first.
+
+        Rows that had to wait for a verdict were queued later than other rows of their batch, and have a later deadline.
+        """
+        frames = [frame for queue in self.values() for frame in queue.take()]
+        return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))
 
 
 class Destination:
@@ -27,8 +133,16 @@ class Destination:
     """
 
     def __init__(
-        self, sender: str, routes: Routes, schemas: Schemas, *, mirror: bool, observer: Observer | None = None
+        self,
+        transport: "RedisTransport",
+        sender: str,
+        routes: Routes,
+        schemas: Schemas,
+        *,
+        mirror: bool,
+        observer: Observer | None = None,
     ) -> None:
+        self.transport = transport
         self.sender = sender
         self.observer = observer
         self.schemas = schemas
@@ -70,6 +184,15 @@ class Destination:
             found.setdefault(key, []).append(frame.batch_rows())
         for (in_flight, verdict_epoch, deadline), rows in found.items():
             self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
+
+    async def keep_agents(self) -> None:
+        """Write the sets of agents that queued frames name and that the event log may not have.
+
+        They must precede the frames.
+        """
+        if self.router.unkept:
+            await self.transport.keep_agents(self.router.unkept)
+            self.router.kept()
 
     def next_call(self) -> list[OutboundFrame]:
         """Return the frames of the next call. Their numbers follow the numbers in calls that are under way.

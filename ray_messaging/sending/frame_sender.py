@@ -22,10 +22,9 @@ from ray_messaging.errors import (
 )
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.destination import OF_VERDICTS, Destination
+from ray_messaging.sending.destination import OF_VERDICTS, Destination, MailboxQueue
 from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch
-from ray_messaging.sending.mailbox_queues import MailboxQueue
 from ray_messaging.sending.schema_checks import check_batches
 from ray_messaging.transports.transport_values import (
     LOG,
@@ -86,7 +85,7 @@ class FrameSender(Destination):
         mirror: bool,
         observer: Observer | None = None,
     ) -> None:
-        super().__init__(sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
+        super().__init__(transport, sender, directory.routing, directory.schemas, mirror=mirror, observer=observer)
         self.epoch = 0
         self.transactions = 0  # how many transactions the server has committed, as far as this process knows
         # How many subscribers got the last publications, as read when the epoch was claimed.
@@ -100,7 +99,6 @@ class FrameSender(Destination):
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
         self._some_refused = False  # whether the first frame of some queue may have been refused
-        self._transport = transport
         self.directory = directory
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
@@ -113,17 +111,11 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes of the directory in its present version."""
-        return self.directory.routing
+        """Return the routes of the directory in its present version; while calls are under way, those of these calls.
 
-    def reroute(self, *, again: bool = False) -> None:
-        """Make new frames of all queued rows if the routes have changed or `again` is true, unless calls are under way.
-
-        While calls are under way, this is not necessary. The server refuses calls that were made by old routes, and
-        after that this method is called again.
+        The server refuses calls that were made by old routes. When no call is under way any more, new frames are made.
         """
-        if not self.calls:
-            super().reroute(again=again)
+        return self.router.routes if self.calls else self.directory.routing
 
     async def reload(self) -> None:
         """Load the directory as `refresh` does, and delete the queues and numbers of mailboxes that are gone."""
@@ -135,7 +127,7 @@ class FrameSender(Destination):
 
     async def refresh(self) -> None:
         """Load the changes of the directory. The next send makes new frames of queued rows."""
-        self.directory.update(*await self._transport.load_directory(self.directory.version))
+        self.directory.update(*await self.transport.load_directory(self.directory.version))
 
     def _is_gone(self, mailbox: str) -> bool:
         return mailbox not in {UNOWNED, LOG} and mailbox not in self.directory.records
@@ -150,7 +142,7 @@ class FrameSender(Destination):
         await self.take_epoch()
         for low in range(0, len(gone), _MOST_FIELDS):
             some = gone[low : low + _MOST_FIELDS]
-            await self._transport.forget(self.sender, self.epoch, some)
+            await self.transport.forget(self.sender, self.epoch, some)
             self.queues.forget(some)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
@@ -178,7 +170,7 @@ class FrameSender(Destination):
         if self.epoch:
             self._fence_at = asyncio.get_running_loop().time()
         try:
-            state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
+            state = await self.transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
         except Fenced as error:
             self.fenced, self._fence_at = error, None
             raise
@@ -205,7 +197,7 @@ class FrameSender(Destination):
         """Return the loop time at which `send` must be called again, or None if no frame waits for a time."""
         if self.calls:
             return None
-        queued = self.queues.retry_at
+        queued = min((queue.retry_at for queue in self.queues.values() if queue.frames), default=None)
         if queued is not None:
             queued = max(queued, self._refused_until)
         return min((time for time in (queued, self._fence_at) if time is not None), default=None)
@@ -227,8 +219,8 @@ class FrameSender(Destination):
             if self.calls:
                 await self._take_replies(all_of_them=not ahead)
             if ahead:
-                # `reroute` makes new frames only while no call is under way. The new frames may name sets of agents
-                # that must be written for the event log first. In that case `_is_calm` returns False below.
+                # This makes new frames only while no call is under way. The new frames may name sets of agents that
+                # must be written for the event log first. In that case `_is_calm` returns False below.
                 self.reroute()
             if ahead and self._is_calm():
                 self._call_ahead()
@@ -320,18 +312,9 @@ class FrameSender(Destination):
             head = queue.frames[0]
             if len(head.frame) < _LARGE:  # frames for channels without a mailbox, and log notes, count as small too
                 continue
-            why = await self._transport.still_full(head.mailbox, head.rows, len(head.frame))
+            why = await self.transport.still_full(head.mailbox, head.rows, len(head.frame))
             if why is not None:
                 self._try_later(queue, why)
-
-    async def keep_agents(self) -> None:
-        """Write the sets of agents that queued frames name and that the event log may not have.
-
-        They must precede the frames.
-        """
-        if self.router.unkept:
-            await self._transport.keep_agents(self.router.unkept)
-            self.router.kept()
 
     async def exchange(
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
@@ -351,7 +334,7 @@ class FrameSender(Destination):
         self, frames: list[OutboundFrame], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
         began = time.perf_counter()
-        reply = await self._transport.send(
+        reply = await self.transport.send(
             SendRequest(self.sender, self.epoch, self.router.routes.version, verdict_epoch, frames, conclusion)
         )
         if self.observer is not None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -13,13 +13,6 @@ from ray_messaging.receipt import Outcome
 
 # The size of a batch and its outcome without payloads. It is most of the size if a batch has one message.
 _BATCH_BYTES = 900
-
-
-class SendLog(Protocol):
-    """An object that gets each batch when all rows of the batch have their fates."""
-
-    def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a batch whose rows all have their fates."""
 
 
 class LocalLog:

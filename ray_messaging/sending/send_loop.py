@@ -133,9 +133,9 @@ class SendLoop:
 
         Calls are left under way if the next batch is closed, or if earlier calls are under way.
         """
-        closed = self._source.has_closed
-        ahead = closed or bool(self._frames.calls)
-        return (None if ahead and not (closed and self._frames.has_room) else self._source.take()), ahead
+        closed, under_way = self._source.has_closed, bool(self._frames.calls)
+        may_write = self._frames.has_room if closed else not under_way
+        return (self._source.take() if may_write else None), closed or under_way
 
     async def _send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now. With `ahead`, leave the calls under way."""

@@ -3,7 +3,8 @@
 Remembered calls are the calls, such as of a language model, that agents make through `me.remember`. One `CallLimits`
 grants calls. Each group has a `CallGate`, at which its calls wait. A gate makes one request for all calls that wait,
 and no second request before the answer. Each request has the gate's totals, not the changes since the last request, so
-a lost or repeated request does no harm.
+a lost or repeated request does no harm. Of the calls that wait at a gate, those of the earliest step begin first,
+because later steps wait for them.
 
 What a call uses is known when it ends. Before that, the limits of tokens and of money count the average of the calls
 that have ended. With such limits the first call begins alone. Later, at most twice as many calls are under way as have
@@ -13,12 +14,12 @@ ended and used something.
 import asyncio
 import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+from ray_messaging.common.prefix_queue import PrefixQueue
 from ray_messaging.config import Calls
 from ray_messaging.errors import BudgetSpent, Closed, MessagingError
 from ray_messaging.model.call_usage import CallUsage, parts_of
@@ -181,7 +182,8 @@ class CallLimits:
 class CallGate:
     """The gate of one group: each call waits here until it may begin.
 
-    The gate works in the event loop in which it was made. Calls may come from any event loop.
+    The calls that wait are sorted by step and text, see `PrefixQueue`. The gate works in the event loop in which it was
+    made. Calls may come from any event loop.
 
     Args: `take` and `note` call the methods of the `CallLimits`, which may be in another process.
     """
@@ -193,7 +195,7 @@ class CallGate:
         self._take = take
         self._note = note
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Future[None]] = deque()
+        self._waiting = PrefixQueue[Future[None]]()
         self._due = 0  # the number of calls that were granted but have not begun
         self._asking: asyncio.Task[None] | None = None
         # The calls of the group's earlier gate are counted as ended, even if this gate never makes a request.
@@ -204,13 +206,14 @@ class CallGate:
         """Return how many calls wait at the gate."""
         return len(self._waiting)
 
-    async def enter(self) -> None:
+    async def enter(self, step: int = 0, text: str = "") -> None:
         """Wait until a call may begin. The caller must call `leave` when the call has ended.
 
+        Args: of the calls that wait, those of the lowest `step` begin first, in the order of their texts.
         Raises: BudgetSpent if the budget is spent.
         """
         waiter: Future[None] = Future()
-        self._loop.call_soon_threadsafe(self._add, waiter)
+        self._loop.call_soon_threadsafe(self._add, waiter, step, text)
         try:
             await asyncio.wrap_future(waiter)
         except asyncio.CancelledError:
@@ -222,8 +225,8 @@ class CallGate:
         """Record that a call has ended, so that another call may begin. `used` is None if the call has used nothing."""
         self._loop.call_soon_threadsafe(self._end, 1, 0, used)
 
-    def _add(self, waiter: Future[None]) -> None:
-        self._waiting.append(waiter)
+    def _add(self, waiter: Future[None], step: int, text: str) -> None:
+        self._waiting.push(waiter, step, text)
         if self._asking is None:
             self._asking = self._loop.create_task(self._ask(), name="ray_messaging call limits")
 
@@ -249,7 +252,7 @@ class CallGate:
                 await asyncio.sleep(grant.delays[-1] - _EARLY_S)
         except Exception as error:  # noqa: BLE001 - the calls that wait raise it
             while len(self._waiting) > self._due:
-                if (waiter := self._waiting.pop()).set_running_or_notify_cancel():
+                if (waiter := self._waiting.pop_last()).set_running_or_notify_cancel():
                     waiter.set_exception(error)
         finally:
             self._asking = None
@@ -257,7 +260,7 @@ class CallGate:
     def _begin(self) -> None:
         self._due -= 1
         while self._waiting:
-            if (waiter := self._waiting.popleft()).set_running_or_notify_cancel():
+            if (waiter := self._waiting.pop()).set_running_or_notify_cancel():
                 waiter.set_result(None)
                 return
         self._end(0, 1)  # the call that wanted this grant was cancelled

@@ -5,6 +5,9 @@ Processes of one machine share the store's folder, so that each call is made onc
 with its holder, which is the process that makes the call. A holder keeps a file in the folder `holders` locked while it
 lives, and the kernel releases the lock when the process dies. So if a holder is killed, the next process that wants the
 answer makes the call.
+
+The table `usages` has the tokens that the calls used when they were made. It is a table of its own, so that versions of
+this package without it can use the same folder.
 """
 
 import asyncio
@@ -25,6 +28,7 @@ import msgspec
 
 from ray_messaging.common.backoff import STORED_CALL_RETRY, Backoff
 from ray_messaging.errors import BudgetSpent, ConfigError, LogError
+from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import KeptCall, exact_of, json_of
 
 FILE, HOLDERS = "calls.sqlite", "holders"
@@ -37,7 +41,15 @@ CREATE TABLE IF NOT EXISTS calls (
     seconds REAL NOT NULL, tries INTEGER NOT NULL, made_at REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS flights (content TEXT PRIMARY KEY, holder TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS usages (
+    content TEXT PRIMARY KEY, model TEXT, input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL
+) WITHOUT ROWID;
 """
+_FIND = (
+    "SELECT result, exact, model, input_tokens, cached_tokens, output_tokens FROM calls LEFT JOIN usages "
+    "USING (content) WHERE content = ?"
+)
 T = TypeVar("T")
 
 
@@ -111,7 +123,7 @@ class CallStore:
             outcome = waited.result()
             if isinstance(outcome, KeptCall):
                 # The time and the tokens are recorded with the call that was made.
-                return KeptCall(0.0, 0, outcome.result), False
+                return KeptCall(0.0, 0, outcome.result, saved=outcome.usage or outcome.saved), False
             if isinstance(outcome, Exception) and not isinstance(outcome, BudgetSpent):
                 raise outcome
             # The equal call was cancelled, or had no budget left. So make the call here.
@@ -182,6 +194,9 @@ class CallStore:
         row = call.content, call.function, call.arguments, text, exact, made.seconds, made.tries, time.time()
         with self._writing() as database:
             database.execute("INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            if (used := made.usage) is not None:
+                usage = call.content, used.model, used.input, used.cached, used.output
+                database.execute("INSERT OR IGNORE INTO usages VALUES (?, ?, ?, ?, ?)", usage)
             database.execute("DELETE FROM flights WHERE content = ?", (call.content,))
 
     def _give_up(self, content: str) -> None:
@@ -306,5 +321,9 @@ def _close(database: sqlite3.Connection, process: int) -> None:
 
 
 def _found(database: sqlite3.Connection, content: str) -> KeptCall | None:
-    row = database.execute("SELECT result, exact FROM calls WHERE content = ?", (content,)).fetchone()
-    return None if row is None else KeptCall(0.0, 0, msgspec.Raw(exact_of(*row)))
+    row = database.execute(_FIND, (content,)).fetchone()
+    if row is None:
+        return None
+    result, exact, model, given, cached, output = row
+    saved = None if given is None else CallUsage(model, given, cached, output, None)
+    return KeptCall(0.0, 0, msgspec.Raw(exact_of(result, exact)), saved=saved)

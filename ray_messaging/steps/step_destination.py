@@ -116,6 +116,7 @@ class StepDestination(Destination):
         self.boxes = boxes
         self._routes = engine.directory.read_in(boxes.step + 1)
         super().__init__(
+            engine.transport,
             engine.name,
             self._routes,
             engine.directory.schemas,
@@ -138,15 +139,6 @@ class StepDestination(Destination):
         """Load the directory, and route messages by it from now on."""
         await self._engine.frame_sender.refresh()
         self._routes = self._engine.directory.read_in(self.boxes.step + 1)
-
-    async def keep_agents(self) -> None:
-        """Write the sets of agents that queued frames name and that the event log may not have.
-
-        They must precede the frames.
-        """
-        if self.router.unkept:
-            await self._engine.transport.keep_agents(self.router.unkept)
-            self.router.kept()
 
     async def write(self) -> None:
         """Write the queued frames.

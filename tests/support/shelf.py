@@ -41,11 +41,11 @@ def among(members):
 
 def written(messager):
     """Record the frames that a messager writes to mailboxes: mailbox, rows that count, bytes."""
-    frames, send = [], messager.engine.frame_sender._transport.send
+    frames, send = [], messager.engine.frame_sender.transport.send
 
     async def recorded(request):
         frames.extend((write.mailbox, write.rows, len(write.frame)) for write in request.writes if write.frame)
         return await send(request)
 
-    messager.engine.frame_sender._transport.send = recorded
+    messager.engine.frame_sender.transport.send = recorded
     return frames

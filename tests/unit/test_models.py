@@ -226,6 +226,9 @@ async def test_without_a_key_openai_is_not_asked(monkeypatch):
         await answer(Chat(model="small"))
 
 
+client = Chat._client
+
+
 async def fill(window):
     """Let as many requests begin as may, and return their places."""
     places = []
@@ -246,6 +249,50 @@ async def demand(window, requests):
     for place in places:
         window.leave(place, answered=True)
     await asyncio.gather(*waiting)
+
+
+async def test_calls_that_begin_at_the_same_moment_share_one_client(monkeypatch):
+    clients = []
+    monkeypatch.setattr(Chat, "_client", lambda chat: clients.append(client(chat)) or clients[-1])
+    with served() as server:
+        chat = chat_of(server, form=None)
+        assert len(await asyncio.gather(*(chat(f"{number}") for number in range(20)))) == 20
+    assert len(clients) == 1
+
+
+PERSONAS = [f"You are person {number} of the town. " + "You like the rain. " * 30 for number in range(6)]
+
+
+@pytest.mark.parametrize("held_by", ["window", "gate"])
+def test_calls_that_wait_are_sent_so_that_the_server_finds_their_prefixes_in_its_cache(held_by):
+    async def person(me, inbox):
+        me.state["said"] = await me.remember(me.shared, f"{PERSONAS[me.id % 6]} Agent {me.id} in {me.step}?")
+
+    limits = {"window": Calls(), "gate": Calls(concurrency=1)}[held_by]
+    with served(slots=1, output_ms=0.01, cache_tokens=300) as server:  # the cache has room for two of the six prefixes
+        chat = chat_of(server, form=None, concurrency=1 if held_by == "window" else 100)
+        town(chat, person, agents=60, until=1, groups=1, calls=limits)
+        counts = server.counts()
+    assert counts["answered"] == 60
+    # Only the prefixes of the very first call, and of the first call of each person, are not in the cache. A prefix has
+    # 112 tokens in whole blocks. In the order of the agents, no call would find its prefix.
+    assert counts["cached_tokens"] >= (60 - 6 - 1) * 112
+
+
+async def test_the_calls_of_an_earlier_step_begin_before_those_that_run_ahead():
+    window, began = _Window(1), []
+    place = await window.enter()
+
+    async def ask(step, text):
+        at = await window.enter(step, text)
+        began.append((step, text))
+        window.leave(at, answered=None)
+
+    waiting = [asyncio.create_task(ask(*call)) for call in [(2, "a"), (1, "z"), (1, "b"), (2, "c"), (1, "b")]]
+    await asyncio.sleep(0)
+    window.leave(place, answered=None)
+    await asyncio.gather(*waiting)
+    assert began == [(1, "b"), (1, "b"), (1, "z"), (2, "a"), (2, "c")]
 
 
 async def test_a_window_doubles_is_halved_once_in_a_round_and_then_grows_by_one():

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,7 +227,10 @@ class GroupHost:
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None
-        self.messager = named_messager(Messager, experiment, interceptor, name, self._metrics)
+        # Nobody can read the local log list of this messager.
+        settings = experiment.settings.model_copy(update={"log_list_messages": 0})
+        here = replace(experiment, settings=settings)
+        self.messager = named_messager(Messager, here, interceptor, name, self._metrics)
         self._given = IdColumn.of([])
         self._name = name
         self._owner = owner
@@ -235,19 +238,13 @@ class GroupHost:
         self._tracing = experiment.tracing
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
-        self._leases: DeliveryLeases | None = None
+        self.leases = DeliveryLeases(self.messager.engine.fetcher, self._loan_s)
         self.lane = GroupLaneServer(self)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
         # Late answers are committed at once. A handle cannot commit them, because they are not in the group's mailbox,
         # and so have no leases.
         self.messager.conversation.keeps_late = False
-
-    @property
-    def leases(self) -> DeliveryLeases:
-        """Return the leases of the group's messages. The group must be listening."""
-        assert self._leases is not None
-        return self._leases
 
     async def agents(self) -> IdColumn:
         """Return the agents that are hosted now: in the given order, or sorted if agents have come or left."""
@@ -262,7 +259,6 @@ class GroupHost:
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self._given = agents
-        self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
         """Host the agents of an earlier process that died; raise NotListening if the group has no mailbox."""
@@ -334,11 +330,11 @@ class GroupHost:
         return engine.transport.steps
 
     def _others_handle(self, callers: Collection[str]) -> bool:
-        return self._leases is not None and bool(self._leases.holders.difference(callers))
+        return bool(self.leases.holders.difference(callers))
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}
+        return self.messager.stats() | {"lent": self.leases.lent}
 
     def metrics(self) -> list[Family]:
         """Return the metrics of this group; [] without `Messaging.start(..., metrics=True)`."""
@@ -348,8 +344,7 @@ class GroupHost:
         """Return a health report."""
         engine = self.messager.engine
         loops = [*engine.loops(), *engine.transport.loops()]
-        held = [] if self._leases is None else self._leases.held()
-        late = list(_late_commits(held, self._loan_s))
+        late = list(_late_commits(self.leases.held(), self._loan_s))
         return Report(time.time(), loops=loops, stats=self.stats(), held=late, metrics=self.metrics())
 
     async def close(self) -> None:

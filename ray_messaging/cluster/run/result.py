@@ -33,7 +33,8 @@ class CallCounts(NamedTuple):
     which has ended the run. `unused` counts calls that were made ahead of their step, which did not need them.
 
     `input_tokens`, among which are the `cached_tokens`, and `output_tokens` were used in this run, including failed
-    tries. `cost` is their cost by the prices of `Calls(cost=)`, in `currency`.
+    tries. `cost` is their cost by the prices of `Calls(cost=)`, in `currency`. `saved_tokens` were used when the
+    answers from the store were made, and `saved_cost` is their cost by the prices of this run.
     """
 
     model: int = 0
@@ -49,11 +50,18 @@ class CallCounts(NamedTuple):
     cost_parts: int = 0
     currency: str = ""
     unused: int = 0
+    saved_tokens: int = 0
+    saved_parts: int = 0
 
     @property
     def cost(self) -> Decimal:
         """Return the exact cost of the calls of this run."""
         return money_of(self.cost_parts)
+
+    @property
+    def saved_cost(self) -> Decimal:
+        """Return what the answers from the store would have cost."""
+        return money_of(self.saved_parts)
 
     def __str__(self) -> str:
         return calls_text(self._asdict(), self.currency)
@@ -74,6 +82,9 @@ def calls_text(counts: Mapping[str, int], currency: str) -> str:
     texts = [f"{count:,} {name}" for name, count in told.items() if count]
     if currency and told["tokens"]:
         texts.append(f"{money_of(counts.get('cost_parts', 0)):,} {currency}")
+    if tokens := counts.get("saved_tokens", 0):
+        texts.append(f"saved {tokens:,} tokens")
+        texts += [f"{money_of(parts):,} {currency}" for parts in [counts.get("saved_parts", 0)] if parts]
     return ", ".join(texts)
 
 

@@ -20,7 +20,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread, Turns
 from ray_messaging.common.awaitables import RAISED, is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
-from ray_messaging.config import Calls
+from ray_messaging.config import Calls, Price
 from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError, PayloadTooLarge, StepAborted
 from ray_messaging.model.call_content import content_digest_of, told_by
 from ray_messaging.model.call_usage import CallMeter, CallUsage, added, metering, read_usage
@@ -53,6 +53,9 @@ _END_S: Final = 1.0  # a cancelled model has this time to end; a blocked thread 
 _Call = tuple["Agent", Awaitable[object]]
 # Keys of `counts`: retries, numbers of tokens, and their cost in units of 10^-12 of the currency.
 RETRIES, INPUT, CACHED, OUTPUT, COST = "retries", "input_tokens", "cached_tokens", "output_tokens", "cost_parts"
+# Keys of `counts`: the tokens that the calls whose answers came from the store have used when they were made, and the
+# cost of these tokens by the prices of this run.
+SAVED, SAVED_COST = "saved_tokens", "saved_parts"
 NO_LIMITS = Calls()
 _TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP: the status "too many requests", and the first digit of server errors
 RESULT = "the result of me.remember"  # the name, in errors, of a value that cannot be stored
@@ -260,6 +263,7 @@ class _Remembered(msgspec.Struct):
     place: int  # the number of the call among all calls of the step, in the order in which they began
     content: str | None = None  # the call's key in the store; None: the store is not asked
     by_person: bool = False  # whether a person answers; limits are only for calls of models
+    text: str = ""  # the arguments by which calls that wait are sorted
     meter: CallMeter | None = None  # counts the tokens that the call uses
     answered: bool = False  # the call was made here, and has a result
 
@@ -381,10 +385,13 @@ class RememberedCalls:
         self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
         self._unended[agent.id] = self._unended.get(agent.id, 0) + 1
         kept = self.settings.keep_arguments and (self.recorded or shared)
-        text = arguments_text(args, kwargs) if kept else None
+        text = arguments_text(args, kwargs) if kept or self.gate is not None else None
         if content is not None and sample is not None:
             content = f"{content}-{_sample(agent, n, sample)}"
-        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records), content, by_person)
+        call = _Remembered(
+            agent, what, n, f"{what.digest}-{n}", text if kept else None, len(self._records), content, by_person,
+            text or "",
+        )  # fmt: skip
         self._records.append(None)
         known = self.memory.known(call.key)
         flight = None if self.flights is None else self.flights.by_key.get(call.key)
@@ -424,11 +431,30 @@ class RememberedCalls:
             return decode_exactly(made.result)
         if not call.by_person:
             self.counts[source] += 1
-        if source == STORE and (failed := self.memory.failed(call.key)) is not None:
-            # The answer was free for this agent, but its own call, which had failed before, was paid.
-            made = KeptCall(made.seconds, made.tries, made.result, failed.usage)
+        if source == STORE:
+            made = self._saving(call, made)
         self._record(call, source, made)
         return decode_exactly(made.result)
+
+    def _saving(self, call: _Remembered, made: KeptCall) -> KeptCall:
+        """Count what an answer from the store has saved; return the answer for the record."""
+        if (saved := made.saved) is not None:
+            saved = msgspec.structs.replace(saved, cost=self._price_now(saved))
+            for name, more in ((SAVED, saved.tokens), (SAVED_COST, saved.cost)):
+                if more:
+                    self.counts[name] += more
+        # The answer was free for this agent. But if its own call had failed before, that call was paid.
+        failed = self.memory.failed(call.key)
+        return KeptCall(made.seconds, made.tries, made.result, None if failed is None else failed.usage, saved=saved)
+
+    def _price_now(self, used: CallUsage) -> int | None:
+        """Return what a call would cost by the prices of this run, or None if it has no price for the call's model."""
+        # If several models have answered a call, it is not known which of its tokens each of them has used.
+        if self._price is None or (" + " in (used.model or "") and not isinstance(self.settings.cost, Price)):
+            return None
+        with suppress(ConfigError):
+            return self._price(used.model, used.input, used.cached, used.output)
+        return None
 
     def _record(self, call: _Remembered, source: str, made: KeptCall) -> None:
         if self.recorded:
@@ -469,12 +495,17 @@ class RememberedCalls:
 
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
-        call.meter = CallMeter(self._price)
+        call.meter = CallMeter(self._price, self.memory.step)
         metering.set(call.meter)  # other tasks do not see this value
         try:
             try:
                 recalled = await self.memory.recall(call.key) if self.memory.may_know else None
-                source, made = await self._shared(call, function) if recalled is None else recalled
+                if recalled is not None:
+                    source, made = recalled
+                elif self.flights is None:
+                    source, made = await self._kept(call, function)
+                else:
+                    source, made = await self._shared(call, function, self.flights.by_key)
             except BaseException:
                 # Free the call's number, so that the same call gets it if it is made again. A call that was answered
                 # keeps its number, because its answer may have been stored although the call was cancelled.
@@ -487,11 +518,10 @@ class RememberedCalls:
             self._unended[call.agent.id] -= 1
         return self._end(call, source, made)
 
-    async def _shared(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
+    async def _shared(
+        self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
+    ) -> tuple[str, KeptCall]:
         """Return the answer of a call, and its source; if the look-ahead makes the same call, wait for its answer."""
-        if self.flights is None:
-            return await self._kept(call, function)
-        flights = self.flights.by_key
         while (flight := flights.get(call.key)) is not None:
             flight.used |= not self.early
             await asyncio.wait({flight.answer})
@@ -525,7 +555,10 @@ class RememberedCalls:
         if self.flights is not None and before is not None:
             self.flights.failed.pop(call.key, None)  # what it has used is part of what this call has used
         try:
-            source, made = await self._once(call, function)
+            if call.content is None:
+                source, made = MODEL, await self._answer(call, function)
+            else:
+                source, made = await self._once(call, call.content, function)
         except (Exception, asyncio.CancelledError):
             await self._keep_failed(call)
             raise
@@ -561,17 +594,15 @@ class RememberedCalls:
                 self.counts[FAILED] += 1
                 self._record(call, FAILED, made)
 
-    async def _once(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
+    async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return the answer of a call, and its source.
 
         The call is made unless the store has its answer, or another process is making the same call.
         """
-        if call.content is None:
-            return MODEL, await self._answer(call, function)
         from ray_messaging.steps.call_store import StoredCall  # noqa: PLC0415 - brings sqlite3
 
         assert self.store is not None
-        stored = StoredCall(call.content, call.asked.function, call.arguments)
+        stored = StoredCall(content, call.asked.function, call.arguments)
         answer, made = await self.store.answer(stored, lambda: self._fit_answer(call, function))
         return (MODEL if made else STORE), answer
 
@@ -585,13 +616,14 @@ class RememberedCalls:
         return made
 
     async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
-        tries, backoff, meter = 0, Backoff(CALL_RETRY), call.meter
+        tries, meter = 0, call.meter
+        backoff: Backoff | None = None
         assert meter is not None
         gate = None if call.by_person else self.gate
         while True:
             if gate is not None:
                 try:
-                    await gate.enter()
+                    await gate.enter(self.memory.step, f"{call.asked.function} {call.text}")
                 except BudgetSpent as error:
                     self.spent = error
                     raise
@@ -613,6 +645,7 @@ class RememberedCalls:
                     gate.leave(meter.used)
                 meter.used = added(before, meter.used)
             self.counts[RETRIES] += 1
+            backoff = backoff or Backoff(CALL_RETRY)
             await backoff.sleep()
 
     def _count(self, used: CallUsage) -> None:
@@ -641,6 +674,7 @@ def _record_of(call: _Remembered, source: str, made: KeptCall) -> CallRecord:
         source,
         made.result,
         made.usage,
+        made.saved,
     )
 
 

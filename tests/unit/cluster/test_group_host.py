@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.groups_without_ray import groups_without_ray
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors import group_host as module
@@ -69,3 +70,10 @@ async def test_a_running_call_of_a_forgotten_caller_ends_and_its_next_calls_go_o
     gate.set()
     assert [await first, await again] == ["busy 0", "busy 0"]
     assert [each for each in calls.ran if each[0] == "busy"] == [("busy", 0), ("busy", 1)]
+
+
+async def test_a_groups_process_keeps_no_list_of_its_sends_because_nobody_can_read_it(monkeypatch, server, exp_id):
+    async with groups_without_ray(monkeypatch, server, exp_id, {"west": [1], "east": [2]}) as groups:
+        receipt = await groups["west"].handle().send(1, 2, {"n": 1})
+        assert receipt.sent
+        assert groups["west"].messager.get_log_list() == []

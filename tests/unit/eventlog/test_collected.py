@@ -100,6 +100,7 @@ def calls(until):
         {"step": step, "agent": agent, "function": "ask", "arguments": '{"args":[]}', "result": f"[{agent},{step}]"}
         | {"seconds": 0.5, "tries": 2, "source": "model", "bytes": 3, "by_content": True, "key": f"{agent}-1"}
         | (used(agent) if step else dict.fromkeys(used(agent)))
+        | {"saved_tokens": None, "saved_cost": None}
         for step in range(until)
         for agent in range(AGENTS)
     ]

@@ -145,7 +145,8 @@ def test_rows_behind_the_cursor_count_as_acknowledged():
         slices.append(Slice(batch_of(f"{n + 1}-0", 2), 0, 2))
     flight.ack(0, 5)
     assert flight.unacked(slices) == [slices[2]._replace(low=1), slices[3]]
-    assert [run[:2] for run in flight.spans_of(slices)] == [(Cursor("3-0", 1), Cursor("4-0", 0))]
+    runs = flight.runs((f"{n + 1}-0", 0, 2) for n in range(4))
+    assert [run[:2] for run in flight.spans(runs)] == [(Cursor("3-0", 1), Cursor("4-0", 0))]
 
 
 def test_a_thousand_messages_that_are_acknowledged_backwards_are_one_range():

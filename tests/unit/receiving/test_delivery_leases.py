@@ -16,7 +16,7 @@ async def pair(messagers):
 
 
 def leases_of(messager, lease_s):
-    return DeliveryLeases(messager.subscription, lease_s)
+    return DeliveryLeases(messager.engine.fetcher, lease_s)
 
 
 async def waiting(messager):

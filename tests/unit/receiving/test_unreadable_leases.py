@@ -39,7 +39,7 @@ async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messa
     receiver, channel, newer = pair
     sender = await messagers()
     await sender.send_message(channel, {"n": 1})
-    lending = DeliveryLeases(receiver.engine.subscription, 60.0)
+    lending = DeliveryLeases(receiver.engine.fetcher, 60.0)
     token, [message] = await lending.fetch("kept", None, None, WAIT_S)
     assert message.payload == {"n": 1}
     for n in range(9):

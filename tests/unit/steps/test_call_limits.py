@@ -120,6 +120,32 @@ async def test_a_budget_is_spent_to_the_last_call_and_not_exceeded():
         await gate_of(limits).enter()
 
 
+async def test_calls_of_the_earliest_step_begin_first():
+    limits, began = CallLimits(Calls(concurrency=1)), []
+    gate = CallGate("east", limits.take, limits.note)
+
+    async def ask(step):
+        await gate.enter(step)
+        began.append(step)
+        await asyncio.sleep(0)
+        gate.leave()
+
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*map(ask, [4, 7, 5, 6, 5, 4]))
+    assert began == [4, 4, 5, 5, 6, 7]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 5])
+async def test_the_budget_that_is_left_goes_to_the_earliest_steps(budget):
+    limits = CallLimits(Calls(budget=budget))
+    gate = CallGate("east", limits.take, limits.note)
+    steps = [4, 7, 5, 6, 5, 4]
+    async with asyncio.timeout(WAIT_S):
+        found = await asyncio.gather(*map(gate.enter, steps), return_exceptions=True)
+    made = sorted(step for step, error in zip(steps, found, strict=True) if error is None)
+    assert made == sorted(steps)[:budget]
+
+
 async def test_callers_that_give_up_use_nothing():
     limits = CallLimits(Calls(concurrency=1, budget=3))
     gate, other = gate_of(limits), gate_of(limits, "west")

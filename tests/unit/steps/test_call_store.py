@@ -14,6 +14,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.model.call_usage import CallUsage
 from ray_messaging.model.calls import KeptCall
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.steps import call_store
@@ -96,6 +97,29 @@ async def test_an_answer_is_made_once_and_read_by_others(store):
     assert value_of(CallStore(store.folder).known("c0")) == "mine"
     assert (await store.answer(CALL._replace(content="c1"), make))[1]
     assert make.made == 2
+
+
+async def test_what_an_answer_used_is_what_it_saves_others(store):
+    used = CallUsage("small", 100, 40, 10, 7)
+
+    async def make():
+        await asyncio.sleep(0)
+        return KeptCall(1.5, 1, msgspec.Raw(encode_exactly("mine", "")), used)
+
+    (first, _), (second, _) = await asyncio.gather(store.answer(CALL, make), store.answer(CALL, make))
+    assert (first.usage, first.saved) == (used, None)
+    assert (second.usage, second.saved) == (None, used)
+    stored = store.known("c0")
+    assert (stored.usage, stored.saved) == (None, CallUsage("small", 100, 40, 10, None))  # each run has its own prices
+
+
+async def test_a_store_of_a_version_that_knew_no_usages_is_used(store):
+    await store.answer(CALL, Maker())
+    with closing(sqlite3.connect(Path(store.folder, FILE))) as database:
+        database.execute("DROP TABLE usages")
+        database.commit()
+    again = CallStore(store.folder)
+    assert (value_of(again.known("c0")), again.known("c0").saved) == ("mine", None)
 
 
 async def test_who_asks_at_the_same_moment_shares_one_flight(store):

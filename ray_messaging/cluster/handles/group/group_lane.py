@@ -113,14 +113,16 @@ class GroupLane:
             return found
 
     def _known(self) -> "Connection | None":
-        while self._idle:
-            found = self._idle.pop()
-            if found.alive():
-                if self._shared:
-                    self._idle.append(found)
-                return found
-            found.close()
-            self._lost = True
+        with suppress(IndexError):  # another thread may take the last idle connection
+            while True:
+                found = self._idle.pop()
+                if found.alive():
+                    if self._shared:
+                        self._idle.append(found)
+                    return found
+                # The actor is asked for its address again, because another program may have the port now.
+                found.close()
+                self._lost = True
         return None
 
     async def _open(self) -> "Connection | None":
@@ -145,10 +147,8 @@ class GroupLane:
             return None
 
     def release(self, connection: "Connection") -> None:
-        """Keep a connection for later calls, unless it is closed."""
-        if connection.closed:
-            self._lost = True  # the actor is asked for its address again, as another program may have the port now
-        elif not self._shared:
+        """Keep a connection for later calls. If it is closed, the next call finds that."""
+        if not self._shared:
             self._idle.append(connection)
 
 
@@ -178,18 +178,13 @@ class LaneConnection:
             self._socket.close()
             raise
 
-    @property
-    def closed(self) -> bool:
-        """Return whether this side has closed the connection."""
-        return self._socket.fileno() < 0
-
     def alive(self) -> bool:
-        """Return whether the actor's side of the connection seems to be open."""
+        """Return whether both sides of the connection seem to be open."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
-        except OSError:
+        except OSError:  # also if this side has closed the socket
             return False
         return False  # the actor has closed the connection, or has sent an answer that belongs to no call
 
@@ -283,14 +278,9 @@ class LoopConnection:
         client = await LaneClient.open(address)
         return cls(address.token, client, await at_loop_end(client.close))
 
-    @property
-    def closed(self) -> bool:
-        """Return whether the connection is down."""
-        return not self._client.alive
-
     def alive(self) -> bool:
-        """Return whether the connection seems to be open, and belongs to the running event loop."""
-        return self._loop is asyncio.get_running_loop() and self._client.alive
+        """Return whether the connection seems to be open."""
+        return self._client.alive
 
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""

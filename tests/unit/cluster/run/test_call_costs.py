@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from ray_messaging import Calls, Price, by_content, report_usage, run
+from ray_messaging import Calls, EventLog, Price, by_content, report_usage, run
 from ray_messaging.errors import ConfigError, StepFailed
 
 AGENTS, STEPS = 6, 2
@@ -132,6 +132,31 @@ def test_a_budget_of_money_ends_the_run_and_what_was_paid_is_not_paid_again(tmp_
     again = with_budget("9 USD")  # a run has a budget of its own, and this one finds nine answers
     assert (again.stopped, again.steps, again.calls.cost, again.calls.store) == (False, STEPS, 3, 9)
     assert made == {f"{agent} in {step}": 1 for agent in range(AGENTS) for step in range(STEPS)}
+
+
+@pytest.mark.parametrize("wait_for", ["all", "neighbours"])
+def test_a_store_says_how_many_tokens_and_how_much_money_it_saved(tmp_path, wait_for):
+    async def asks(me, inbox):
+        me.state["said"] = await me.remember(by_content(ask, uses="ask"), f"{me.id % 2} in {me.step}")
+        me.send((me.id + 1) % AGENTS, {"said": me.state["said"]})
+
+    ring = [(one, (one + 1) % AGENTS) for one in range(AGENTS)]
+    each = (60 * Decimal("0.15") + 40 * Decimal("0.075") + 10 * Decimal("0.6")) / 1_000_000
+    options = {"graph": ring, "wait_for": wait_for}
+    first = go(asks, Calls(cost=PRICE, store=tmp_path / "store"), log_dir=str(tmp_path / "log"), **options)
+    found, saved = first.calls, AGENTS * STEPS - 2 * STEPS
+    assert (found.model, found.store, found.saved_tokens, found.saved_cost) == (4, saved, 110 * saved, each * saved)
+    assert str(found).endswith(f" {saved} from the store, 440 tokens, {each * 4} USD, saved 880 tokens, {each * 8} USD")
+    rows = EventLog.open(tmp_path / "log").calls(by="source").to_pylist()
+    assert [(row["source"], row["saved_tokens"], row["saved_cost"]) for row in rows] == [
+        ("model", None, None),
+        ("store", 110 * saved, each * saved),
+    ]
+    twice = Price(input="0.3", output="1.2", cached="0.15")  # what was saved has the prices of the run that asks
+    again = go(asks, Calls(cost=twice, store=tmp_path / "store"), **options).calls
+    assert (again.model, again.cost, again.saved_cost) == (0, 0, 2 * each * AGENTS * STEPS)
+    other = go(asks, Calls(cost={"large": PRICE}, store=tmp_path / "store"), **options).calls
+    assert (other.saved_tokens, other.saved_cost) == (110 * AGENTS * STEPS, 0)  # this run has no price of the model
 
 
 def test_tries_that_fail_are_paid_too():
