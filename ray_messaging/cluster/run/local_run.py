@@ -36,7 +36,7 @@ from ray_messaging.common.texts import steps_done
 from ray_messaging.config import Calls, Steps, check_calls
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, StepFailed
 from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.interceptor.step_judge import RuleReviewer
@@ -268,11 +268,12 @@ def planned_part(
 def _carried_out(planned: Callable[P, Callable[[], Coroutine[Any, Any, Part]]]) -> Callable[P, Part]:
     @wraps(planned)
     def run_part(*args: P.args, **given: P.kwargs) -> Part:
-        work = planned(*args, **given)
         try:
-            return run_in_own_loop(work)
+            return run_in_own_loop(planned(*args, **given))
         except StepFailed as error:
             raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+        except (AlreadyExists, ConfigError, LogError) as error:  # the caller's arguments are wrong
+            raise error.with_traceback(None) from error.__cause__
 
     return run_part
 
