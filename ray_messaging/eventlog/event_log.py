@@ -202,7 +202,7 @@ class EventLog:
         *,
         limit: int | None = None,
         timeout_s: float | None = None,
-        temporary_bytes: int | None = None,
+        temporary_files: bool = True,
     ) -> pa.Table:
         """Return the result of one SQL query over the tables `messages` (see `query`) and `calls` (see `calls`).
 
@@ -213,14 +213,14 @@ class EventLog:
             query: The SELECT.
             limit: The most rows to return. Further rows are not read.
             timeout_s: The most seconds that the query may take; None means no limit.
-            temporary_bytes: The most bytes of temporary files that the query may write, if its data do not fit into
-                2 GB of memory; None means as many as the disk has.
+            temporary_files: Whether data that do not fit into 2 GB of memory are written to temporary files. Without
+                them such a query is refused.
 
         Raises: InvalidQuery if the SQL is wrong, takes longer than `timeout_s`, or would read other files or change
         anything; ImportError, which says how to install duckdb, if it is not installed.
         """
-        options = {"limit": limit, "timeout_s": timeout_s, "temporary_bytes": temporary_bytes}
-        given = {name: value for name, value in options.items() if value is not None}
+        given: dict[str, Any] = {} if temporary_files else {"temporary_files": False}
+        given |= {name: value for name, value in (("limit", limit), ("timeout_s", timeout_s)) if value is not None}
         return self._table("sql", query=query, **given)
 
     def conversation(

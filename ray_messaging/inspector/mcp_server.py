@@ -220,7 +220,7 @@ class RunAnswers:
         """
         log = self._folders.log_of(run)
         with self._sql, time_limit(ANSWER_S):  # the time for which other queries were waited for does not count
-            table = log.sql(query, limit=limit + 1, timeout_s=ANSWER_S, temporary_bytes=0)
+            table = log.sql(query, limit=limit + 1, timeout_s=ANSWER_S, temporary_files=False)
         return rows_of(table, limit, "get the next ones by ORDER BY and OFFSET in the query, or group the rows")
 
     def conversation(self, run: Run, one: Agent, other: Agent, limit: Limit = 50, offset: Offset = 0) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def sql(
     query: str,
     limit: int | None = None,
     timeout_s: float | None = None,
-    temporary_bytes: int | None = None,
+    temporary_files: bool = True,
 ) -> pa.Table:
     """Return the result of a SQL query over TABLES, see `EventLog.sql`; raise LogError if a file is damaged."""
     try:
@@ -52,8 +52,10 @@ def sql(
     if check_text("query", query) is None:
         raise invalid("query", query, "must be a str with a SQL query")
     most = check_count("limit", limit, at_least=0)
-    spilled = check_count("temporary_bytes", temporary_bytes, at_least=0)
-    with _connection(duckdb, view, spilled) as (connection, tables), _interrupted(connection, timeout_s):
+    with (
+        _connection(duckdb, view, temporary_files=temporary_files) as (connection, tables),
+        _interrupted(connection, timeout_s),
+    ):
         try:
             _check(query, connection.extract_statements(query))
             found = connection.sql(query)
@@ -72,13 +74,12 @@ def sql(
 def _connection(
     duckdb: Any,  # noqa: ANN401 - a module
     view: View,
-    temporary_bytes: int | None,
+    *,
+    temporary_files: bool,
 ) -> Iterator[tuple[Any, list[ds.Dataset]]]:
     """Open a connection to DuckDB that has only the tables of a log; yield it, and the datasets of these tables."""
     with TemporaryDirectory(prefix="ray_messaging-sql-") as folder, ExitStack() as stack:
-        settings = _SETTINGS | {"temp_directory": folder}
-        if temporary_bytes is not None:
-            settings |= {"max_temp_directory_size": f"{temporary_bytes}B"}
+        settings = _SETTINGS | {"temp_directory": folder if temporary_files else ""}
         connection = stack.enter_context(duckdb.connect(":memory:", config=settings))
         tables = []
         for name, table_of in TABLES.items():

@@ -236,15 +236,15 @@ def test_rows_beyond_the_limit_are_not_made(log):
     assert len(log.sql("select * from range(1000000000000)", limit=3)) == 3
 
 
-@pytest.mark.parametrize("allowed", [None, 0])
-def test_temporary_files_are_bounded(log, allowed, monkeypatch):
+@pytest.mark.parametrize("allowed", [True, False])
+def test_temporary_files_are_written_only_if_they_may_be(log, allowed, monkeypatch):
     monkeypatch.setitem(sql._SETTINGS, "memory_limit", "10MB")
     large = "select count(distinct range) as n from range(900000)"
-    if allowed is None:
+    if allowed:
         assert log.sql(large).to_pylist() == [{"n": 900_000}]
     else:
         with pytest.raises(InvalidQuery, match="Out of Memory"):
-            log.sql(large, temporary_bytes=allowed)
+            log.sql(large, temporary_files=allowed)
 
 
 def test_a_query_that_takes_too_long_is_interrupted(log):
