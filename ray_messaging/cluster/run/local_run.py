@@ -365,7 +365,7 @@ async def _run(
         with ProgressLine(ending.most, shown=progress) as line:
             series, resumed = partial(_series, store, first - 1, log), log is not None and first > 0
             whole = partial(_run_until, ending, first, series=series, resumed=resumed, is_beginning=keep)
-            parts, until = await (whole if pace is None else pace)(go_on)
+            parts, until = await (whole(go_on) if pace is None else pace(_retriable(go_on, actors, calls)))
         ended = min(part.until for part in parts)
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
         last = range(max(0 if former is None else first, ended - settings.horizon), ended)
@@ -390,8 +390,8 @@ async def _run(
 
 
 def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) -> LocalServer:
-    """Return a server that ends with the stack. If the run has a log, a later run can go on from the server's data."""
-    if ordered is None:
+    """Return a server that ends with the stack. If the log's plan says so, its data are kept for a later run."""
+    if ordered is None or not ordered.plan.keeps_server:
         return stack.enter_context(LocalServer(steps))
     from ray_messaging.cluster.run.logged_run import kept_server  # noqa: PLC0415 - brings pyarrow, 80 MB
 
@@ -418,6 +418,26 @@ async def _judge_and_log(
         for line in [*([] if change is None else [change]), *(changes_of(ordered.facts, before) if found.step else ())]:
             sys.stderr.write(line)
     return found.interceptor, found.log, found.step, found.moved
+
+
+def _retriable(
+    go_on: Callable[..., Awaitable[Sequence[GroupResult]]],
+    actors: Sequence[RunActor],
+    calls: Sequence[asyncio.Task[Any]],
+) -> Callable[..., Awaitable[Sequence[GroupResult]]]:
+    """Return a function like `go_on` that may be called again after an error."""
+
+    async def again(last: int, **asked: bool) -> Sequence[GroupResult]:
+        try:
+            return await go_on(last, **asked)
+        except BaseException:
+            for actor in actors:
+                await actor.end_step()
+            for call in calls:  # the other groups may wait for the one that has failed
+                await end(call)
+            raise
+
+    return again
 
 
 async def _run_until(
@@ -554,16 +574,11 @@ async def _all_done(
     Args: `look` is called every second.
     """
     left: set[asyncio.Task[Any]] = {*calls, *beside}
-    try:
-        while not left.isdisjoint(calls):
-            done, left = await asyncio.wait(
-                left, return_when=asyncio.FIRST_COMPLETED, timeout=None if look is None else _LOOK_S
-            )
-            for task in done:
-                task.result()
-            if look is not None and not done:
-                await look()
-    except BaseException:
-        for call in calls:  # the others may wait for the one that has failed
-            await end(call)
-        raise
+    while not left.isdisjoint(calls):
+        done, left = await asyncio.wait(
+            left, return_when=asyncio.FIRST_COMPLETED, timeout=None if look is None else _LOOK_S
+        )
+        for task in done:
+            task.result()
+        if look is not None and not done:
+            await look()

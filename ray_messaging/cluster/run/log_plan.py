@@ -10,11 +10,15 @@ EXPERIMENT = "local"  # the name of the experiment of a local run
 
 
 class LogPlan(NamedTuple):
-    """The folder of a local run's log, what to do if it has a log, and the number of steps between checkpoints."""
+    """The folder of a local run's log, what to do if it has a log, and the number of steps between checkpoints.
+
+    With `keeps_server`, the data of the run's server are kept, so that the run can be resumed.
+    """
 
     folder: str
     on_existing: str
     checkpoint: int | None
+    keeps_server: bool = False
 
 
 def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan | None:
@@ -31,4 +35,4 @@ def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan |
         raise ConfigError(f"log_dir={log_dir!r} is not a path: write log_dir='a folder'")
     if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1):
         raise ConfigError(f"checkpoint={checkpoint!r} must be the number of steps from one checkpoint to the next")
-    return LogPlan(str(absolute(log_dir)), on_existing, checkpoint)
+    return LogPlan(str(absolute(log_dir)), on_existing, checkpoint, keeps_server=True)

@@ -351,13 +351,17 @@ class RunActor:
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
+    async def end_step(self) -> None:
+        """End the model's step that runs; wait until the calls that agents have begun through `me.remember` end."""
+        if isinstance(self._society, AgentLoop):
+            await self._society.end()
+
     async def close(self) -> None:
         """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
 
         The mailbox stays on the server, for a run that is resumed.
         """
-        if isinstance(self._society, AgentLoop):
-            await self._society.end()
+        await self.end_step()
         if self._stands:  # otherwise the running call of `run` does this
             await self._end_steps()
         if self._messager is not None:
