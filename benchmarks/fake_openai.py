@@ -5,7 +5,8 @@
 It prints its address, which is a `base_url`. A request waits for one of the slots, and then takes a time per token of
 its prompt that is not in the prefix cache, and per token of its answer. A token is a word. Answers are made of the
 prompt and the seed alone, so they do not depend on the order of requests; where a request has a JSON schema, they fit
-it. `GET /counts` says what was answered, and `POST /die` with {"seconds": 1} lets the server be gone for a while. A
+it. `GET /counts` says what was answered, and how many of the questions were
+different, and `POST /die` with {"seconds": 1} lets the server be gone for a while. A
 request with the Idempotency-Key of an earlier one gets the same answer, and is not counted again.
 """
 
@@ -56,6 +57,7 @@ class FakeServer:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.counts: Counter[str] = Counter()
+        self._asked = set[bytes]()  # digests of the questions that were answered
         self._slots = asyncio.Semaphore(plan.slots)
         self._waiting = 0
         self._chance = Random(plan.seed)
@@ -137,6 +139,8 @@ class FakeServer:
         if chance.random() < self.plan.unfit:
             self.counts["unfit"] += 1
             text = "I would rather not say { that"
+        self._asked.add(blake2b(content.encode(), digest_size=16).digest())
+        self.counts["different"] = len(self._asked)
         self.counts += Counter(answered=1, prompt_tokens=len(prompt), completion_tokens=length, cached_tokens=cached)
         return {
             "id": f"fake-{self.counts['answered']}",

@@ -6,7 +6,7 @@
 as its place's conversation has turns, a number that is lognormal by place and step. The median call takes `--call-ms`,
 so that a step of seconds takes a tenth of them. In the part `slow` one agent also makes 40 calls in a row, which
 stand for a minute, in each tenth step. In the part `one` all agents are one neighbourhood, so that nobody can begin
-early.
+early. With `--groups 4` the places are in groups, and some neighbours are in different ones.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from benchmarks.fake_openai import Served, served
 from ray_messaging import Calls, run
 
 AGENTS, PLACES, SPEAKERS, SLOTS, TOKENS = 1000, 25, 5, 64, 8
+AT_ONCE = SLOTS + SLOTS // 8  # so many calls at once, so that a slot that becomes free has its next call already
 
 
 class Client:
@@ -106,12 +107,12 @@ class Took(NamedTuple):
     states: dict[Any, Any]
 
 
-def live(server: Served, part: str, steps: int, how: dict[str, Any]) -> Took:
+def live(server: Served, part: str, steps: int, how: dict[str, Any], groups: int = 1) -> Took:
     """Let the town live once."""
     before, began = server.counts(), time.perf_counter()
     result = run(
         citizen, agents=AGENTS, until=steps, graph=edges(part), shared=(Client(server.base_url), part), seed=7,
-        concurrency=AGENTS, calls=Calls(), progress=False, **how,
+        concurrency=AGENTS, groups=groups, calls=Calls(concurrency=AT_ONCE), progress=False, **how,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     used = server.counts() - before
@@ -126,13 +127,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--call-ms", type=float, default=160.0)
     parser.add_argument("--ahead", type=int, default=16)
+    parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--parts", nargs="+", choices=["town", "slow", "one"], default=["town", "slow", "one"])
     plan = parser.parse_args()
     ways: list[dict[str, Any]] = [{}, {"wait_for": "neighbours", "ahead": plan.ahead}]
     with served(slots=SLOTS, output_ms=plan.call_ms / TOKENS, median_tokens=TOKENS) as server:
         for part in plan.parts:
             for turn in range(plan.rounds):
-                took = [live(server, part, plan.steps, how) for how in (ways if turn % 2 == 0 else ways[::-1])]
+                took = [
+                    live(server, part, plan.steps, how, plan.groups) for how in (ways if turn % 2 == 0 else ways[::-1])
+                ]
                 everybody, near = took if turn % 2 == 0 else took[::-1]
                 same = everybody.digests == near.digests and everybody.states == near.states
                 print(

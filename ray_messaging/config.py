@@ -5,7 +5,8 @@ import warnings
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -94,11 +95,25 @@ class _Settings(BaseModel, metaclass=_OurSettings):
 def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
     """Yield the description of each field. The table in docs/configuration.md is made from these descriptions."""
     for name, field in config.model_fields.items():
-        choices = " | ".join(map(repr, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
-        kind = choices or (field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation))
-        kind = kind.replace("pathlib._local.", "").replace("pathlib.", "")  # Python 3.13 has Path in another module
         default = "required" if field.is_required() else _shown(name, field.default)
-        yield Setting(name, kind, default, field.description or "")
+        yield Setting(name, _kind(field.annotation), default, field.description or "")
+
+
+def _kind(annotation: object) -> str:
+    """Return a type as people write it: `float | None`, without the limits of the value, and without modules."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(args[0])
+    if origin is Literal:
+        return " | ".join(map(repr, args))
+    if origin in (Union, UnionType):
+        return " | ".join(map(_kind, args))
+    if annotation is None or annotation is NoneType:
+        return "None"
+    if annotation is ...:
+        return "..."
+    name = getattr(origin or annotation, "__name__", str(annotation))
+    return f"{name}[{', '.join(map(_kind, args))}]" if args else name
 
 
 def _shown(name: str, value: object) -> str:

@@ -98,3 +98,6 @@ KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, KEEPALIVE_PROBES = 10, 5, 3
 # sign of life for this long, it counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0
 STEP_LEASE_S = 10.0
+
+# A group tells the interceptor each CALLS_TOLD_S seconds which calls through `me.remember` are under way.
+CALLS_TOLD_S = 1.0

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,7 @@ from ray_messaging.common.prefix_queue import PrefixQueue
 from ray_messaging.common.sockets import is_http_address
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import AnswerUnfit, ConfigError, ModelFailed, ModelTimeout
-from ray_messaging.model.call_usage import metering, report_usage
+from ray_messaging.model.call_usage import CallMeter, metering, report_usage
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
@@ -176,7 +177,8 @@ class Chat:
         tries, backoff = 0, Backoff(CALL_RETRY)
         while True:
             tries += 1
-            place = await line.window.enter(step, order)
+            with _waiting(meter):
+                place = await line.window.enter(step, order)
             answered: bool | None = None
             try:
                 async with asyncio.timeout(self._timeout):
@@ -273,6 +275,18 @@ class Chat:
         _ = client.chat.completions  # imports the modules of openai that requests need, in this thread
         asyncio.run(anyio.lowlevel.checkpoint())  # makes anyio import its backend now, and not in the first request
         return client
+
+
+@contextmanager
+def _waiting(meter: CallMeter | None) -> Iterator[None]:
+    """Mark a call by `me.remember` as one that waits for a limit."""
+    if meter is not None:
+        meter.waiting = True
+    try:
+        yield
+    finally:
+        if meter is not None:
+            meter.waiting = False
 
 
 class _Line(NamedTuple):

@@ -111,6 +111,8 @@ def by_turns(rounds, make, runner):
 
 def compare(rounds):
     gc.freeze()
+    # Ray gives its processes the niceness 15. With it, other programs would slow down one side only.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     lines = []
     for make in (wide, chain):
         with RayWorkflowRunner() as runner:

@@ -1,11 +1,13 @@
 """ray_messaging: a group in each half's own actor, the interceptor on with a black list, dedup on, no log.
 
-Awaits the receipt of each message, or of each 32,768 of them in bulk: it is durable in the receiver's mailbox then, on
-the embedded server that starts with the experiment. Counted as `fetch_messages` hands them out.
+Awaits the receipt of each message: it is durable in the receiver's mailbox then, on the embedded server that starts
+with the experiment. In bulk, four calls of 32,768 messages are under way, and their receipts are awaited. Counted as
+`fetch_messages` hands them out.
 """
 
 import asyncio
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,22 @@ from ray_messaging import Messager, Messaging, rules
 from ray_messaging.common.process_tuning import tune_process
 
 CALL_ROWS = 32_768
+UNDER_WAY = 4  # calls at once, as other peers keep several frames under way: each would wait for a round trip
 
 
-async def send_columns(messager: Messager, columns: tuple[Any, Any, Any], seconds: float) -> int:
+async def send_columns(
+    messager: Messager, columns: tuple[Any, Any, Any], seconds: float, *, calls_at_once: int = 1
+) -> int:
     """Send the same columns again and again for some time; return how many messages were delivered."""
     delivered, end = 0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        receipts = await messager.send_columns(*columns)
-        delivered += int(receipts.sent.sum())
-    return delivered
+    under_way = deque[asyncio.Task[Any]]()
+    while True:
+        if len(under_way) < calls_at_once and time.perf_counter() < end:
+            under_way.append(asyncio.create_task(messager.send_columns(*columns)))
+        elif under_way:
+            delivered += int((await under_way.popleft()).sent.sum())
+        else:
+            return delivered
 
 
 class MessagerHalf(Half):
@@ -63,7 +72,8 @@ class MessagerHalf(Half):
 
     async def bulk(self, seconds: float) -> int:
         """Send columns; return how many were delivered."""
-        return await send_columns(self.messager, (self.senders, self.receivers, self.payloads), seconds)
+        columns = self.senders, self.receivers, self.payloads
+        return await send_columns(self.messager, columns, seconds, calls_at_once=UNDER_WAY)
 
     async def paced(self, seconds: float, rows: int, gap_s: float) -> int:
         """Send so many rows every so often; return how many were delivered."""

@@ -158,8 +158,9 @@ def local(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
         found = [compare_local(envs, agents, steps) for _ in range(rounds)]
         part = f"rumour, {agents:,} agents, one process"
         lines += [Line(part, side, "ms", [each[side] for each in found]) for side in found[0]]
-        mesa_ms, ours_ms = ([each[side] for each in found] for side in found[0])
+        mesa_ms, telling_ms, ours_ms = ([each[side] for each in found] for side in found[0])
         lines.append(Line(part, "ray_messaging.run / Mesa", "x", ratios(ours_ms, mesa_ms), most))
+        lines.append(Line(part, "ray_messaging.run / Mesa, with messages", "x", ratios(ours_ms, telling_ms)))
     return lines
 
 

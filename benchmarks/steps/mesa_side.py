@@ -1,13 +1,15 @@
 """The rumour in Mesa 3, in one process: `python -m benchmarks.steps.mesa_side AGENTS STEPS` prints a line of JSON.
 
 Written as Mesa's guide does it: an Agent with two stages, an AgentSet's `do` for each stage of a step. Agents hold
-references to their friends, so that telling is an assignment.
+references to their friends, so that telling is an assignment, and there are no messages. With a third argument,
+`messages`, agents have inboxes, and telling puts a message with sender, recipient, step and payload into one.
 """
 
 import json
 import statistics
 import sys
 import time
+from typing import NamedTuple
 
 import mesa
 
@@ -33,12 +35,39 @@ class Student(mesa.Agent):
             self.friends[choice(self.number, self.model.steps - 1)].heard = True
 
 
+class Message(NamedTuple):
+    """What one student tells another."""
+
+    from_id: int
+    to_id: int
+    step: int
+    payload: dict
+
+
+class Correspondent(Student):
+    """An agent with an inbox."""
+
+    def __init__(self, model, number):
+        super().__init__(model, number)
+        self.inbox = []
+
+    def listen(self):
+        inbox, self.inbox = self.inbox, []
+        if inbox:
+            self.knows = True
+
+    def tell(self):
+        if self.knows:
+            friend = self.friends[choice(self.number, self.model.steps - 1)]
+            friend.inbox.append(Message(self.number, friend.number, self.model.steps, {}))
+
+
 class Rumour(mesa.Model):
     """All students; Mesa counts the steps from 1."""
 
-    def __init__(self, count):
+    def __init__(self, count, kind):
         super().__init__(seed=7)
-        students = [Student(self, number) for number in range(count)]
+        students = [kind(self, number) for number in range(count)]
         for student in students:
             student.friends = tuple(students[(student.number + offset) % count] for offset in OFFSETS)
 
@@ -49,8 +78,8 @@ class Rumour(mesa.Model):
 
 def main():
     """Run the steps; print Mesa's version, the milliseconds of one step (median, and mean), and how many know it."""
-    count, steps = map(int, sys.argv[1:])
-    model = Rumour(count)
+    count, steps = map(int, sys.argv[1:3])
+    model = Rumour(count, Correspondent if sys.argv[3:] == ["messages"] else Student)
     times = []
     for _ in range(steps):
         begun = time.perf_counter()

@@ -20,7 +20,7 @@ def data_frame(columns: dict[str, Any], ids: Collection[str] = ()) -> Any:  # no
     try:
         import pandas as pd  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install 'ray-messaging[pandas]'") from error
+        raise ImportError("a DataFrame needs pandas: pip install 'ray-messaging[pandas]'") from error
     return pd.DataFrame({name: _exact(pd, values, is_id=name in ids) for name, values in columns.items()})
 
 

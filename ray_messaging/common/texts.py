@@ -19,9 +19,10 @@ def shortened(text: str) -> str:
 class _Short(Repr):
     def repr_int(self, x: int, level: int) -> str:
         try:
-            return super().repr_int(x, level)
+            repr(x)
         except ValueError:  # Python refuses to write an int of more than 4,300 digits
             return f"<int of about {int(x.bit_length() * _DIGITS_PER_BIT) + 1:,} digits>"
+        return super().repr_int(x, level)
 
 
 _DIGITS_PER_BIT = 0.30103

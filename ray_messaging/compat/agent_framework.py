@@ -9,11 +9,14 @@ import asyncio
 import copy
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from ray.exceptions import RayError
 
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.unpicklable import unpicklable
@@ -42,6 +45,7 @@ with needs("agent-framework", "'ray-messaging[agent-framework]'"):
         RecordedState,
         Shared,
         Source,
+        ToldEvent,
         event_of,
         message_of,
         message_told,
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
 
     from ray_messaging.cluster.run.run import Run
 
+T = TypeVar("T")
+_BEGINS_S: Final = 0.05  # seconds until the next question to a process that has not loaded the run yet
 _OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)  # The driver keeps them; executors do not see them.
 
 
@@ -235,9 +241,13 @@ class _Carrier:
         raise NotImplementedError
 
     async def superstep(
-        self, state: "SharedState", *, streaming: bool
+        self, state: "SharedState", tell: Callable[[ToldEvent], Awaitable[None]] | None
     ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
-        """Return the deliveries of the superstep, each with what its executor did, or with the rule that blocked it."""
+        """Return the deliveries of the superstep, each with what its executor did, or with the rule that blocked it.
+
+        Args: `tell` is called with the first events of executors as they happen (None: the workflow was started without
+        stream=True). The events are also in the result.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -286,13 +296,24 @@ class SuperstepRunner(RunnerImpl):
         self._carrier.check(self._ctx)
         await super()._run_iteration()  # the framework's edges route the messages to the stand-ins
         self._shared.look(self._state)
-        for delivery, acts in await self._carrier.superstep(self._shared, streaming=self._ctx.is_streaming()):
+        passed = Counter[str]()  # by executor, the number of its events that were passed on during the superstep
+
+        async def tell(told: ToldEvent) -> None:
+            if told.place == passed[told.executor]:  # otherwise a process that was restarted tells the event again
+                passed[told.executor] += 1
+                await self._ctx.add_event(event_of(self._values, told.event))
+
+        found = await self._carrier.superstep(self._shared, tell if self._ctx.is_streaming() else None)
+        for delivery, acts in found:
             if isinstance(acts, Blocked):
                 told = f"a message for executor {delivery.target!r} of {delivery.sources} was blocked: {acts.reason}"
                 await self._ctx.add_event(WorkflowEvent.warning(told))
                 continue
-            for act in acts:
-                await self._do(*act)
+            for what, told in acts:
+                if what == EVENT and passed[delivery.target]:
+                    passed[delivery.target] -= 1
+                else:
+                    await self._do(what, told)
 
     async def _do(self, what: str, told: Any) -> None:
         if what == EVENT:
@@ -398,8 +419,7 @@ class _Here(_Carrier):
     async def superstep(
         self,
         state: "SharedState",  # noqa: ARG002 - the executors see the state itself
-        *,
-        streaming: bool,  # noqa: ARG002 - the context knows it
+        tell: Callable[[ToldEvent], Awaitable[None]] | None,  # noqa: ARG002 - events take effect at once
     ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
         return self._done
 
@@ -434,6 +454,8 @@ class _Groups(_Carrier):
             timeout=timeout,
         )
         self._turn = threading.Lock()
+        self._asked: dict[str, Any] = {}  # by group, the call that waits for events of its executors
+        self._seen: dict[str, tuple[str, int]] = {}  # by group, the place after the events that have come
         self.begin(None)
 
     def begin(self, snapshots: Mapping[str, Any] | None) -> None:
@@ -456,7 +478,7 @@ class _Groups(_Carrier):
             raise ConfigError("tools= of one run are functions, which do not travel: give the tools to the agents")
 
     async def superstep(
-        self, state: "SharedState", *, streaming: bool
+        self, state: "SharedState", tell: Callable[[ToldEvent], Awaitable[None]] | None
     ) -> Sequence[tuple[Delivery, Sequence[Act] | Blocked]]:
         deliveries = self._deliveries
         if not deliveries:
@@ -464,10 +486,10 @@ class _Groups(_Carrier):
         outgoing: list[Outgoing] = []
         numbers: list[int] = []
         for n, each in enumerate(deliveries):
-            parts = self._parts(n, each, state, streaming=streaming)
+            parts = self._parts(n, each, state, streaming=tell is not None)
             outgoing += parts
             numbers += [n] * len(parts)
-        receipts, states = await asyncio.to_thread(self._step, outgoing)
+        receipts, states = await self._passing_on(tell, asyncio.to_thread(self._step, outgoing))
         blocked: dict[int, Blocked] = {}
         for n, receipt in zip(numbers, receipts, strict=True):
             if receipt.fate not in STORED:
@@ -488,29 +510,64 @@ class _Groups(_Carrier):
                 found[n] = each
         return [*zip(deliveries, found, strict=True)]
 
+    async def _passing_on(self, tell: Callable[[ToldEvent], Awaitable[None]] | None, step: Coroutine[Any, Any, T]) -> T:
+        """Await a step, and meanwhile pass on the events of its executors as they happen."""
+        if tell is None:
+            return await step
+        tasks = [asyncio.create_task(self._pass_on(group, self._run.step, tell)) for group in self._run._actors]
+        try:
+            return await step
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pass_on(self, group: str, step: int, tell: Callable[[ToldEvent], Awaitable[None]]) -> None:
+        """Pass on the events of a group's executors in a step, until this task is cancelled."""
+        while True:
+            # The question stays asked after the end of the superstep, and is answered in a later one.
+            if (asked := self._asked.get(group)) is None:
+                seen = self._seen.get(group, ("", 0))
+                ask = self._run._actors[group].of_shared.options(max_task_retries=0)
+                asked = self._asked[group] = ask.remote("events_after", seen)
+            answer = None
+            with suppress(RayError):  # raised if the process has died, which then starts again, or the run fails
+                answer = await asyncio.wrap_future(asked.future())
+            del self._asked[group]
+            if answer is None:
+                await asyncio.sleep(_BEGINS_S)
+                continue
+            self._seen[group], events = answer
+            for event in events:
+                if event.step == step:
+                    await tell(event)
+
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that carry a delivery: one from each executor that has sent a part of its data."""
+        """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
+
+        The first one also has what is needed only once.
+        """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
         data, sources = told.pop("data"), delivery.sources
         if delivery.traces is not None:
             told["traces"], told["spans"] = delivery.traces, delivery.spans
+        place: dict[str, Any] = {"n": n, "life": self._life, "parts": 1}
         of: dict[str, Any] = {
-            "n": n,
-            "life": self._life,
+            **place,
             "sources": sources,
             "message": told,
             "stream": streaming,
             "shared": changed,
             "gone": gone,
-            "parts": 1,
         }
         if delivery.target not in self._known and delivery.target in self._given:
             of["snapshot"] = self._given[delivery.target]
         if len(sources) == 1 or len(sources) != len(data):
             return [_outgoing(sources[0], delivery.target, {"data": data, "of": of})]
+        of["parts"] = place["parts"] = len(sources)
         return [
-            _outgoing(source, delivery.target, {"data": each, "of": {**of, "parts": len(sources), "part": part}})
+            _outgoing(source, delivery.target, {"data": each, "of": {**(place if part else of), "part": part}})
             for part, (source, each) in enumerate(zip(sources, data, strict=True))
         ]
 

@@ -1,9 +1,13 @@
 """The executors of a workflow of agent-framework in one process: they run, and what they do is recorded."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 import msgspec
 from agent_framework import WorkflowEvent
@@ -22,6 +26,7 @@ of_json: Callable[[Any], Any] = msgspec.json.Decoder().decode
 # or the error that ended it.
 EVENT, REQUEST, MESSAGE, SET, DELETE, ERROR = "event", "request", "message", "set", "delete", "error"
 Act = tuple[str, Any]
+_WAIT_S: Final = 60.0  # the longest wait of one question for events, so that questions of drivers that died end
 
 
 class Source(NamedTuple):
@@ -42,14 +47,35 @@ class Delivery(NamedTuple):
     spans: list[str] | None = None
 
 
+class ToldEvent(NamedTuple):
+    """An event that is passed on while its step runs, as JSON.
+
+    `place` is the number of events that the executor has told before it in the step.
+    """
+
+    step: int
+    executor: str
+    place: int
+    event: Any
+
+
 class Recorder:
     """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
-    Args: `values` encodes values as JSON; `classify` says what kind of event an output is.
+    Args: `values` encodes values as JSON; `classify` says what kind of event an output is; `tell` is called with each
+    event at once, unless the executor has asked for information (None: it is never called).
     """
 
-    def __init__(self, values: Values, classify: Callable[[str], Any], *, streaming: bool) -> None:
+    def __init__(
+        self,
+        values: Values,
+        classify: Callable[[str], Any],
+        tell: Callable[[Any], None] | None,
+        *,
+        streaming: bool,
+    ) -> None:
         self.acts: list[Act] = []
+        self.tell = tell
         self._values = values
         self._classify = classify
         self._streaming = streaming
@@ -61,13 +87,19 @@ class Recorder:
 
     async def add_event(self, event: WorkflowEvent[Any]) -> None:
         """Record an event."""
-        self.acts.append((EVENT, event_told(self._values, event)))
+        told = event_told(self._values, event)
+        self.acts.append((EVENT, told))
+        if self.tell is not None:
+            self.tell(told)
 
     async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
         """Record a request for information from outside."""
         if event.type != "request_info":
             raise ValueError("Event type must be 'request_info'")
         self.acts.append((REQUEST, event_told(self._values, event)))
+        # If the process dies now, the executor asks again by another id. So the request, and the events after it, are
+        # passed on only at the end of the superstep.
+        self.tell = None
 
     def is_streaming(self) -> bool:
         """Return whether the workflow was started with stream=True."""
@@ -149,33 +181,41 @@ async def run_deliveries(
     state: RecordedState,
     values: Values,
     classify: Callable[[str], Any],
+    tell: Callable[[Any], None] | None,
     *,
     streaming: bool,
-) -> tuple[list[list[Act]], BaseException | None]:
-    """Let an executor handle its messages, one by one; return what it did at each, and the error that ended it."""
+) -> list[list[Act]]:
+    """Let an executor handle its messages, one by one, up to an error; return what it did at each.
+
+    Args: `tell` is called as by `Recorder`.
+    """
     done: list[list[Act]] = []
     for each in deliveries:
-        recorder = Recorder(values, classify, streaming=streaming)
+        recorder = Recorder(values, classify, tell, streaming=streaming)
         done.append(recorder.acts)
         try:
             await executor.execute(
                 each.message, each.sources, state, recorder, trace_contexts=each.traces, source_span_ids=each.spans
             )
             recorder.acts += state.taken(values)
+            tell = recorder.tell
         except Exception as error:  # noqa: BLE001 - of the user's handler
             recorder.acts.append((ERROR, {"type": type(error).__name__, "text": str(error)}))
-            return done, error
-    return done, None
+            break
+    return done
 
 
 class Executors:
     """The executors of a workflow in a process of a group.
 
     All executors are made anew when a new driver begins, or when the driver has restored a checkpoint.
+
+    Args: `tell` is called with the events of executors as they happen, if the workflow was started with stream=True.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, tell: Callable[[ToldEvent], None]) -> None:
         self._source = source
+        self._tell = tell
         self._life: str | None = None
         self._workflow: Any = None
         self._current: dict[str, int] = {}  # by executor: the last step that its object has run
@@ -195,8 +235,10 @@ class Executors:
         self._begun.clear()
         self._values.add_workflow(workflow)
 
-    async def run(self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int) -> bytes:
-        """Let an executor handle the messages of a step; return, as JSON, what it did, and its state for a checkpoint.
+    async def run(
+        self, name: str, told: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], step: int
+    ) -> list[bytes]:
+        """Let an executor handle the messages of a step; return what it did and its state for a checkpoint, as JSON.
 
         Args: `kept` is the executor's stored state, from its last step or from a checkpoint.
         """
@@ -214,7 +256,14 @@ class Executors:
         state._committed = {key: self._values.decode(each) for key, each in kept["shared"].items()}
         deliveries = [delivery_of(self._values, name, each) for each in told]
         classify = self._workflow._output_designation.classify
-        done, _ = await run_deliveries(executor, deliveries, state, self._values, classify, streaming=of["stream"])
+        places = count()
+
+        def tell(event: Any) -> None:
+            self._tell(ToldEvent(step, name, next(places), event))
+
+        done = await run_deliveries(
+            executor, deliveries, state, self._values, classify, tell if of["stream"] else None, streaming=of["stream"]
+        )
         after = {}
         try:
             after = await snapshot_told(self._values, executor)
@@ -222,8 +271,7 @@ class Executors:
             done[-1].append((ERROR, {"type": type(error).__name__, "text": str(error)}))
         self._current[name] = step
         self._begun.discard(name)
-        encoded: bytes = to_json({"acts": done, "snapshot": after})
-        return encoded
+        return [to_json(done), to_json(after)]
 
 
 async def snapshot_told(values: Values, executor: Any) -> Any:
@@ -276,6 +324,8 @@ def event_told(values: Values, event: WorkflowEvent[Any]) -> dict[str, Any]:
             continue
         if name in ("type", "origin", "executor_id"):
             told[name] = str.__str__(value) if type(value) is str else value.value
+        elif type(value) in UNCHANGED:
+            told[name] = value
         else:
             told[name] = values.encode(value, f"the {event.type} of executor {event.executor_id!r}: {name}")
     return told
@@ -314,6 +364,9 @@ class Shared:
         self.driver = driver
         self._source = source
         self._executors: Executors | None = None
+        self._id = uuid4().hex  # a process that was restarted has another object
+        self._told: tuple[int, list[ToldEvent]] = 0, []  # the events of the last step, and the number of those before
+        self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def __reduce__(self) -> Any:
         return Shared, (self._source, self.driver)
@@ -322,8 +375,35 @@ class Shared:
     def executors(self) -> Executors:
         """Return the executors of this process."""
         if self._executors is None:
-            self._executors = Executors(self._source)
+            self._executors = Executors(self._source, self._tell)
         return self._executors
+
+    def _tell(self, event: ToldEvent) -> None:
+        before, told = self._told
+        if told and told[-1].step != event.step:
+            before, told = self._told = before + len(told), []
+        told.append(event)
+        if self._reader is not None:
+            loop, told_more = self._reader
+            loop.call_soon_threadsafe(told_more.set)
+
+    async def events_after(self, seen: tuple[str, int]) -> tuple[tuple[str, int], list[ToldEvent]]:
+        """Wait up to a minute for events of the executors of this process; return them, and the place after them.
+
+        Executors run in another thread.
+
+        Args: `seen` is the place of the last answer, or any other place for all events of the last step.
+        """
+        number = seen[1] if seen[0] == self._id else 0
+        told_more = asyncio.Event()
+        self._reader = asyncio.get_running_loop(), told_more
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_S):
+                if self._told[0] + len(self._told[1]) <= number:
+                    await told_more.wait()
+        before, told = self._told
+        found = told[max(0, number - before) :]
+        return (self._id, max(number, before) + len(found)), found
 
 
 async def run_executor(me: Any, inbox: Any) -> None:
@@ -352,12 +432,12 @@ async def run_executor(me: Any, inbox: Any) -> None:
     step: int = me.step
     executors: Executors = me.shared.executors
 
-    async def executor_superstep() -> bytes:
+    async def executor_superstep() -> list[bytes]:
         return await executors.run(me.id, told, kept, step)
 
-    done = of_json(await me.remember(executor_superstep))
+    acts, snapshot = await me.remember(executor_superstep)
     me.state.clear()
-    me.state.update(kept, step=step, snapshot=to_json(done["snapshot"]), acts=to_json(done["acts"]))
+    me.state.update(kept, step=step, snapshot=snapshot, acts=acts)
 
 
 def is_of(payload: Any, driver: str) -> bool:
@@ -373,12 +453,11 @@ def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         parts.setdefault(each["of"]["n"], []).append(each)
     found: list[Mapping[str, Any]] = []
     for _, own in sorted(parts.items()):
-        of = own[0]["of"]
-        if len(own) < of["parts"]:
+        if len(own) < own[0]["of"]["parts"]:
             continue
-        if of["parts"] == 1:
+        if len(own) == 1:
             found += own
         else:
             ordered = sorted(own, key=lambda part: int(part["of"]["part"]))
-            found.append({"data": [part["data"] for part in ordered], "of": of})
+            found.append({"data": [part["data"] for part in ordered], "of": ordered[0]["of"]})
     return found

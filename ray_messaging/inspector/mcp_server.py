@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import wraps
 from importlib.metadata import version
+from inspect import cleandoc
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -159,7 +160,7 @@ class RunAnswers:
         self._sql = Lock()  # one query at a time, because a query may use 2 GB of memory
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
-        """List the runs: name, whether the run has ended, its experiment, steps and first start."""
+        """List the runs: name, whether the run has ended, its experiment, first start, and of what it is a fork."""
         runs = self._folders.found()
         rows = [self._listed(run, folder) for run, folder in islice(runs.items(), offset, offset + limit)]
         names = ("run", "state", "experiment", "began", "fork_of")
@@ -434,6 +435,7 @@ def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., str]:
         except (MessagingError, OSError, ImportError) as error:
             raise ToolError(_error(error)) from error
 
+    answer.__doc__ = cleandoc(tool.__doc__ or "")  # the tool's description
     return answer
 
 

@@ -117,6 +117,75 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSums:
+    """What the calls of an agent, or of a model, have used. `cost` is "" if there are no prices."""
+
+    name: str
+    calls: int
+    tokens: int
+    cost: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowAgent:
+    """The agent of a step whose calls took the longest: `seconds`, and `longer` than those of the next agent.
+
+    `hears` is how many agents it wrote to in that step, and `named` has some of them.
+    """
+
+    step: int
+    agent: str
+    seconds: float
+    longer: float
+    hears: int
+    named: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """The calls through `me.remember` of the committed steps: their sums, by step, by agent and by model.
+
+    `made` counts the calls that were made, and `saved` the answers from a store. `by_step` has the cost of the calls
+    of each step, or if there are no prices, their tokens, or else their seconds (`measure`). `agents` and `slowest` are
+    those that took the longest.
+    """
+
+    made: int
+    saved: int
+    saved_tokens: int
+    tokens: int
+    cost: str
+    measure: str
+    by_step: Series
+    agents: list[CallSums]
+    models: list[CallSums]
+    slowest: list[SlowAgent]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAtWork:
+    """An agent whose calls are under way now. `hears` is None if all agents wait for it."""
+
+    agent: str
+    step: int
+    calls: int
+    waiting: int
+    seconds: float
+    hears: int | None
+    named: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallsAtWork:
+    """The calls that are under way now: those in flight, and those that wait for a limit."""
+
+    in_flight: int
+    waiting: int
+    agents: list[CallAtWork]
+
+
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """The state of the steps.
 

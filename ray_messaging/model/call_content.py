@@ -40,6 +40,7 @@ _WRAPPERS = staticmethod, classmethod
 _CODE = FunctionType, property, cached_property, *_WRAPPERS
 # Attributes of these types are added by Python: they stand for slots, and for `__dict__`.
 _NO_ATTRIBUTE = MemberDescriptorType, GetSetDescriptorType
+_ANNOTATIONS = "__annotate__", "__annotate_func__"  # functions of Python 3.14 for annotations, which do not count
 _DIGEST_BYTES = 16
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -347,7 +348,7 @@ class _Teller:
 def _counts(name: str, part: object) -> bool:
     """Return whether an attribute of a class is part of the class's content, and not added by Python itself."""
     if isinstance(part, _CODE):
-        return True
+        return name not in _ANNOTATIONS
     return (
         not (name.startswith("__") and name.endswith("__"))
         and name != "_abc_impl"

@@ -62,14 +62,17 @@ def money_of(parts: int) -> Decimal:
 class CallMeter:
     """Counter of what one call by `me.remember` has used, in all of its tries.
 
+    `waiting` is True while the call waits until a limit allows it to begin, or to try again.
+
     Args: `price` returns the cost of a model's input, cached and output tokens (None: there are no prices). `step` is
     the step for which the call is made.
     """
 
-    __slots__ = ("_price", "step", "used")
+    __slots__ = ("_price", "step", "used", "waiting")
 
     def __init__(self, price: Callable[[str | None, int, int, int], int] | None, step: int = 0) -> None:
         self.step = step
+        self.waiting = False
         self.used: CallUsage | None = None
         self._price = price
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -64,6 +64,36 @@ class CallRecord(msgspec.Struct, array_like=True, gc=False):
     result: msgspec.Raw
     usage: CallUsage | None = None
     saved: CallUsage | None = None
+
+
+class AgentAtCalls(NamedTuple):
+    """An agent whose calls are under way: `waiting` of the `calls` wait for a limit, and the others are in flight.
+
+    The first of these calls began `seconds` ago. `hears` is how many agents wait for this agent before they begin the
+    next step (None: all agents do), and `named` has some of them.
+    """
+
+    agent: AgentId
+    step: int
+    calls: int
+    waiting: int
+    seconds: float
+    hears: int | None
+    named: tuple[AgentId, ...]
+
+
+class CallsNow(NamedTuple):
+    """The calls of a group that are under way now, and how many of them wait for a limit.
+
+    `agents` are the agents that have waited longest.
+    """
+
+    calls: int
+    waiting: int
+    agents: Sequence[AgentAtCalls] = ()
+
+
+NO_CALLS: Final = CallsNow(0, 0)
 
 
 def unbound(

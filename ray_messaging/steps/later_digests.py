@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from ray_messaging.model.batch import Batch
 from ray_messaging.steps.row_sums import sum_of_batch
 
-KEPT_BYTES: Final = 16 * 2**20  # this many bytes hold about half a million small messages
+KEPT_BYTES: Final = 64 * 2**20  # this many bytes hold about two million small messages
 _ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the number of its payload
 
 
@@ -24,13 +24,14 @@ class HashedLater(NamedTuple):
 
 
 class LaterDigests:
-    """The rows that a group has sent in this process, in its steps from step `first` on. Earlier steps get no digest.
+    """The rows that a group has sent in this process, in its last `horizon` steps. Other steps have no digest.
 
-    When the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
+    Steps before `first` have none either, because the run goes on for more than `horizon` steps after them. When the
+    rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
     """
 
-    def __init__(self, first: int) -> None:
-        self._first = first
+    def __init__(self, first: int, horizon: int) -> None:
+        self._first, self._horizon = first, horizon
         self._kept: dict[int, list[HashedLater]] = {}
         self._sums: dict[int, int] = {}
         self._nbytes = 0
@@ -44,6 +45,9 @@ class LaterDigests:
             return
         self._nbytes += sum(each.nbytes for each in rows) - sum(each.nbytes for each in self._kept.get(step, ()))
         self._kept[step], self._sums[step] = rows, known
+        past = step - self._horizon
+        self._nbytes -= sum(each.nbytes for each in self._kept.pop(past, ()))
+        self._sums.pop(past, None)
         if self._nbytes > KEPT_BYTES:
             for number in [*self._kept]:
                 self.sum_of(number)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, pairwise, repeat
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -176,17 +176,10 @@ class StepInbox:
 
     def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
         """Return the messages of each agent at `places`, in canonical order, also for agents without messages."""
-        return chain.from_iterable(self._inboxes_by_rows(places))
-
-    def _inboxes_by_rows(self, places: "NDArray[np.intp] | slice") -> Iterator[Iterator[Messages]]:
-        """Yield the results of `inboxes` in portions. The messages of a portion are near each other in the batch."""
         lows, counts = (each[places] for each in self._spans)
-        cuts = (np.flatnonzero(np.diff(lows // _AHEAD)) + 1).tolist()
-        for begin, end in pairwise([0, *cuts, len(lows)] if len(lows) else []):
-            first, rows = lows[begin:end], counts[begin:end]
-            near = _DecodedRows(self._exp_id, self._batch, int(first.min()), int((first + rows).max()))
-            found = map(_AgentMessages, repeat(near), first.tolist(), rows.tolist())
-            yield cast("Iterator[Messages]", found if rows.any() else repeat(_AgentMessages(near, 0, 0), end - begin))
+        rows = _DecodedRows(self._exp_id, self._batch)
+        found = map(_AgentMessages, repeat(rows), lows.tolist(), counts.tolist())
+        return cast("Iterator[Messages]", found)
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
@@ -194,13 +187,16 @@ class StepInbox:
 
 
 class _DecodedRows:
-    """Some rows of an inbox. They are decoded together when the first agent reads messages among these rows."""
+    """The rows of an inbox, some of which are decoded together, when an agent reads the first of these rows.
+
+    Agents that read in the order of their rows, as in most models, get objects that are decoded already.
+    """
 
     __slots__ = ("_high", "_low", "_messages", "batch", "exp_id")
 
-    def __init__(self, exp_id: str, batch: Batch | None, low: int, high: int) -> None:
+    def __init__(self, exp_id: str, batch: Batch | None) -> None:
         self.exp_id, self.batch = exp_id, batch
-        self._low, self._high = low, high
+        self._low = self._high = 0  # the rows that are decoded
         # A None in this list: an agent's messages were returned already, and their reader may have changed the objects.
         self._messages: list[Any] = []
 
@@ -209,13 +205,14 @@ class _DecodedRows:
         batch = self.batch
         if batch is None or low == high:
             return []
-        if not self._messages:
-            self._messages = decoded_messages(self.exp_id, batch, self._low, self._high)
+        if low >= self._high:
+            self._low, self._high = low, max(high, min(low + _AHEAD, batch.rows))
+            self._messages = decoded_messages(self.exp_id, batch, low, self._high)
         at = low - self._low
-        found: list[Message] = self._messages[at : high - self._low]
-        if found[0] is None:
+        if at < 0 or high > self._high or self._messages[at] is None:
             return decoded_messages(self.exp_id, batch, low, high)
-        self._messages[at] = None  # type: ignore[call-overload]  # a list of messages until now
+        found: list[Message] = self._messages[at : high - self._low]
+        self._messages[at] = None
         return found
 
 
@@ -226,7 +223,7 @@ class _AgentMessages(msgspec.Struct, eq=False, gc=False):
     It has the length and the rows, and builds a Messages for everything else.
     """
 
-    _near: _DecodedRows
+    _decoded: _DecodedRows
     _low: int
     _count: int
     _built: Messages | None = None
@@ -234,16 +231,16 @@ class _AgentMessages(msgspec.Struct, eq=False, gc=False):
     @property
     def _messages(self) -> Messages:
         if self._built is None:
-            near, high = self._near, self._low + self._count
-            slices = [] if near.batch is None or not self._count else [Slice(near.batch, self._low, high)]
-            self._built = Messages(near.exp_id, slices)
+            decoded, high = self._decoded, self._low + self._count
+            slices = [] if decoded.batch is None or not self._count else [Slice(decoded.batch, self._low, high)]
+            self._built = Messages(decoded.exp_id, slices)
         return self._built
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Message]:
-        return iter(self._near.take(self._low, self._low + self._count))
+        return iter(self._decoded.take(self._low, self._low + self._count))
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as that of Messages
         return self._messages[index]

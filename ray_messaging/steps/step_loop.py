@@ -35,6 +35,7 @@ from ray_messaging.transports.step_values import (
     Driven,
     DrivenGroup,
     Driver,
+    News,
     Opened,
     StepSettings,
     WaitFor,
@@ -51,6 +52,9 @@ logger = logging.getLogger(__name__)
 # A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
 # floats, can still represent it exactly.
 _LOOP_BITS = 12
+# How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
+# The news and the run's call of the group take about the same time.
+_TOLD_S = 0.01
 
 
 def check_until(until: object) -> int:
@@ -132,6 +136,9 @@ class StepLoop:
         # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
         self.fates: Counter[str] = Counter()
         self.unheard: dict[str, int] = {}  # for each of a few addresses, how many messages were undeliverable
+        # Whether a run's driver opens the first step of each of its calls for all groups. Then this group may begin the
+        # step although it has not asked for it.
+        self.is_told = False
         self.ahead = 0  # for how many steps after the open one calls may be made
         self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
         self._taken: DrivenGroup | None = None
@@ -175,10 +182,12 @@ class StepLoop:
             self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
             self.fates, self.unheard = Counter(before.total), before.unheard
             found: Opened | Waiting | Done | None = None
+            news = "0-0"  # the latest position in the stream of news that this loop knows
             while True:
                 if (number := self.committed + 1) >= self.until:
                     found = None
                     transport.end_steps()
+                    self._expect(box, number, news)
                     try:
                         yield None
                     finally:
@@ -198,8 +207,9 @@ class StepLoop:
                 changed = step.state != self.state
                 await box.end()
                 box = box.following(box_name(self._group, number + 1))
-                if go_on := number + 1 < self.until:
-                    box.expect(opened.news, STEP_NEWS_TIMEOUT_S)
+                news = opened.news
+                go_on = number + 1 < self.until
+                self._expect(box, number + 1, news)
                 found, counts = await sender.commit(step, changed=changed, go_on=go_on)
                 box.hand_over(sender.own)
                 if self._engine.observer is not None:
@@ -316,16 +326,47 @@ class StepLoop:
         while not isinstance(found, Opened):
             if isinstance(found, Done) or number >= self.until:
                 return None
-            if found is not None:
-                news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
-                if news.opened >= number:
-                    self._check_open()
-                    covers = tuple(await box.covers(news)) if news.boxes else ()
-                    return Opened(number, covers, news.directory, news.blocked, news.place)
+            if found is None:
+                found = await self._ask(attempt, number, box)
+                continue
+            news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
             self._check_open()
-            first, opening = found is None, self._store.open(self._group, attempt, number)
-            found = await (box.beside(opening) if first else opening)
+            if news.opened >= number:
+                return await self._opened_by(news, number, box)
+            found = await self._store.open(self._group, attempt, number)
         return found
+
+    def _expect(self, box: BoxReader, step: int, news: str) -> None:
+        """Begin to wait for news after `news` that open `step`, which is the step of `box`."""
+        if step < self.until:
+            box.expect(news, STEP_NEWS_TIMEOUT_S)
+        elif self.is_told:
+            box.expect_opening(news, step, STEP_NEWS_TIMEOUT_S)
+
+    async def _ask(self, attempt: int, number: int, box: BoxReader) -> Opened | Waiting | Done:
+        """Ask the server to open a step.
+
+        If a run's driver opens the step for this group, the news of that may come before the answer.
+        """
+        self._check_open()
+
+        async def ask(after_s: float) -> Opened | Waiting | Done:
+            await asyncio.sleep(after_s)
+            return await box.beside(self._store.open(self._group, attempt, number))
+
+        if not box.expects_opening:
+            return await ask(0)
+        asking = asyncio.create_task(ask(_TOLD_S), name="ray_messaging step question")
+        try:
+            news = await box.told_before(asking)
+            return await asking if news is None else await self._opened_by(news, number, box)
+        finally:
+            await end(asking)
+
+    async def _opened_by(self, news: News, number: int, box: BoxReader) -> Opened:
+        """Return a step that news have opened."""
+        covers = tuple(await box.covers(news)) if news.boxes else ()
+        return Opened(number, covers, news.directory, news.blocked, news.place)
 
     def _check_open(self) -> None:
         """Raise Closed if the messager was closed. Otherwise the loop would commit, and wait for other groups."""

@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections import Counter
+from struct import pack
 from threading import get_ident
 from typing import Any
 
@@ -357,9 +358,11 @@ class StepSends:
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
         if not cells:
             return
-        places = np.array(cells[2::_CELLS], np.int64)
-        ordinals, count = self._ordinals(places), len(places)
-        index = np.array(cells[::_CELLS], np.uint32) if len(lines) < count else None
+        count = len(cells) // _CELLS
+        # `pack` is twice as fast as numpy.
+        places = np.frombuffer(pack(f"={count}q", *cells[2::_CELLS]), np.int64)
+        ordinals = self._ordinals(places)
+        index = np.frombuffer(pack(f"={count}I", *cells[::_CELLS]), np.uint32) if len(lines) < count else None
         payloads = PayloadColumn.of([line if isinstance(line, bytes) else line[0] for line in lines], index)
         columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(cells[1::_CELLS]), payloads)
         listed = [*routes]

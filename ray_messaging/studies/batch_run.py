@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
 from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
-from ray_messaging.studies.ray_workers import RayWorkers, workers_for
+from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster, workers_for
 from ray_messaging.studies.run_workers import ProcessWorkers, packed
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
@@ -65,6 +66,7 @@ def batch_run(
     vary_from: int | None = None,
     before: Mapping[str, Any] | None = None,
     logs: bool = False,
+    whole_cluster: bool = False,
     workers: int | None = None,
     on_existing: str = "resume",
     progress: bool = True,
@@ -117,6 +119,9 @@ def batch_run(
         before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
         logs: Each run keeps its event log in the study's folder: `study.log` opens it, and `study.effects` names the
             first message in which two runs differ. The runs are processes of this machine. Not with `vary_from`.
+        whole_cluster: Each run is a `messaging.run`, over groups on the whole Ray cluster, and one run is carried out
+            after the other. It is for runs that need several processes or machines. `groups` is as for
+            `Messaging.run`, and the results are the same as without it. Not with `logs`, `vary_from` or `workers`.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and how much time is left.
@@ -131,6 +136,7 @@ def batch_run(
     functions, aggregates = _outcomes(outcomes)
     template = RunTemplate(
         model=model,
+        whole_cluster=whole_cluster,
         given={
             "agents": _listed(agents), "until": until, "max_steps": max_steps, "graph": _listed(graph),
             "shared": shared, "rules": rules if callable(rules) else _rules(rules), "groups": groups,
@@ -148,13 +154,12 @@ def batch_run(
     check_calls(calls)
     if calls is not None:
         store_of(calls)  # if the store cannot be used, this raises the error before a worker begins
-    if logs and shared_steps is not None:
-        raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
+    _check_together({"whole_cluster": whole_cluster, "logs": logs, "vary_from": vary_from, "workers": workers})
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
     files = StudyFolder(owner.name if owner is not None else folder or "")
     if logs:
         template = replace(template, logs=str(Path(files.folder.path, LOGS).absolute()))
-    whole = packed(template)
+    packed_template = packed(template)
     record = _record(template, design, seed, functions) | {"planned": len(design)}
     if logs:
         record["options"] |= {"logs": True}
@@ -165,7 +170,8 @@ def batch_run(
             files.erase()
         _check_same(files, record, design)
         files.note(record)
-        _carry_out(files, record, design, whole, workers, shared_steps, here=logs, progress=progress)
+        made = partial(workers_for, packed_template, here=logs, whole_cluster=whole_cluster)
+        _carry_out(files, record, design, made, workers, shared_steps, progress=progress)
     study = Study(files.where)
     study._owner = owner
     if failed := sum(run.error is not None for run in study._runs):
@@ -281,6 +287,17 @@ def _collect(collect: Any, aggregates: Sequence[Aggregate]) -> Any:  # noqa: ANN
     return [*aggregates_of(collect), *aggregates]
 
 
+def _check_together(given: Mapping[str, object]) -> None:
+    """Raise ConfigError for two arguments that exclude each other."""
+    used = [name for name, value in given.items() if value is not None and value is not False]
+    if used[:2] == ["logs", "vary_from"]:
+        raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
+    if used[:1] == ["whole_cluster"] and len(used) > 1:
+        raise ConfigError(
+            f"whole_cluster=True makes one run after the other, and has no {used[1]}=: leave one of them out"
+        )
+
+
 def _listed(value: Any) -> Any:  # noqa: ANN401 - as the user has written it
     return [*value] if isinstance(value, Iterator) else value
 
@@ -392,16 +409,15 @@ def _carry_out(
     files: StudyFolder,
     record: Mapping[str, Any],
     design: Sequence[PlannedRun],
-    template: bytes,
+    made: Callable[..., ProcessWorkers | RayWorkers | WholeCluster],
     workers: int | None,
     shared_steps: _SharedSteps | None,
     *,
-    here: bool,
     progress: bool,
 ) -> None:
     """Make the runs that have no result yet, and write all runs to the study's final files.
 
-    Args: With `here`, only processes of this machine make runs.
+    Args: `made` makes the workers.
     """
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]
@@ -410,7 +426,7 @@ def _carry_out(
         try:
             shown = StudyProgress(len(design), len(left), shown=progress)
             count = min(len(left), workers) if workers else None
-            _drive(ended, _Tasks(left, shared_steps), workers_for(template, count, here=here), shown)
+            _drive(ended, _Tasks(left, shared_steps), made(count=count), shown)
         finally:  # runs that have ended are also written after Ctrl-C
             ended.flush()
         there = files.runs(record)
@@ -471,7 +487,9 @@ class _Tasks:
             self._waiting += [ForkedRun(each, task.planned, task.step, ended.end) for each in reversed(runs)]
 
 
-def _drive(ended: "_EndedRuns", tasks: _Tasks, made: ProcessWorkers | RayWorkers, shown: "StudyProgress") -> None:
+def _drive(
+    ended: "_EndedRuns", tasks: _Tasks, made: ProcessWorkers | RayWorkers | WholeCluster, shown: "StudyProgress"
+) -> None:
     deaths = Counter[str]()
     running = 0
     with made as workers, shown:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.collect import aggregates_of
@@ -83,6 +85,7 @@ class RunTemplate:
     start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
+    whole_cluster: bool = False  # each run is over groups, Ray actors on the whole cluster
 
     def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
         """Return the functions that may take parameters by name, each with the number of its other arguments."""
@@ -143,9 +146,12 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
         raise ConfigError(
             f"{most}={given[most]!r} must be above vary_from={task.step}, because the row's own steps begin there"
         )
+    model, start = bound(template.model, 2, values), None if template.start is None else bound(template.start, 1, first)
+    if template.whole_cluster:
+        return Part(_over_groups(planned, model, calls, given | options | {"start": start})), values
     part = run_part(
-        bound(template.model, 2, values),
-        options=RunOptions(None if template.start is None else bound(template.start, 1, first), **options),
+        model,
+        options=RunOptions(start, **options),
         seed=planned.seed,
         calls=calls,
         progress=False,
@@ -156,6 +162,17 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
         **given,
     )
     return part, values
+
+
+def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments: Mapping[str, Any]) -> Result:  # noqa: ANN401 - a function
+    """Return the result of a run in an experiment of its own, by `Messaging.run`."""
+    from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - brings Ray
+
+    rules, given = arguments["rules"], {name: value for name, value in arguments.items() if name != "rules"}
+    name = f"study-{planned.key}-{token_hex(4)}"  # the same row may be in several studies on one cluster
+    steps = Steps(seed=planned.seed, digest=True)
+    with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
+        return messaging.run(model, progress=False, **given)
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

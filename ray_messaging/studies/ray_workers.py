@@ -57,6 +57,38 @@ class RayWorkers:
         return [WorkerAnswer(self._busy.pop(ref), _answer(ref)) for ref in done]
 
 
+class WholeCluster:
+    """The only worker of a study whose runs are over groups, Ray actors on all machines of the cluster.
+
+    Each run is carried out in this process, which drives the groups, one run after the other.
+    """
+
+    def __init__(self, template: bytes) -> None:
+        self._packed = template
+        self._next: Task | None = None
+
+    def __enter__(self) -> Self:
+        self._session = hold_ray()  # the runs use one Ray
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        release_ray(self._session)
+
+    @property
+    def free(self) -> bool:
+        """Return whether a run can be started."""
+        return self._next is None
+
+    def start(self, planned: Task) -> None:
+        """Keep a run, which `wait` carries out."""
+        self._next = planned
+
+    def wait(self, timeout: float) -> list[WorkerAnswer]:  # noqa: ARG002 - a run is not interrupted
+        """Carry out the run that was started."""
+        planned, self._next = self._next, None
+        return [] if planned is None else [WorkerAnswer(planned, run_packed(self._packed, planned))]
+
+
 @cache
 def _server_of_process() -> LocalServer:
     """Return the server of a worker's process. Its runs use it one after the other, and it ends with the process."""
@@ -77,14 +109,18 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
     return ended
 
 
-def workers_for(template: bytes, count: int | None, *, here: bool = False) -> ProcessWorkers | RayWorkers:
-    """Return workers for runs: Ray tasks, or processes of this machine.
+def workers_for(
+    template: bytes, count: int | None, *, here: bool = False, whole_cluster: bool = False
+) -> "ProcessWorkers | RayWorkers | WholeCluster":
+    """Return workers for runs: Ray tasks, or processes of this machine. With `whole_cluster`, there is only one worker.
 
     They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
 
     Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
     of this machine.
     """
+    if whole_cluster:
+        return WholeCluster(template)
     if not here and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
         return RayWorkers(template, count)
     return ProcessWorkers(template, count or usable_cores())

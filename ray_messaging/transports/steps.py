@@ -28,6 +28,7 @@ The protocol:
 12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has no effect.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ import msgspec
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
+from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE
 from ray_messaging.transports.large_frames import add_writes
@@ -73,6 +75,7 @@ from ray_messaging.transports.transport_values import FrameFate, FrameWrite, Sen
 
 _RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
 _REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
+_TOLD = 2000  # about the most entries in the stream of news about agents that run ahead
 _UNWRITTEN = 4  # the reply of script commit_step if it has written nothing
 
 
@@ -87,7 +90,15 @@ class RedisSteps:
         self._keys = keys
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
+        self._told = BlockingReads(link)
+        self.openings = StepNewsReader(link, keys.openings)  # of the news, those of `go_on`
         self.bodies = bodies
+
+    def close_readers(self) -> None:
+        """Close the connections of the readers. The next read opens a new one."""
+        self.news.close()
+        self.openings.close()
+        self._told.close()
 
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set up the experiment's steps, unless they are set up already; return the settings that the steps have."""
@@ -239,6 +250,23 @@ class RedisSteps:
         reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
         return _opening(reply, group, attempt, step)
 
+    async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
+        """Open the step after the last sealed one for groups whose drivers wait until they are told to go on.
+
+        Then wait up to `block_s` seconds until all groups have closed the steps before `until`. Return the last sealed
+        step. A driver may also open the step itself, before this call or after it. Without `groups` no step is opened.
+        """
+        deadline = asyncio.get_running_loop().time() + block_s
+        found = await self._link.script("open_for_groups", [self._steps], [self._keys.prefix, step, *groups])
+        if not found:
+            raise without_steps(self._keys.exp_id)
+        sealed, news = found[0], found[1].decode()
+        while sealed < until - 1 and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            read, replies = ("HGET", self._steps, "sealed"), list[Any]()
+            news = (await self.news.wait(news, left, [read], replies)).place
+            sealed = int(replies[0] if replies else await self._link.command(*read))
+        return int(sealed)
+
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes, atomically, as a transport's `send` does. A write has a box's name as its mailbox.
 
@@ -323,16 +351,28 @@ class RedisSteps:
             found |= {name.removeprefix(prefix).decode(): value for name, value in pairs if value is not None}
         return found
 
-    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
+    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0, unasked: bool = False) -> News:
         """Wait up to `block_s` seconds for news of a step after stream id `news`; return the latest news.
 
         Args: `box` is the name of a box whose beginning is read together with the news, as `open_box` does ("": none).
+        With `unasked`, wait only for news by which `go_on` opens a step.
         """
+        reader = self.openings if unasked else self.news
         if not box:
-            return await self.news.wait(news, block_s)
+            return await reader.wait(news, block_s)
         replies: list[Any] = []
-        found = await self.news.wait(news, block_s, self._start_of(box, count), replies)
+        found = await reader.wait(news, block_s, self._start_of(box, count), replies)
         return found._replace(start=await self._begun(box, replies)) if replies else found
+
+    async def tell_ahead(self, news: Sequence[bytes]) -> None:
+        """Tell all groups of agents that run ahead. If the answer of the server is lost, they may be told twice."""
+        trim = "MAXLEN", "~", _TOLD
+        await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
+
+    async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
+        """Wait up to `block_s` seconds for news of agents that run ahead after a place; return each with its place."""
+        found = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
+        return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 

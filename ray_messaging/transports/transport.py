@@ -164,7 +164,7 @@ class RedisTransport:
         await self.unsubscribe()
         self._reading.close()
         self.log.close()
-        self.steps.news.close()
+        self.steps.close_readers()
         if self.bodies is not None:
             await self.bodies.close()
         await self.link.close()

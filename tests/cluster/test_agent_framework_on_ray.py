@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("agent_framework", reason="agent-framework is not here: pip install --group agent-framework")
 import ray
-from agent_framework import Executor, WorkflowBuilder, WorkflowContext, handler
+from agent_framework import Executor, WorkflowBuilder, WorkflowContext, WorkflowEvent, handler
 from support import agent_workflows
 from support.agent_workflows import SAMPLES, own, shown
 from support.cluster import die_once
@@ -95,6 +95,56 @@ def test_a_process_is_killed_in_each_superstep_and_no_executor_that_has_ended_ru
     assert len([*(tmp_path / "ours").glob("* was killed")]) == 5
     assert set(zip(sent.from_id, sent.to_id, strict=True)) >= {("join-", "work0-1"), ("work1-2", "join1")}
     assert not sent.duplicated(["from_id", "to_id", "step"]).any()
+
+
+class Speaks(Executor):
+    """An executor that says words. After each it waits until the word was heard outside; once it kills its process."""
+
+    def __init__(self, name, folder):
+        super().__init__(name)
+        self.folder = folder
+
+    @handler
+    async def speak(self, text: str, ctx: WorkflowContext[str, str]) -> None:
+        for word in text.split():
+            await ctx.add_event(WorkflowEvent("data", executor_id=self.id, data=f"{self.id} {word}"))
+            while not (self.folder / f"{self.id} {word}").exists():  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(0.02)
+            if word == "two":
+                die_once(self.folder / f"{self.id} was killed")
+        await ctx.send_message(text)
+
+    @handler
+    async def end(self, texts: list[str], ctx: WorkflowContext[None, str]) -> None:
+        await ctx.yield_output(" ".join(texts))
+
+
+def test_events_come_as_they_happen_and_none_comes_again_when_a_process_dies(exp_id, tmp_path):
+    def make():
+        first, left, right, last = (Speaks(name, tmp_path) for name in ("first", "left", "right", "last"))
+        built = WorkflowBuilder(start_executor=first).add_fan_out_edges(first, [left, right])
+        return built.add_fan_in_edges([left, right], last).build()
+
+    async def listen(run):
+        shown = []
+        async for event in run("one two three", stream=True):
+            if event.type == "data":
+                (tmp_path / event.data).touch()
+            shown.append((event.type, event.executor_id, event.data if event.type in ("data", "output") else None))
+        return shown
+
+    with Messaging.start(exp_id, steps=Steps()) as messaging, RayWorkflowRunner(messaging, groups=2) as runner:
+        found = asyncio.run(listen(runner.attach(make).run))
+    assert len([*tmp_path.glob("* was killed")]) == 3
+    expected = asyncio.run(listen(make().run))
+
+    def of(executor, shown):
+        return [each for each in shown if each[1] == executor]
+
+    for executor in (None, "first", "left", "right", "last"):  # left and right run at once
+        assert of(executor, found) == of(executor, expected)
+    assert found[:7] == expected[:7]
+    assert found[-6:] == expected[-6:]
 
 
 def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypatch):

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import ray
 from support.studies import work_here
 
 from ray_messaging import Mean, Study, batch_run
+from ray_messaging.interception.rules import BlackList
 
 
 @pytest.mark.long
@@ -41,6 +43,32 @@ def test_a_study_on_ray_has_the_files_of_one_in_this_process(ray_cluster, tmp_pa
     sweep(tmp_path / "here")
     for name in ("runs.parquet", "series.parquet"):
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
+@pytest.mark.long
+def test_runs_over_the_whole_cluster_are_those_of_one_process(ray_cluster, tmp_path, monkeypatch):
+    def person(me, inbox, *, chance):
+        if me.id == 0 and me.step == 2 and chance == 0.9:
+            raise ValueError("too much")
+        me.state["heard"] += len(inbox)
+        for friend in me.neighbours:
+            if me.rng.random() < chance:
+                me.send(friend, {"text": "heard?"})
+
+    def sweep(folder, **layout):
+        return batch_run(
+            person, {"chance": [0.4, 0.9], "ban": [2]}, agents=6, until=3, start=lambda me: {"heard": 0},
+            graph=[(agent, (agent + step) % 6) for agent in range(6) for step in (1, 2)], outcomes=Mean("heard"),
+            rules=lambda ban: [BlackList([(ban, ban + 1)])], progress=False, folder=folder, **layout,
+        )  # fmt: skip
+
+    whole = sweep(tmp_path / "cluster", whole_cluster=True, groups=2).to_pandas()
+    work_here(monkeypatch)
+    here = sweep(tmp_path / "here").to_pandas()
+    assert here["error"].isna().tolist() == [True, False]
+    for table in (whole, here):
+        table["error"] = table["error"].str.replace(r"of group '\w+'", "of the group", regex=True)
+    pd.testing.assert_frame_equal(whole.drop(columns="seconds"), here.drop(columns="seconds"))
 
 
 SWEEP = """

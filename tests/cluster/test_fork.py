@@ -1,6 +1,7 @@
 """Forks: runs that begin in the middle of another run, on Ray."""
 
 import inspect
+import json
 import os
 import shutil
 import signal
@@ -8,14 +9,16 @@ import threading
 import time
 from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import ray
 from typer.testing import CliRunner
+from unit.formats import write as of_format_1
 
-from ray_messaging import EventLog, Messaging, Steps, compare, rules
+from ray_messaging import Calls, EventLog, Messaging, Steps, compare, rules
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.connection import find_actor
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, NotRepeatable, StepFailed
@@ -393,3 +396,17 @@ def test_a_run_that_sent_nothing_has_forks_too(by_value, tmp_path):
     with Messaging.fork(folder, "silent-too", log_dir=tmp_path / "silent-too") as messaging:
         assert messaging.steps.now == 4
         assert ran(messaging, 6, model=counting).states[0] == {"steps": 6}
+
+
+def test_a_run_of_format_1_is_forked_and_without_a_change_the_fork_is_equal(ray_cluster, tmp_path):
+    """All versions 1.x fork what version 1.0 has written: its checkpoint, its answers of calls, and its log."""
+    written = Path(of_format_1.__file__).parent / "format-1"
+    folder, into = shutil.copytree(written / "run", tmp_path / "run"), tmp_path / "fork"
+    given = {"rules": [rules.BlackList([(3, 4)])], "calls": Calls()}
+    ray.cloudpickle.register_pickle_by_value(of_format_1)  # workers cannot import it
+    with Messaging.fork(folder, "fork-of-format-1", at_step=2, log_dir=into, **given) as messaging:
+        result = messaging.run(of_format_1.person, agents=10, groups=1, until=3, progress=False)
+    digests = json.loads((written / "digests.json").read_text())
+    assert result.digests == {int(step): digest for step, digest in digests.items()}
+    assert result.states == {agent: {"heard": 2 if agent in {0, 4} else 4, "length": 5} for agent in range(10)}
+    assert EventLog.open(into).diff(EventLog.open(folder)) is None

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from support.cluster import die_once
+from support.cluster import die_once, kill
 from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
 from ray_messaging import Count, EventLog, Mean, Messaging, Steps, run
@@ -132,6 +132,17 @@ def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start_
     with messaging.start_run(watched, agents=AGENTS, groups=2) as later:
         assert later.step == STEPS
         assert words(later.states()) == sequential()[0]
+
+
+@pytest.mark.long
+def test_a_standing_run_goes_on_after_the_death_of_the_interceptor(start_steps):
+    messaging = start_steps()
+    with messaging.start_run(counted, agents=AGENTS, groups=2) as standing:
+        assert standing.advance(2) == 2
+        kill(messaging.interceptor)  # it tells the groups of each step that a run goes on with
+        assert standing.advance() == 3
+        assert standing.advance(STEPS - 3) == STEPS
+        assert words(standing.states()) == sequential()[0]
 
 
 @pytest.mark.long

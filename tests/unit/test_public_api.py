@@ -82,8 +82,7 @@ def table(head):
 
 def test_every_name_of_the_page_of_the_api_can_be_imported():
     named = [name for cell, *_ in table("name") for name in re.findall(r"`([\w.]+)`", cell)]
-    errors_named = [name for _, cell in table("errors of") for name in re.findall(r"`(\w+)`", cell)]
-    named += [f"errors.{name}" for name in errors_named if name != "from_id"]
+    named += [f"errors.{name}" for _, cell, _ in table("about") for name in re.findall(r"`(\w+)`", cell)]
     named += re.findall(r"help\(ray_messaging\.([\w.]+)\)", API)
     assert {"GroupAnswers", "Agent", "Step", "errors.TraceError"} < {*named}
     for name in named:

@@ -216,6 +216,7 @@ class InterceptorActor:
     step_progress = of_host(lambda host: host.step_progress)
     step_stragglers = of_host(lambda host: host.late_groups)
     wait_steps = of_host(lambda host: host.steps.wait)
+    go_on = of_host(lambda host: host.steps.go_on)
     declare_senders = of_host(lambda host: host.steps.declare)
     pause_steps = of_host(lambda host: host.steps.pause)
     resume_steps = of_host(lambda host: host.steps.resume)
@@ -225,6 +226,8 @@ class InterceptorActor:
     step_collected = of_host(lambda host: host.steps.collected)
     take_calls = of_host(lambda host: host.call_limits.take)
     note_calls = of_host(lambda host: host.call_limits.note)
+    tell_calls = of_host(lambda host: host.tell_calls)
+    calls_now = of_host(lambda host: host.calls_now)
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 

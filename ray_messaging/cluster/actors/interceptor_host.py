@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -22,6 +23,7 @@ from ray_messaging.cluster.seat_desk import SeatDesk
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import Calls, ServerConfig, Steps
+from ray_messaging.default_limits_and_leases import CALLS_TOLD_S
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.interceptor.lane_server import LaneServer
@@ -31,6 +33,7 @@ from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.calls import CallsNow
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
@@ -61,6 +64,8 @@ class InterceptorHost:
         self.experiment = spec.experiment(redis)
         self._audiences = AudienceCache(AudienceFiles(self.experiment, actor))
         self.call_limits = CallLimits(spec.calls or Calls())
+        # By group: the calls through `me.remember` that are under way, and the time at which the group has said so.
+        self._calls_now: dict[str, tuple[CallsNow, float]] = {}
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         reset = spec.on_existing == "reset"
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
@@ -335,6 +340,15 @@ class InterceptorHost:
     def late_groups(self) -> list[Straggler]:
         """Return the groups for which a step was waiting at the last check."""
         return [] if self._stragglers is None else self._stragglers.late
+
+    def tell_calls(self, group: str, now: CallsNow) -> None:
+        """Note the calls through `me.remember` of a group that are under way."""
+        self._calls_now[group] = now, time.monotonic()
+
+    def calls_now(self) -> dict[str, CallsNow]:
+        """Return the calls that are under way, by group, of the groups that have said so in the last seconds."""
+        since = time.monotonic() - 5 * CALLS_TOLD_S
+        return {group: now for group, (now, told_at) in self._calls_now.items() if told_at >= since}
 
     def loops(self) -> list[TaskHealth]:
         """Return the health of the lane server, and of the supervisor of steps."""

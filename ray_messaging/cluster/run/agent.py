@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import get_ident
+from time import perf_counter
 from traceback import StackSummary, TracebackException
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from orjson import dumps
 
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
+from ray_messaging.cluster.run.ahead_news import Told
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
 from ray_messaging.cluster.run.look_ahead import Ahead, LookAhead
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
-from ray_messaging.cluster.run.run_plan import Rows
+from ray_messaging.cluster.run.run_plan import Reached, Rows
 from ray_messaging.cluster.run.seated import AskSeat, SeatedModel, TellSeat
 from ray_messaging.cluster.run.step_calls import NO_LIMITS, Flights, RememberedCalls, StepCalls
 from ray_messaging.common.awaitables import RAISED, is_async
@@ -28,7 +30,7 @@ from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingE
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.calls import UNUSED, CallRecord, encode_calls
+from ray_messaging.model.calls import UNUSED, AgentAtCalls, CallRecord, CallsNow, encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
@@ -56,6 +58,7 @@ _STATE = "me.state"  # the name, in errors, of a value that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # `^[^/<]` matches compiled modules, such as numpy's
 _NO_ROW: tuple[Mapping[str, Any], Sequence[AgentId]] = ReadOnlyDict(), ()
+_LISTED, _NAMED = 50, 5  # `calls_now` returns so many agents, and for each of them the names of so many others
 START = -1  # the number of the step for the random numbers of the `start` function
 
 
@@ -260,8 +263,8 @@ class AgentLoop:
     With `only_active`, the function runs for an agent only if the agent has received a message, a rule has blocked what
     it sent, its state was set from outside, it asked to stay active, or the function has never run for it.
 
-    Args: `reached` has the agents of the group that agents of other groups may reach (None: there is no graph, so that
-    no agent runs ahead).
+    Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
+    that no agent runs ahead).
     """
 
     def __init__(
@@ -278,7 +281,7 @@ class AgentLoop:
         thread: ModelThread | None = None,
         collector: Collector | None = None,
         only_active: bool = False,
-        reached: AgentSet | None = None,
+        reached: Reached | None = None,
     ) -> None:
         self.step: Step | None = None
         self.open_step: Step | None = None  # the step, while the model's function may send
@@ -374,7 +377,7 @@ class AgentLoop:
             self.open_step, self.send, self.sends = None, self._refuse, None
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
-        if look is not None and look.is_busy:
+        if look is not None and (look.is_busy or look.listens):
             self._model_thread.go_on()
         if agents or not self._forms:
             step.state = self._encoded(agents)
@@ -416,6 +419,17 @@ class AgentLoop:
         calls.begin = partial(look.begin, step, self._agents, called, ahead, early, anew=anew)
         calls.stop = look.stop
 
+    def hear(self, told: Told) -> None:
+        """Take what another group tells about its agents that run ahead."""
+        if (look := self._look_ahead) is not None:
+            look.news.append(told)
+            self._model_thread.soon(look.take_news)
+
+    def end_after(self, last: int) -> None:
+        """Let no agent run ahead in steps after `last`."""
+        if self._look_ahead is not None:
+            self._model_thread.soon(partial(self._look_ahead.end_after, last))
+
     def _unused(self, look: LookAhead) -> list[CallRecord]:
         """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
@@ -428,6 +442,28 @@ class AgentLoop:
     def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
         """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""
         self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
+
+    def calls_now(self) -> CallsNow:
+        """Return the calls through `me.remember` that are under way, also those of steps that run ahead.
+
+        Other threads may call this.
+        """
+        found = [] if self.calls is None else self.calls.calls_now()
+        found += [call for flights in self._flights.copy().values() for call in flights.early()]
+        now = perf_counter()
+        by_agent: dict[tuple[AgentId, int], list[Any]] = {}
+        for call in found:
+            if call.meter is not None:
+                by_agent.setdefault((call.agent.id, call.meter.step), []).append(call)
+        agents = []
+        for (agent, step), calls in by_agent.items():
+            waiting, began = sum(call.meter.waiting for call in calls), min(call.began for call in calls)
+            # Without a look-ahead, the next step begins only when this agent has ended, too.
+            hearers = calls[0].agent.neighbours if self._flights else None
+            hears, named = (None, ()) if hearers is None else (len(hearers), (*hearers[:_NAMED],))
+            agents.append(AgentAtCalls(agent, step, len(calls), waiting, now - began, hears, named))
+        longest = sorted(agents, key=lambda each: -each.seconds)[:_LISTED]
+        return CallsNow(sum(each.calls for each in agents), sum(each.waiting for each in agents), longest)
 
     def _change_states(self) -> None:
         """Apply the changes of states that came from outside. The agents become active."""

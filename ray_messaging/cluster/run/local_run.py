@@ -49,6 +49,7 @@ from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_supervisor import StepSupervisor
+from ray_messaging.transports.local_steps import LocalSteps
 from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, SUPERVISOR, StepSettings
 
 if TYPE_CHECKING:
@@ -341,6 +342,10 @@ async def _run(
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(NO_AGENTS if plan.name in moved else plan.agents, SUBTOPICS)
+        # Nobody else reads the steps of a group that is alone, so they need no server.
+        alone = len(plans) == 1 and log is None and reviewer is None and former is None and not keep
+        directory = messagers[0].engine.directory
+        transport.steps = store = LocalSteps(store, plans[0].name, settings, directory) if alone else store
         shown = set[str]()
         # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
@@ -482,7 +487,7 @@ async def _run_until(
 def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
     # A budget of calls, or a condition, may end the run early, so the last steps are not known yet.
     first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
-    return [LaterDigests(first) for _ in range(groups)]
+    return [LaterDigests(first, settings.horizon) for _ in range(groups)]
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:

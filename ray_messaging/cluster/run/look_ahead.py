@@ -5,15 +5,17 @@ on a copy of its state, with the messages that these agents have sent ahead. Not
 the step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
 change no result. If it is wrong, such as because of a message from outside, a call was made in vain.
 
-Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself. Agents to
-which agents of other groups may send wait for the step itself, too.
+Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself.
+
+Groups tell each other which agents have ended steps ahead, and what these have sent. If such news are lost, agents wait
+for the step itself, too.
 """
 
 import asyncio
 import inspect
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import chain
@@ -23,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_subtopic
+from ray_messaging.cluster.run.ahead_news import Told, ToldMessage, ToldStep
 from ray_messaging.cluster.run.model_thread import Holder, Turns
 from ray_messaging.cluster.run.step_calls import CALLS_END_S, RememberedCalls
 from ray_messaging.common.awaitables import RAISED
 from ray_messaging.errors import ConfigError, NoQuestion
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.model.exact import decode_exactly, encode_exactly
@@ -43,6 +45,7 @@ from ray_messaging.steps.step_routes import question_id
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent, AgentLoop, Model
+    from ray_messaging.cluster.run.run_plan import Reached
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +56,14 @@ _END_S: Final = 1.0  # calls that were cancelled get this time to end
 class Ahead(NamedTuple):
     """What the open step allows the look-ahead: which steps it may run, and where the results of calls are stored.
 
-    `memories` has, by step, the store of results, for the open step and the later steps that may run ahead.
+    `memories` has, by step, the store of results, for the open step and the later steps that may run ahead. `tell` is
+    `AheadNews.tell`, which tells the other groups about agents that run ahead (None: there are no other groups).
     """
 
     memories: dict[int, CallMemory]
     payload_bytes: int
     horizon: int
+    tell: Callable[..., None] | None = None
 
     @property
     def last(self) -> int:
@@ -70,12 +75,28 @@ class _Sent(NamedTuple):
     """A message that an agent has sent ahead. The order of such tuples is the canonical order in one inbox."""
 
     step: int
-    place: int  # the sender's place
+    sender: tuple[int, int, str]  # the key by which ids are sorted, see `_rank`
     ordinal: int
     line: bytes
     topic: str
     asks: bool
     answers: str | None
+
+
+def _rank(agent: AgentId) -> tuple[int, int, str]:
+    """Return the sort key of an id in the canonical order: ints come before strs."""
+    return (1, 0, agent) if isinstance(agent, str) else (0, agent, "")
+
+
+class _ToldSent(NamedTuple):
+    """What an agent of another group has sent ahead in a step.
+
+    The look-ahead of the agent's `group` had begun anew `begun` times when the group told it last.
+    """
+
+    group: str
+    begun: int
+    sent: Sequence[ToldMessage]
 
 
 class _Circle(NamedTuple):
@@ -171,7 +192,7 @@ class _StepAhead:
         deliver = self.number + 1 if deliver_at is None else int(deliver_at)
         if not self.number < deliver <= self.number + self._ahead.horizon:
             raise ConfigError(f"deliver_at={deliver_at!r} cannot be reached from step {self.number}")
-        sent = _Sent(self.number, place, len(mine), line, topic, asks, answers)
+        sent = _Sent(self.number, _rank(from_id), len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
         return sent
 
@@ -179,11 +200,14 @@ class _StepAhead:
 class LookAhead:
     """The agents of a group that run ahead. All methods except `prepare` are called in the model's event loop.
 
-    Args: `reached` has the agents of the group to which, according to the graph, agents of other groups may send.
+    Agents of other groups that are known here have places after those of the group's agents.
+
+    Args: `reached` says to which agents of the group, according to the graph, agents of other groups may send. `news`
+    gets what other groups tell; `take_news` takes it.
     """
 
     def __init__(
-        self, society: "AgentLoop", model: "Model", holder: Holder, concurrency: int, reached: AgentSet
+        self, society: "AgentLoop", model: "Model", holder: Holder, concurrency: int, reached: "Reached"
     ) -> None:
         self.society = society
         self.places: AgentPlaces = NO_PLACES
@@ -192,7 +216,14 @@ class LookAhead:
         self._holder = holder
         self._most = concurrency
         self._reached = reached
+        self.news: deque[Told] = deque()
+        # What other groups have told, by step and agent.
+        self._told: defaultdict[int, dict[AgentId, _ToldSent]] = defaultdict(dict)
+        self._begun = Counter[str]()  # by group, how often its look-ahead has begun anew
+        self._to_tell: list[ToldStep] = []
+        self._number = -1  # the open step
         self._learned: set[tuple[AgentId, AgentId]] = set()  # edges that the graph does not have
+        self._answering: set[AgentId] = set()  # agents whom agents of other groups have asked
         self._calls_of: Callable[[CallMemory], RememberedCalls] = _nothing
         self._ahead = Ahead({}, 0, 0)
         self._misses = 0
@@ -207,8 +238,11 @@ class LookAhead:
 
     def _forget(self) -> None:
         self.places = NO_PLACES
+        self._far: dict[AgentId, int] = {}  # the places of agents of other groups
+        self._far_ids: list[AgentId] = []  # these agents, in the order of their places
+        self._tells: set[int] = set()  # the places of agents for which agents of other groups may wait
         self._steps: dict[int, _StepAhead] = {}
-        self._next: list[int] = []  # by the agent's place, the first step that it has not ended
+        self._next: list[int] = []  # by the agent's place, the first step of which it is not known that it has ended it
         self._running: dict[int, int] = {}  # by the agent's place, the step in which it runs
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
@@ -244,10 +278,11 @@ class LookAhead:
         Args: `called` has the places of the agents for which the model is called; `calls_of` makes the remembered calls
         of a step. With `anew`, the step runs again, or the step before it ran in another process.
         """
-        number = step.number
+        number = self._number = step.number
         self._calls_of = calls_of
         self._ahead = ahead
         changed = anew or step.places.agents != self.places.agents
+        self.take_news()
         if changed or ahead.last <= number or self._wrong or self._differs(step):
             self.stop()
         self._pause(number)
@@ -258,9 +293,13 @@ class LookAhead:
         self._agents, self._exp_id = agents, step.messages.exp_id
         for old in [each for each in self._steps if each < number]:
             self._retire(self._steps.pop(old))
+        self._next[len(self.places) :] = [max(each, number) for each in self._next[len(self.places) :]]
+        kept: dict[int, Any]
         for kept in (self._ended, self._inboxes, self._counts, self._held):
             for old in [each for each in kept if each < number]:
                 del kept[old]
+        if all(self._waits):
+            return
         self._seed(step, number, agents, called)
         for held in [each for each in self._held if each <= ahead.last]:
             for place in self._held.pop(held):
@@ -269,22 +308,15 @@ class LookAhead:
 
     def _start(self, step: Step, number: int) -> None:
         self.places, self.seed = step.places, step.seed
-        count, rows = len(step.places), self.society.rows
-        self._waits = [agent in self._reached for agent in step.places]
-        senders = [{place} for place in range(count)]
-        pairs = ((agent, other) for agent, (_, others) in rows.items() for other in others)
-        for sender, hearer in chain(pairs, self._learned):
-            place, to = step.places.place(sender), step.places.place(hearer)
-            if to >= 0 and place < 0:
-                self._waits[to] = True
-            elif to >= 0:
-                senders[to].add(place)
+        senders = self._senders_by_graph()
+        self._tells.update(place for agent in self._answering if (place := step.places.place(agent)) >= 0)
         # Agents that hear exactly the same agents wait for them together, as one circle.
         together: dict[frozenset[int], list[int]] = {}
         for place, of_place in enumerate(senders):
             together.setdefault(frozenset(of_place), []).append(place)
+        count = len(step.places)
         self._circles = [_Circle(len(found), hearers) for found, hearers in together.items()]
-        self._circles_of = [[] for _ in range(count)]
+        self._circles_of = [[] for _ in range(count + len(self._far))]
         for circle, found in enumerate(together):
             for place in found:
                 self._circles_of[place].append(circle)
@@ -292,15 +324,53 @@ class LookAhead:
         for found, hearers in together.items():
             for place in hearers:
                 self._senders[place] = found
-        self._next = [number] * count
+        self._waits = [len(found) == self._reached.everybody for found in self._senders]
+        self._next = [number] * (count + len(self._far))
         self._states, self._stopped, self._active = [{}] * count, [False] * count, [True] * count
+        if self._ahead.tell is not None:
+            self._ahead.tell([], anew=True)
+        for told in sorted(self._told):
+            # What a group has not told again since it began anew may be wrong.
+            known = {agent: each for agent, each in self._told[told].items() if each.begun == self._begun[each.group]}
+            self._told[told] = known
+            for agent, each in known.items():
+                self._hear(agent, told, each.sent)
+
+    def _senders_by_graph(self) -> list[set[int]]:
+        """Return, by the agent's place, the places of all agents that may send to it, and its own place."""
+        place_of = self.places.place
+        senders = [{place} for place in range(len(self.places))]
+        pairs = ((agent, other) for agent, (_, others) in self.society.rows.items() for other in others)
+        far = ((agent, other) for other, agents in self._reached.senders.items() for agent in agents)
+        for sender, hearer in chain(pairs, far, self._learned):
+            place, to = place_of(sender), place_of(hearer)
+            if to >= 0:
+                senders[to].add(place if place >= 0 else self._far_place(sender))
+            elif place >= 0:
+                self._tells.add(place)
+        return senders
+
+    def _far_place(self, agent: AgentId) -> int:
+        """Return the place of an agent of another group."""
+        found = self._far.get(agent)
+        if found is None:
+            found = self._far[agent] = len(self.places) + len(self._far)
+            self._far_ids.append(agent)
+            if self._next:
+                self._next.append(self._number)
+                self._circles_of.append([])
+        return found
+
+    def _id(self, place: int) -> AgentId:
+        count = len(self.places)
+        return self.places[place] if place < count else self._far_ids[place - count]
 
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
         """Let agents that have not run ahead as far as the open step begin it, with its states and inboxes."""
         counts = step.heard_counts
         seeds = [
             place
-            for place, following in enumerate(self._next)
+            for place, following in enumerate(self._next[: len(self.places)])
             if following <= number and self._running.get(place) != number
         ]
         if not seeds:
@@ -357,6 +427,8 @@ class LookAhead:
             self._retire(each)
         for place in [*self._tasks]:
             self._cancel(place)
+        if self.places is not NO_PLACES and self._ahead.tell is not None:
+            self._ahead.tell([], anew=True)
         self._forget()
         self._wrong = False
         return {task for calls in self._old for task in calls.under_way}
@@ -379,6 +451,18 @@ class LookAhead:
         if left:
             await asyncio.wait(left, timeout=_END_S)
 
+    def end_after(self, last: int) -> None:
+        """Let no agent run in steps after `last`, until a later step begins that allows it again."""
+        memories = self._ahead.memories
+        self._ahead = self._ahead._replace(memories={step: memories[step] for step in memories if step <= last})
+        for place in [place for place, number in self._running.items() if number > last]:
+            self._cancel(place)
+
+    @property
+    def listens(self) -> bool:
+        """Return whether agents of the group wait for agents of other groups."""
+        return bool(self._far)
+
     @property
     def is_busy(self) -> bool:
         """Return whether agents run, or calls are under way."""
@@ -399,6 +483,9 @@ class LookAhead:
         """Let agents begin that are ready, the earliest step first."""
         while self._ready and len(self._tasks) < self._most:
             number, place = heappop(self._ready)
+            if number > self._ahead.last:
+                self._held[number].append(place)
+                continue
             if self._next[place] != number or place in self._running:
                 continue
             inbox = self._real.pop(place, None)
@@ -451,15 +538,9 @@ class LookAhead:
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
         """Note that an agent has ended a step, and what it has sent."""
         self._next[place] = following = number + 1
-        for to_id, deliver, message in sent:
-            to = -1 if to_id is None else self.places.place(to_id)
-            if to < 0:
-                continue
-            if message.asks:
-                self._learn(to, place)  # the recipient will send an answer
-            if self._next[to] > deliver or self._running.get(to) == deliver:
-                self._learn(place, to)  # the recipient did not wait for the message
-            self._inboxes[deliver][to].append(message)
+        far = self._deliver(place, sent)
+        if self._ahead.tell is not None and (far or place in self._tells):
+            self._tell(ToldStep(self.places[place], number, far))
         ended = self._ended[following]
         for number_of in self._circles_of[place]:
             ended[number_of] += 1
@@ -474,13 +555,71 @@ class LookAhead:
                 else:
                     self._held[following].append(to)
 
+    def _deliver(self, place: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> list[ToldMessage]:
+        """Put messages into inboxes; return those of an agent of this group to agents of other groups."""
+        count, far = len(self.places), list[ToldMessage]()
+        for to_id, deliver, message in sent:
+            to = -1 if to_id is None else self.places.place(to_id)
+            if to >= 0:
+                if self._next[to] > deliver or self._running.get(to) == deliver:
+                    self._learn(place, to)  # the recipient did not wait for the message
+                self._inboxes[deliver][to].append(message)
+            elif to_id is not None and place < count:
+                far.append(ToldMessage(to_id, deliver, *message[2:]))
+                to = self._far_place(to_id) if message.asks else to
+            if message.asks and to >= 0:  # the recipient will send an answer
+                self._learn(to, place)
+        return far
+
+    # -- of other groups ------------------------------------------------------------------------------------------
+
+    def _tell(self, step: ToldStep) -> None:
+        if not self._to_tell:
+            asyncio.get_running_loop().call_soon(self._tell_all)
+        self._to_tell.append(step)
+
+    def _tell_all(self) -> None:
+        steps, self._to_tell = self._to_tell, []
+        if steps and self._ahead.tell is not None:
+            self._ahead.tell(steps)
+
+    def take_news(self) -> None:
+        """Take what other groups have told."""
+        for old in [each for each in self._told if each < self._number]:
+            del self._told[old]
+        while self.news:
+            group, anew, steps = self.news.popleft()
+            self._begun[group] += anew
+            for agent, number, sent in steps:
+                before = self._told[number].get(agent)
+                self._told[number][agent] = _ToldSent(group, self._begun[group], sent)
+                if before is None and self.places is not NO_PLACES:
+                    self._hear(agent, number, sent)
+                elif before is not None and before.sent != sent:
+                    self._wrong = True
+        self._pump()
+
+    def _hear(self, agent: AgentId, number: int, sent: Sequence[ToldMessage]) -> None:
+        """Note that an agent of another group has ended a step, and what it has sent."""
+        if self.places.place(agent) >= 0:  # it has come to this group
+            return
+        place, rank = self._far_place(agent), _rank(agent)
+        messages = [(each.to, each.deliver, _Sent(number, rank, *each[2:])) for each in sent]
+        if number >= self._next[place]:
+            self._end(place, number, messages)
+        else:  # the step itself has ended, and the inboxes of the open step have what it has sent
+            self._deliver(place, [each for each in messages if each[1] > self._number])
+
     def _learn(self, sender: int, hearer: int) -> None:
         """Note an edge that the graph does not have.
 
         When the next step begins, the look-ahead begins anew with this edge.
         """
-        if sender not in self._senders[hearer]:
-            self._learned.add((self.places[sender], self.places[hearer]))
+        if hearer >= len(self.places):
+            self._tells.add(sender)
+            self._answering.add(self.places[sender])
+        elif sender not in self._senders[hearer]:
+            self._learned.add((self._id(sender), self._id(hearer)))
             self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
@@ -497,7 +636,7 @@ class LookAhead:
             sender=self.society.group,
             epoch=0,
             first=0,
-            from_ids=IdColumn.of([self.places[each.place] for each in sent]),
+            from_ids=IdColumn.of([each.sender[2 if each.sender[0] else 1] for each in sent]),
             to_ids=IdColumn.of([self.places[place]] * count),
             topics=(*table,),
             topic=topic_column([table[each.topic] for each in sent], len(table)) if len(table) > 1 else None,

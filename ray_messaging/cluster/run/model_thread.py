@@ -103,6 +103,11 @@ class ModelThread:
             await self.pause()
             await asyncio.wrap_future(self._thread.submit(_end, self._loop))
 
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread's event loop, from any thread, as soon as that loop runs."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(function)
+
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's
         """Schedule a function in the thread's event loop, from any thread; return False if that loop does not run."""
         if self._loop is None or not self._loop.is_running():

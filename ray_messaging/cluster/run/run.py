@@ -31,7 +31,15 @@ from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
-from ray_messaging.errors import BudgetSpent, Closed, ConfigError, ConnectionFailed, StepFailed, UnknownName
+from ray_messaging.errors import (
+    BudgetSpent,
+    Closed,
+    ConfigError,
+    ConnectionFailed,
+    MessagingError,
+    StepFailed,
+    UnknownName,
+)
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
@@ -45,6 +53,7 @@ _CLOSE_S = 10.0  # the longest wait until groups have left their mailboxes, once
 _LOOK_S = 0.25  # seconds between two checks of the progress
 _NODES_EVERY = 8  # every n-th check of the progress also looks for lost machines
 _COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls through `me.remember`
+_SEAL_S = 0.5  # the longest wait of one call for the commit of steps
 _TOLD_S = 1.0  # the longest wait for the groups' answers that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
@@ -165,6 +174,29 @@ class EarlyEnd:
         result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
+class Opening:
+    """A step that is opened for all groups of a run at once, while the calls for it are still on their way to them.
+
+    So the groups need not ask for the step. `call` is a call that ends when the groups have committed the steps before
+    `until`, or after a short time. It is None after an error; then the groups ask for the step themselves.
+    """
+
+    def __init__(self, interceptor: Any, step: int, until: int, groups: list[str]) -> None:  # noqa: ANN401 - an actor
+        self._until = until
+        self._go_on = partial(interceptor.go_on.remote, step, until)
+        self.call: Any = self._go_on(groups, _SEAL_S)
+
+    def has_ended(self) -> bool:
+        """Return whether the groups have committed the steps; if they have not, make another call."""
+        try:
+            sealed: int = get(self.call)
+        except (RayError, MessagingError):  # such as the restart of the interceptor, or a cut
+            self.call = None
+            return False
+        self.call = self._go_on([], _SEAL_S) if sealed < self._until - 1 else None
+        return self.call is None
+
+
 class Run(AbstractContextManager["Run"]):
     """A run of a model that waits between its steps until `advance` is called; `messaging.start_run` returns it.
 
@@ -226,6 +258,8 @@ class Run(AbstractContextManager["Run"]):
         self._fulfilled = False  # whether the condition that ends the run is fulfilled
         self._looked = -1  # the last step after which the condition was checked
         self._parts: list[GroupResult] = []  # the groups' results at the last check of the condition
+        # Calls of the actors' `run` whose steps are committed, and whose results may still be on their way.
+        self._late: list[Any] = []
         with self._ending():
             inputs = inputs_of(agents, graph, shared, plans)
             most = None if ending is None else ending.most
@@ -304,27 +338,42 @@ class Run(AbstractContextManager["Run"]):
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
+            refs.extend(self._late)  # after an error, these calls are not needed either
 
-            def go_on(last: int, **asked: bool) -> None:
+            def go_on(last: int, **asked: bool) -> Opening | None:
+                opening = None
+                if asked["stands"] and last > self.step:
+                    # News of each of several steps would cost more than to wait for the groups' answers.
+                    until = last if last == self.step + 1 else self.step
+                    opening = Opening(self._messaging.interceptor, self.step, until, [*self._actors])
                 refs[:] = [
-                    actor.run.remote(name, self._given, last, turn, **asked) for name, actor in self._actors.items()
+                    *self._late,
+                    *(actor.run.remote(name, self._given, last, turn, **asked) for name, actor in self._actors.items()),
                 ]
+                return opening
 
+            def watch(opening: Opening | None, *, early: bool = False) -> list[GroupResult]:
+                parts = _watch(refs, end, bar, self._lost, opening, early=early)
+                self._late = [] if parts else [*refs]
+                return parts[-len(actors) :]
+
+            self._late = _unfinished(self._late)
             looks, calls = ending.condition is not None, Counter[str]()
             with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
                 while looks and not end.asked and not self._is_fulfilled() and self.step < until:
-                    go_on(min(until, ending.before(self.step)), with_states=False, stands=True, with_collected=True)
-                    self._parts = _watch(refs, end, bar, self._lost)
+                    last = min(until, ending.before(self.step))
+                    self._parts = watch(go_on(last, with_states=False, stands=True, with_collected=True))
                     self.step = min(part.until for part in self._parts)
                     calls += sum((part.calls for part in self._parts), Counter())
                     if any(part.spent for part in self._parts):
                         break
-                go_on(self.step if looks else until, with_states=with_states, stands=stands)
-                parts = _watch(refs, end, bar, self._lost)
-                self.step = min(part.until for part in parts)
+                last = self.step if looks else until
+                early = not with_states and last == self.step + 1
+                parts = watch(go_on(last, with_states=with_states, stands=stands), early=early)
+                self.step = min((part.until for part in parts), default=last)
                 # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
                 # the step last knows that the step is sealed, and asking the server would take another round trip.
-                if max(part.sealed for part in parts) < self.step - 1:
+                if parts and max(part.sealed for part in parts) < self.step - 1:
                     steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
         self._ended_early = end.asked or self._spent
@@ -386,6 +435,7 @@ class Run(AbstractContextManager["Run"]):
         """
         if self._open:
             self._detach()
+            attempt(self._late)  # the actors are not closed before these calls have ended
             self._kept.keep(self._actors)
 
     def _detach(self) -> None:
@@ -505,16 +555,36 @@ def _results(refs: Sequence[Any]) -> list[Any]:
         raise error from cause_of(error)
 
 
+def _unfinished(refs: Sequence[Any]) -> list[Any]:
+    """Return the calls that are still under way; raise the first error of the others."""
+    done, rest = wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
+    _results(done)
+    return rest
+
+
 def _watch(
-    refs: Sequence[Any], end: EarlyEnd, bar: RunProgress, lost: Callable[[BaseException | None], Closed | None]
+    refs: Sequence[Any],
+    end: EarlyEnd,
+    bar: RunProgress,
+    lost: Callable[[BaseException | None], Closed | None],
+    opening: Opening | None,
+    *,
+    early: bool,
 ) -> list[GroupResult]:
     """Wait for all groups, and show the progress; raise the first error at once.
+
+    Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
 
     Args: `lost` returns an error if the loss of a machine ends the run; it also gets the error that a group has raised.
     """
     waiting, spent, looks = list(refs), False, itertools.count(1)
     while waiting:
-        done, waiting = wait(waiting, timeout=_LOOK_S)
+        call = None if opening is None else opening.call
+        done, waiting = wait([*waiting, *([] if call is None else [call])], timeout=_LOOK_S)
+        if opening is not None and call is not None:
+            if call in done and opening.has_ended() and early:
+                return []
+            done, waiting = ([ref for ref in part if ref != call] for part in (done, waiting))
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
             raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
         try:

@@ -1,5 +1,6 @@
 """The Ray actor of one group of a run, which hosts the agents, and runs the model step by step."""
 
+import asyncio
 import gc
 import logging
 import sys
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import NO_CHANGE, AgentLoop, StateChange, step_failed
+from ray_messaging.cluster.run.ahead_news import AheadNews
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.kinds import as_one
@@ -25,6 +27,7 @@ from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
 from ray_messaging.cluster.run.seated import people_by
 from ray_messaging.common.backoff import ACTOR_START_RETRY, Backoff
 from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.default_limits_and_leases import CALLS_TOLD_S
 from ray_messaging.errors import (
     AlreadyExists,
     BudgetSpent,
@@ -36,6 +39,7 @@ from ray_messaging.errors import (
     UnknownName,
 )
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.calls import NO_CALLS, CallsNow
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
@@ -134,14 +138,21 @@ class RunActor:
         self._parent_calls: str | None = None
         self._ahead = 0
         self._is_judged = False  # whether rules have blocked messages
+        self._news: AheadNews | None = None  # what groups tell each other about agents that run ahead
+        self._others = False  # whether the run has further groups
         self._watch: ModelWatch | None = None
         self._told = told
         self._limit_calls_here = limit_calls
         self._later = later
         # One for all runs, because clients in a user's module are bound to the thread's event loop.
         self._thread = ModelThread()
+        self._running = asyncio.Lock()  # one call of `run` at a time; the next one may come before its end
+        self._is_told = False  # whether `Run` opens the first step of a call for all groups
         self._turn = 0  # the number of the current call of `run`
         self._last: int | None = None  # the step after which this call ends early
+        # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
+        self._tell_calls: Callable[[CallsNow], object] | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and its collected values
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
@@ -179,34 +190,52 @@ class RunActor:
         this process stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
-        if self._society is None:
-            await self._load(group, *await given[0])
-        society, homes = self._society, self._homes
-        assert society is not None
-        assert homes is not None
-        assert self._messager is not None
-        self._turn, self._last = turn, None
-        spent, counts = False, Counter[str]()
-        if isinstance(society, AgentLoop):
-            society.call_counts = counts
-        try:
-            while not await self._run_steps(until, society, homes, stands=stands):
-                pass
-        except BudgetSpent:
-            spent = True
-        loop = self._loop
-        assert loop is not None
-        # If the two steps differ, the states here are not the committed ones. Another process ran the last committed
-        # step, or the last step here was not committed.
-        if with_states and society.last_step != loop.committed:
-            await homes.prepare(loop.before)
-            society.read(AgentPlaces(loop.before), loop.state)
-        states, ids = (society.states, society.ids) if with_states else ({}, {})
-        ended = max(loop.committed + 1, 0)
-        collected: bytes | None = b""
-        if with_collected:
-            collected = self._collected[1] if self._collected[0] == loop.committed else None
-        return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
+        async with self._running:
+            if self._society is None:
+                await self._load(group, *await given[0])
+            society, homes = self._society, self._homes
+            assert society is not None
+            assert homes is not None
+            assert self._messager is not None
+            self._turn, self._last = turn, None
+            spent, counts = False, Counter[str]()
+            if isinstance(society, AgentLoop):
+                society.call_counts = counts
+            self._tell_later(NO_CALLS)
+            try:
+                while not await self._run_steps(until, society, homes, stands=stands):
+                    pass
+            except BudgetSpent:
+                spent = True
+            finally:
+                if self._telling is not None:
+                    self._telling.cancel()
+            loop = self._loop
+            assert loop is not None
+            # If the two steps differ, the states here are not the committed ones. Another process ran the last
+            # committed step, or the last step here was not committed.
+            if with_states and society.last_step != loop.committed:
+                await homes.prepare(loop.before)
+                society.read(AgentPlaces(loop.before), loop.state)
+            states, ids = (society.states, society.ids) if with_states else ({}, {})
+            ended = max(loop.committed + 1, 0)
+            collected: bytes | None = b""
+            if with_collected:
+                collected = self._collected[1] if self._collected[0] == loop.committed else None
+            return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
+
+    def _tell_later(self, told: CallsNow) -> None:
+        """Tell in a while which calls are under way, and again and again. Args: `told` is what was told last."""
+        if self._tell_calls is not None:
+            self._telling = asyncio.get_running_loop().call_later(CALLS_TOLD_S, self._tell, told)
+
+    def _tell(self, told: CallsNow) -> None:
+        assert isinstance(self._society, AgentLoop)
+        assert self._tell_calls is not None
+        now = self._society.calls_now()
+        if now.calls or told.calls:
+            self._tell_calls(now)
+        self._tell_later(now)
 
     async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
         """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.
@@ -219,7 +248,7 @@ class RunActor:
             self._loop = step_loop(self._messager.engine, self._later)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
-        loop.until = end
+        loop.until, loop.is_told = end, stands and self._is_told
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(self._end_steps)
@@ -249,8 +278,10 @@ class RunActor:
         self._society.change, self._parent_calls, self._ahead = inputs.change, inputs.parent_calls, inputs.ahead
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
+        self._others = len(inputs.plans) > 1
         if self._limit_calls_here is not None and isinstance(self._society, AgentLoop):
             self._limit_calls_here(self._society, group)
+        self._is_told = messaging is not None
         if messaging is not None:
             if isinstance(self._society, AgentLoop):
                 self._limit_calls(self._society, messaging, group)
@@ -314,11 +345,15 @@ class RunActor:
         free = engine.verdict_client.judges_nothing and not self._is_judged
         numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
         memories = {number: self._calls_of(number, step, loop) for number in numbers}
-        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon)
+        if free and self._others and self._news is None and isinstance(self._society, AgentLoop):
+            self._news = AheadNews(engine.transport.steps, self._messager.name, self._society.hear)
+        tell = None if self._news is None else self._news.tell
+        return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon, tell)
 
     def _limit_calls(self, society: AgentLoop, messaging: "Messaging", group: str) -> None:
         """Apply the experiment's settings of calls through `me.remember` to a group."""
         society.records_calls = messaging.log_dir is not None
+        self._tell_calls = partial(messaging.interceptor.tell_calls.remote, group)
         if messaging.calls is not None:
             society.call_settings = messaging.calls
             society.call_store = store_of(messaging.calls)
@@ -343,6 +378,8 @@ class RunActor:
             self._last = last
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
+            if isinstance(self._society, AgentLoop):
+                self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
         """Return the numbers of calls through `me.remember` in the current call of `run`, and how many of them wait."""
@@ -356,12 +393,20 @@ class RunActor:
         if isinstance(self._society, AgentLoop):
             await self._society.end()
 
+    async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
+        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
+        society = self._society
+        return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
+
     async def close(self) -> None:
         """Wait until the calls that agents have begun through `me.remember` have ended, and then give up the mailbox.
 
         The mailbox stays on the server, for a run that is resumed.
         """
         await self.end_step()
+        if self._news is not None:
+            news, self._news = self._news, None
+            await news.close()
         if self._stands:  # otherwise the running call of `run` does this
             await self._end_steps()
         if self._messager is not None:
@@ -371,6 +416,7 @@ class RunActor:
         """Leave the mailbox, and forget the run, which has ended. The process is kept for the next run."""
         await self.close()
         self._messager = self._loop = self._society = self._homes = self._watch = self._last = None
+        self._tell_calls = None
         self._is_judged = False
         gc.collect()  # agents and their group refer to each other
 

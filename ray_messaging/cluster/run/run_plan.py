@@ -32,19 +32,28 @@ Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types of values that cannot be changed
 
 
+class Reached(NamedTuple):
+    """For each agent of a group to which agents of other groups have edges, these other agents.
+
+    `everybody` is the number of agents in all groups.
+    """
+
+    senders: Mapping[AgentId, Sequence[AgentId]]
+    everybody: int
+
+
 class GroupPlan(NamedTuple):
     """The plan of one group of a run: its agents in canonical order, and their data and neighbours.
 
     `kinds` maps each kind of agents to the group's agents of that kind. It is empty if the run has one model for all
-    agents. `reached` has the agents of the group to which agents of other groups have edges (None: no agent runs
-    ahead).
+    agents. `reached` says to which of its agents the agents of other groups have edges (None: no agent runs ahead).
     """
 
     name: str
     agents: AgentSet
     rows: Rows
     kinds: Kinds
-    reached: AgentSet | None = None
+    reached: Reached | None = None
 
 
 def plan_groups(
@@ -83,7 +92,7 @@ def plan_groups(
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
-        if near and not isinstance(groups, Mapping):
+        if near and len(named) > 1 and not isinstance(groups, Mapping):
             named = _dealt_by_graph(named, neighbours)
     plans = [GroupPlan(name, hosted := AgentSet.of(ids), {}, among(hosted, kinds)) for name, ids in named.items()]
     for plan in plans if frame is not None or neighbours is not None else ():
@@ -184,12 +193,15 @@ def changeable(rows: Rows) -> list[Any]:
 
 def _that_look_ahead(plans: Sequence[GroupPlan]) -> list[GroupPlan]:
     """Return plans that also say to which agents of a group the agents of other groups may send."""
-    ends = [AgentSet.of({end for _, neighbours in plan.rows.values() for end in neighbours}) for plan in plans]
-    found = []
-    for plan in plans:
-        others = [reached & plan.agents for other, reached in zip(plans, ends, strict=True) if other is not plan]
-        found.append(plan._replace(reached=reduce(or_, others, NO_AGENTS)))
-    return found
+    senders: list[dict[AgentId, list[AgentId]]] = [{} for _ in plans]
+    owners = {agent: number for number, plan in enumerate(plans) for agent in plan.agents} if len(plans) > 1 else {}
+    for number, plan in enumerate(plans if owners else ()):
+        for agent, (_, neighbours) in plan.rows.items():
+            for other in neighbours:
+                if (owner := owners[other]) != number:
+                    senders[owner].setdefault(other, []).append(agent)
+    everybody = sum(len(plan.agents) for plan in plans)
+    return [plan._replace(reached=Reached(found, everybody)) for plan, found in zip(plans, senders, strict=True)]
 
 
 def _dealt_by_graph(

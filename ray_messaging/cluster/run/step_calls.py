@@ -84,6 +84,9 @@ class StepCalls:
     def __post_init__(self) -> None:
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
+        # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
+        # one agent begins. Otherwise many agents whose answers are known would keep those that run ahead waiting.
+        self._taking: asyncio.Lock | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None  # the error that ends the step
         self._end_by: float | None = None  # the time until which the calls may run; None: they need not end
@@ -193,6 +196,7 @@ class StepCalls:
         """
         if self.begin is not None:
             self.begin()
+            self._taking = asyncio.Lock()
         self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self.concurrency)]
         try:
             await asyncio.gather(*self._workers)
@@ -219,8 +223,16 @@ class StepCalls:
         for worker in self._workers:
             worker.cancel()
 
+    async def _next(self, calls: Iterator[_Call]) -> _Call | None:
+        if self._taking is None:
+            return next(calls, None)
+        async with self._taking:
+            await asyncio.sleep(0)
+            return next(calls, None)
+
     async def _await(self, calls: Iterator[_Call]) -> None:
-        for agent, call in calls:
+        while (taken := await self._next(calls)) is not None:
+            agent, call = taken
             if self.timeout is not None and agent.id not in self.untimed:
                 self._running[agent] = perf_counter()
             try:
@@ -265,6 +277,7 @@ class _Remembered(msgspec.Struct):
     by_person: bool = False  # whether a person answers; limits are only for calls of models
     text: str = ""  # the arguments by which calls that wait are sorted
     meter: CallMeter | None = None  # counts the tokens that the call uses
+    began: float = 0.0  # the value of `perf_counter` when the call began
     answered: bool = False  # the call was made here, and has a result
 
 
@@ -297,6 +310,11 @@ class Flights:
         self.failed: dict[str, CallRecord] = {}  # the calls of the look-ahead that have used something, and failed
         self.late: list[CallRecord] = []  # the calls of the look-ahead that were answered when their step had ended
         self._told: dict[int, object] = {}  # by its id, what `in_vain` has told
+
+    def early(self) -> list[_Remembered]:
+        """Return the calls of the look-ahead that are under way. Other threads may call this."""
+        flights = self.by_key.copy().values()
+        return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
         """Return the calls that were made ahead, and that the step, which has ended, does not need.
@@ -351,6 +369,7 @@ class RememberedCalls:
         self._needs_usage = self.settings.needs_usage
         self.spent: BudgetSpent | None = None  # set if the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
+        self.open: dict[int, _Remembered] = {}  # the calls that are under way, by their places
         self.ending = False  # whether the step has failed, so that no more calls may begin
         # The records of the calls, by their places. None: the call has neither succeeded nor used anything.
         self._records: list[CallRecord | None] = []
@@ -495,7 +514,8 @@ class RememberedCalls:
 
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
-        call.meter = CallMeter(self._price, self.memory.step)
+        call.meter, call.began = CallMeter(self._price, self.memory.step), perf_counter()
+        self.open[call.place] = call
         metering.set(call.meter)  # other tasks do not see this value
         try:
             try:
@@ -516,7 +536,21 @@ class RememberedCalls:
                 self.memory.check(made)
         finally:
             self._unended[call.agent.id] -= 1
+            del self.open[call.place]
         return self._end(call, source, made)
+
+    def calls_now(self) -> list[_Remembered]:
+        """Return the calls of models that are under way. A call that the look-ahead makes is left out.
+
+        Other threads may call this.
+        """
+        flights = {} if self.flights is None else self.flights.by_key
+        here = self.open.copy().values()
+        return [
+            call
+            for call in here
+            if not call.by_person and ((flight := flights.get(call.key)) is None or flight.call is call)
+        ]
 
     async def _shared(
         self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
@@ -622,11 +656,14 @@ class RememberedCalls:
         gate = None if call.by_person else self.gate
         while True:
             if gate is not None:
+                meter.waiting = True
                 try:
                     await gate.enter(self.memory.step, f"{call.asked.function} {call.text}")
                 except BudgetSpent as error:
                     self.spent = error
                     raise
+                finally:
+                    meter.waiting = False
             began, tries, before, meter.used = perf_counter(), tries + 1, meter.used, None
             try:
                 with self.tracer.calling(call.asked.function, call.agent.id, meter):

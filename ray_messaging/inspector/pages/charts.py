@@ -53,6 +53,15 @@ def collected(found: Series) -> Options:
     return _over([f"step {step:,}" for step in found.steps], lines)
 
 
+def bars(found: Series) -> Options:
+    """Draw sums by step as bars."""
+    series = [
+        {"type": "bar", "name": name, "data": values, "barCategoryGap": "12%", "itemStyle": {"color": "#2f6fde"}}
+        for name, values in found.lines.items()
+    ]
+    return _over([f"step {step:,}" for step in found.steps], series)
+
+
 def _over_time(traffic: TrafficBins, lines: dict[str, list[int]], colours: Any) -> Options:  # noqa: ANN401
     bins = len(next(iter(traffic.fates.values())))
     series = [

@@ -118,6 +118,7 @@ _TITLES = {
     "/search": "Search",
     "/conversation": "Conversation",
     "/agent": "Agent",
+    "/calls": "Calls",
     "/why": "Why",
     "/rules": "Rules",
     "/deadletters": "Dead letters",

@@ -16,6 +16,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.inspector.page_values import (
     AgentFacts,
     BusiestAgents,
+    CallFacts,
     Differences,
     RuleFacts,
     Series,
@@ -56,6 +57,7 @@ class FolderFacts(RunFacts):
         self._folder = Folder(log_dir)
         lacks = {
             "Society": not self._folder.collected_files(CollectedKind.SERIES),
+            "Calls": not self._folder.collected_files(CollectedKind.CALLS),
             "Why": run is not None and run["steps"] is None,
             "Rules": not had_rules,
             "Dead letters": True,
@@ -100,6 +102,13 @@ class FolderFacts(RunFacts):
         measure = next((measure for row in last.values() for measure in row), "")
         values = {agent: last[agent][measure] for agent, _ in found.agents if agent in last}
         return replace(found, measure=name(measure), values=values) if values else found
+
+    def calls(self) -> CallFacts | None:
+        """Return what the calls through `me.remember` have used."""
+        return self._once(self._calls)
+
+    def _calls(self, _rows: int) -> CallFacts | None:
+        return super().calls()
 
     def agent(self, agent: str) -> AgentFacts:
         """Return facts about one agent, with the last values that `collect` recorded."""

@@ -18,6 +18,8 @@ from ray_messaging.eventlog.folder_records import has_ended
 from ray_messaging.inspector.page_values import (
     AgentFacts,
     BusiestAgents,
+    CallAtWork,
+    CallsAtWork,
     LetterFacts,
     RuleFacts,
     State,
@@ -39,6 +41,7 @@ PERIOD_S = 60
 _MOST_COUNTED = 50_000  # the most rows that one call counts; of more rows, a sample of this size is counted
 _FIRST_COUNTED = 500_000  # the most rows that the first call counts, which also counts earlier rows
 _LETTERS = 50
+_MOST_AT_WORK = 20  # the most agents whose calls are shown
 _TEXTS = 3  # the most texts of a dead letter that are shown
 _TEXT = 300  # the most characters of each text that are shown
 # If a group has more agents, no states are shown, because one state can only be read together with those of all agents.
@@ -56,7 +59,12 @@ class LiveSource(RunFacts):
         self._connection = connect(messaging.exp_id)
         self.title = name(messaging.exp_id)
         self.log_dir = messaging.log_dir
-        self.lacks = ("Society", *(() if messaging.log_dir else ("Search", "Conversation", "Why")))
+        lacks = {
+            ("Society",): True,
+            ("Search", "Conversation", "Why"): not messaging.log_dir,
+            ("Calls",): self._connection.experiment.steps is None,  # only agents in steps remember calls
+        }
+        self.lacks = tuple(title for titles, lacking in lacks.items() if lacking for title in titles)
         self._by_second = RollingTraffic(PERIOD_S)
         self._by_step = RollingTraffic(BINS, in_steps=True)
         self._position: int | None = None
@@ -125,6 +133,17 @@ class LiveSource(RunFacts):
         late = [str(straggler) for straggler in self._messaging.steps.stragglers()]
         waiting = {} if progress.resting else progress.waiting_for()
         return StepFacts(progress.sealed + 1, progress.target, waiting, late, progress.resting)
+
+    def calls_now(self) -> CallsAtWork:
+        """Return the calls through `me.remember` that are under way."""
+        groups = self._connection.ask(self._connection.interceptor.calls_now.remote()).values()
+        agents = sorted((each for group in groups for each in group.agents), key=lambda each: -each.seconds)
+        calls, waiting = sum(group.calls for group in groups), sum(group.waiting for group in groups)
+        shown = [
+            CallAtWork(name(agent), step, calls, waits, seconds, hears, [*map(name, named)])
+            for agent, step, calls, waits, seconds, hears, named in agents[:_MOST_AT_WORK]
+        ]
+        return CallsAtWork(calls - waiting, waiting, shown)
 
     def health(self) -> Health:
         """Return the findings of a health check."""

@@ -16,6 +16,8 @@ from ray_messaging.inspector.page_values import (
     TEXT_WIDTH,
     AgentFacts,
     BusiestAgents,
+    CallFacts,
+    CallsAtWork,
     Cause,
     Differences,
     LetterFacts,
@@ -29,6 +31,7 @@ from ray_messaging.inspector.page_values import (
     cut,
     name,
 )
+from ray_messaging.inspector.sources.call_facts import facts_of_calls
 from ray_messaging.observability.health.findings import Health
 
 MOST_ROWS = 500
@@ -186,6 +189,14 @@ class RunFacts:
         """
         return None
 
+    def calls(self) -> CallFacts | None:
+        """Return what the calls through `me.remember` have used in the committed steps; None without a log."""
+        return None if self.log_dir is None else facts_of_calls(self.log)
+
+    def calls_now(self) -> CallsAtWork | None:
+        """Return the calls through `me.remember` that are under way; None: the run has ended."""
+        return None
+
     def state(self) -> State | None:
         """Return the present groups, steps and counters."""
         return None
@@ -247,7 +258,7 @@ class RunFacts:
 class LostSource(RunFacts):
     """Source for an experiment that has ended, and whose log cannot be read here. `why` says what to do."""
 
-    lacks = ("Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
+    lacks = ("Society", "Search", "Conversation", "Agent", "Calls", "Why", "Rules", "Dead letters")
 
     def __init__(self, title: str, why: str) -> None:
         self.title = title

@@ -14,7 +14,7 @@ from ray_messaging.inspector.sources.society_in_step import measures_of, over_st
 from ray_messaging.model.series_columns import STEP, TAKEN
 from ray_messaging.studies.stepwise_run import StepwiseRun
 
-_PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
+_PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Calls", "Why", "Rules", "Dead letters")
 _WHOLE = 10  # the least upper end of a slider for whole numbers
 _TEXTS = "such as def town(*, chance: float = 0.3, agents: int = 400)"
 

@@ -16,7 +16,7 @@ MOST_ROWS = 200  # the most combinations of parameters that the table shows
 _MOST_POINTS, _MOST_LINES, _MOST_CELLS = 200, 9, 2_500
 # The number of resamples for an interval. It is small, because a page is drawn again and again while a study goes on.
 _RESAMPLES = 2_000
-_PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
+_PAGES = ("Overview", "Society", "Search", "Conversation", "Agent", "Calls", "Why", "Rules", "Dead letters")
 
 
 class Choice(NamedTuple):

@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from nicegui import ui
 
 from ray_messaging.inspector.pages.agent_page import AgentPage
+from ray_messaging.inspector.pages.calls_page import CallsPage
 from ray_messaging.inspector.pages.causes_page import CausesPage
 from ray_messaging.inspector.pages.conversation_page import ConversationPage
 from ray_messaging.inspector.pages.dead_letters_page import DeadLettersPage
@@ -52,6 +53,7 @@ _PAGES: dict[str, _Draw] = {
     "/search": SearchPage,
     "/conversation": ConversationPage,
     "/agent": AgentPage,
+    "/calls": lambda cache, _: CallsPage(cache),
     "/why": CausesPage,
     "/rules": lambda cache, _: RulesPage(cache),
     "/deadletters": lambda cache, _: DeadLettersPage(cache),

@@ -42,7 +42,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     ),
     "give_up_move": ("move_attempts",),
     "requeue": ("mailbox_limit", "mailbox_counts", "step_box", "entry_order", "dead_letter_retention"),
-    **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
+    **dict.fromkeys(("join_steps", "leave_steps", "open_step", "open_for_groups"), _STEPS),
     **dict.fromkeys(("close_step", "close_collecting_step"), (*_STEPS, "cover_step")),
     "commit_step": (*_BOXES, *_STEPS, "write_to_boxes", "cover_step"),
     **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),

@@ -28,6 +28,8 @@ end
 --               the next checkpoint
 -- start:news    stream: an entry wakes all groups that wait: e = the event, o = field `opened`, b = how many boxes there
 --               are for that step, d = version of the directory, r = 1: rules have blocked messages of the previous step
+-- start:openings  stream: the entries of start:news by which steps were opened for groups that had not asked for them, see
+--               open_for_groups. Other news do not end the wait for these
 -- steps:collected  stream of the series and calls of groups, until the event log has them; it has at most one entry of each
 --               kind for each step of a group: k = kind (series, calls), s = step, g = group, d = data
 -- steps:<step>  hash: k:<group> = attempt that closed the step, n:<group> = the group's counts, start:outside = rows from
@@ -62,6 +64,7 @@ local function tell(prefix, what)
   local news = redis.call('XADD', prefix .. 'start:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes,
                           'd', directory, 'r', has_blocked(prefix, opened - 1))
   redis.call('HSET', prefix .. 'steps', 'start:news', news)
+  return news
 end
 
 -- Delete the boxes of steps that are sealed and that all holds have handled.

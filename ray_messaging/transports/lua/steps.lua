@@ -175,6 +175,34 @@ return 1
 -- Returns what function open_step in step_barrier returns
 return open_step(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
 
+-- script open_for_groups ----------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Open the step after the last sealed one for groups of a run, whose drivers wait until they are told to go on. So these need
+-- not call open_step, and a call of open_step for the same step changes nothing. A group without a driver is left out.
+-- Allowed when memory is full, because the step's close frees memory.
+--
+-- KEYS[1] steps: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] step  [3...] the groups; none: only return the facts
+-- Returns {sealed, news}; nothing: the experiment has no steps
+local now, step = redis.call('HMGET', KEYS[1], 'sealed', 'asked'), tonumber(ARGV[2])
+if not now[1] then return {} end
+if #ARGV > 2 and step == tonumber(now[1]) + 1 then
+  for i = 3, #ARGV do
+    local key = ARGV[1] .. 'step:' .. ARGV[i]
+    local group = redis.call('HMGET', key, 'closed', 'until', 'start:task')
+    local here = group[1] and tonumber(group[1]) == step - 1 and not (group[2] and step >= tonumber(group[2]))
+    if here and group[3] and group[3] ~= '' then
+      redis.call('HSET', key, 'start:open', step, 'changed', milliseconds())
+    end
+  end
+  if step > tonumber(now[2]) then redis.call('HSET', KEYS[1], 'asked', step) end
+  release(ARGV[1])
+  local news = tell(ARGV[1], 'opened')
+  local fields = redis.call('XRANGE', ARGV[1] .. 'start:news', news, news)[1][2]
+  redis.call('XADD', ARGV[1] .. 'start:openings', 'MAXLEN', '~', 100, news, unpack(fields))
+end
+return {tonumber(now[1]), redis.call('HGET', KEYS[1], 'start:news') or '0-0'}
+
 -- script remember_calls -----------------------------------------------------------------------------------------------
 -- Keep results of remembered calls that a group has made for its open step or, ahead of time, for a later step, until
 -- that step is closed.

@@ -25,7 +25,7 @@ from support.agent_workflows import ORCHESTRATIONS, SAMPLES, Mood, Part, own, sh
 
 from ray_messaging.compat.agent_framework import RayWorkflowRunner
 from ray_messaging.compat.agent_framework_checkpoints import WorkflowCheckpoints
-from ray_messaging.compat.agent_framework_executors import of_json, to_json
+from ray_messaging.compat.agent_framework_executors import joined, of_json, to_json
 from ray_messaging.compat.agent_framework_values import Values
 from ray_messaging.errors import ConfigError, InvalidPayload
 
@@ -231,6 +231,16 @@ async def test_executors_see_the_shared_state_as_it_was_committed_and_the_last_o
     built = WorkflowBuilder(start_executor=begin).add_fan_out_edges(begin, both).add_fan_in_edges(both, end)
     with RayWorkflowRunner() as runner:
         assert (await runner.run(built, "x")).get_outputs() == [["begin", "two"]]
+
+
+def test_the_parts_of_a_delivery_are_joined_in_order_and_none_is_delivered_without_the_others():
+    parts = [{"data": f"text {n}", "of": {"n": 4, "parts": 3, "part": n}} for n in range(3)]
+    parts[0]["of"]["sources"] = ["ann", "bob", "cleo"]
+    alone = {"data": "alone", "of": {"n": 3, "parts": 1, "sources": ["dan"]}}
+    whole = {"data": ["text 0", "text 1", "text 2"], "of": parts[0]["of"]}
+    assert joined([parts[2], alone, *parts[:2]]) == [alone, whole]
+    for missing in parts:
+        assert joined([alone, *(each for each in parts if each is not missing)]) == [alone]
 
 
 def test_what_is_no_workflow_is_refused():

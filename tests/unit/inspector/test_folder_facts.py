@@ -100,12 +100,12 @@ def test_the_rules_of_the_run_have_their_settings_and_changes(tmp_path):
 
 
 def test_pages_that_would_be_empty_are_named(source, tmp_path):
-    assert source.lacks == ("Society", "Dead letters")
+    assert source.lacks == ("Society", "Calls", "Dead letters")
     note_start(
         Folder(tmp_path / "log"), "town", None, RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey", [])
     )
     ruleless = FolderFacts(tmp_path / "log")
-    assert (ruleless.lacks, ruleless.phase) == (("Society", "Why", "Rules", "Dead letters"), "no end")
+    assert (ruleless.lacks, ruleless.phase) == (("Society", "Calls", "Why", "Rules", "Dead letters"), "no end")
     write_series(Folder(tmp_path / "log"), step=[0], mood=[0.5])
     assert "Society" not in FolderFacts(tmp_path / "log").lacks
     note_end(Folder(tmp_path / "log"), "r", {})

@@ -366,6 +366,13 @@ async def test_steering_is_offered_only_where_it_is_wanted(folder):
     assert all(tool.annotations.read_only_hint for tool in tools)
 
 
+async def test_descriptions_are_as_they_are_read(server):
+    async with Client(server) as client:
+        told = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+    assert [name for name, text in told.items() if text != text.strip() or re.search(r"\n +", text)] == []
+    assert told["summary"].endswith("\n\nThe columns of its table `messages` are in the answer, too.")
+
+
 async def test_a_running_experiment_is_steered_and_an_ended_one_is_not(steered, folder):
     server, calls, joined = steered
     async with Client(server) as client:

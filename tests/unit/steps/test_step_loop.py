@@ -58,6 +58,29 @@ async def test_a_loop_that_stands_keeps_its_driver_until_it_is_closed(messagers)
     assert seen == [(0, []), *((number, [{"n": number - 1}]) for number in range(1, 5))]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_loop_that_stands_begins_a_step_by_whatever_opens_it_first(messagers, monkeypatch, is_told):
+    host, store = await driven(messagers)
+    loop, seen = step_loop.step_loop(host.engine), []
+    loop.is_told = True
+
+    async def unanswered(*_question):
+        await asyncio.Event().wait()
+
+    async with aclosing(loop.standing(1)) as steps:
+        for until in range(1, 5):
+            loop.until = until
+            if until > 1 and is_told:
+                monkeypatch.setattr(store, "open", unanswered)
+                await store.go_on(until - 1, until - 1, ["all"], 0.0)
+            async for step in steps:
+                if step is None:
+                    break
+                seen.append([message.payload["n"] for message in step.messages])
+                step.send(1, 2, {"n": step.number})
+    assert seen == [[], [0], [1], [2]]
+
+
 @pytest.mark.parametrize("in_parts", [False, True])
 async def test_a_group_that_writes_only_to_itself_reads_no_box(messagers, monkeypatch, in_parts):
     host, store = await driven(messagers)

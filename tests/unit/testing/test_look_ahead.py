@@ -155,6 +155,54 @@ def test_a_slow_conversation_holds_up_nobody_else(groups, ahead):
     assert {step for agent, step in before if agent < 2} == {0}  # the pair itself waits
 
 
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_agents_run_ahead_although_their_neighbours_are_in_other_groups(ahead):
+    far, asked = threading.Event(), []
+
+    def ask(agent, step, heard):
+        asked.append((agent, step))
+        if (agent, step) == (2, ahead):
+            far.set()
+        if (agent, step) == (0, 0):
+            assert far.wait(WAIT_S)
+        return f"{agent} in {step} hears {heard}"
+
+    async def person(me, inbox):
+        heard = [(message.from_id, message.payload, message.subtopic, message.expects_answer) for message in inbox]
+        me.state["told"] = await me.remember(ask, me.id, me.step, heard)
+        for message in inbox:
+            if message.expects_answer:
+                me.reply(message, {"re": me.step})
+        for friend in me.neighbours:
+            me.send(friend, {"heard": len(inbox)}, deliver_at=me.step + 1 + (me.id == 1))
+            if me.step % 3 == 0 and me.id == 2:
+                me.ask(friend, {"step": me.step})
+
+    chain = [(1, 2), (2, 1), (2, "ann"), ("ann", 2), ("ann", 1)]
+    groups = {"east": [0, 1], "north": ["ann"], "west": [2]}
+    given = {"agents": [0, 1, 2, "ann"], "groups": groups, "graph": chain, "until": 9}
+    near = run(person, **given, ahead=ahead, **NEAR)
+    assert len(asked) == len({*asked}) == near.calls.model == 36
+    assert near.calls.unused == 0
+    everybody = run(person, **given, progress=False)
+    assert (near.states, near.digests) == (everybody.states, everybody.digests)
+
+
+def test_who_hears_everybody_makes_no_call_twice():
+    asked = []
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(asked.append, (me.id, me.step, len(inbox)))
+        for friend in me.neighbours:
+            me.send(friend, {})
+
+    pairs = [(one, other) for one in range(4) for other in range(4)]
+    for groups in (1, 2):
+        asked.clear()
+        result = run(person, agents=4, groups=groups, graph=pairs, until=5, **NEAR)
+        assert len(asked) == len({*asked}) == result.calls.model == 20
+
+
 def test_an_agent_that_keeps_what_nobody_can_copy_fails_as_without_look_ahead():
     async def person(me, inbox):
         await me.remember(str, me.step)
@@ -434,6 +482,92 @@ async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
     assert {key for key, count in asked.items() if count > 1} <= {(0, 0), (1, 0), (2, 5), (3, 4), (3, 5)}  # in flight
     assert found.calls["kept"] >= 8
     assert found.calls["kept"] + found.calls["model"] == 32
+
+
+async def test_a_group_that_begins_again_misleads_no_group_that_waits_for_its_agents():
+    groups = {"g0": [0, 1], "g1": [2]}
+    plans = plans_for(OPTIONS, 3, groups, [(1, 2), (2, 1)], 1, near=True)
+    far, first, asked = asyncio.Event(), threading.Event(), Counter()
+    loop = asyncio.get_running_loop()
+
+    def ask(agent, step, heard):
+        asked[agent, step] += 1
+        if (agent, step) == (2, 5):
+            loop.call_soon_threadsafe(far.set)
+        if (agent, step) == (0, 0):
+            assert first.wait(WAIT_S)
+        return f"{agent} in {step} hears {heard}"[:100]
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step, [message.payload["told"] for message in inbox])
+        for friend in me.neighbours:
+            me.send(friend, {"told": me.state["told"]}, deliver_at=me.step + 1 + me.step % 2)
+
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
+        actors, messagers = [], []
+        for plan in plans:
+            messagers.append(await stack.enter_async_context(GroupMessager(server, "again", None, name=plan.name)))
+            await messagers[-1].host_agents(plan.agents, SUBTOPICS)
+        actors = [RunActor(messager) for messager in messagers]
+        plan_of = {plan.name: known(plan) for plan in plans}
+        inputs = RunInputs(known(person), known(OPTIONS), known(None), plan_of, ahead=5)
+
+        def begun(actor, plan):
+            return asyncio.create_task(actor.run(plan.name, [known((None, inputs))], 12, 1, with_states=True))
+
+        running, killed = map(begun, actors, plans)
+        async with asyncio.timeout(WAIT_S):
+            await far.wait()
+            killed.cancel()
+            await asyncio.wait({killed})
+            actors.append(RunActor(messagers[1]))
+            again = begun(actors[2], plans[1])
+            first.set()
+            found = await asyncio.gather(running, again)
+        for actor in actors:
+            await actor.close()
+    assert {key for key, count in asked.items() if count > 1} <= {(2, 5)}  # its call was under way
+    assert sum(part.calls["unused"] for part in found) == 0
+    whole = await asyncio.to_thread(
+        run, person, agents=3, groups=groups, graph=[(1, 2), (2, 1)], until=12, progress=False
+    )
+    assert found[0].states | found[1].states == whole.states
+
+
+async def test_a_run_that_is_to_end_after_the_open_step_begins_no_call_of_later_steps():
+    plan = plans_for(OPTIONS, 4, 1, TWO_PAIRS, 1, near=True)[0]
+    far, ended, asked = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def ask(agent, step):
+        asked.append((agent, step))
+        if (agent, step) == (2, 3):
+            loop.call_soon_threadsafe(far.set)
+        if (agent, step) in {(2, 3), (0, 0)}:
+            assert ended.wait(WAIT_S)
+        return step
+
+    async def person(me, inbox):
+        me.state["told"] = await me.remember(ask, me.id, me.step)
+        me.state["more"] = await me.remember(ask, me.id, me.step + 100)
+
+    inputs = RunInputs(known(person), known(OPTIONS), known(None), {plan.name: known(plan)}, ahead=16)
+    with LocalServer(Steps(groups=1, digest=True)) as server:
+        async with GroupMessager(server, "ended", None, name=plan.name) as messager:
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            actor = RunActor(messager)
+            running = asyncio.create_task(actor.run(plan.name, [known((None, inputs))], 8, 1, with_states=True))
+            async with asyncio.timeout(WAIT_S):
+                await far.wait()
+                await actor.end_after(0, 1)
+                ended.set()
+                found = await running
+            await actor.close()
+    assert found.until == 1
+    assert (2, 103) not in asked
+    assert {step % 100 for agent, step in asked if agent < 2} == {0}
+    assert max(step % 100 for _, step in asked) == 3
 
 
 async def test_an_agent_that_moves_has_the_answers_of_the_run_that_was_forked_there_too(tmp_path):

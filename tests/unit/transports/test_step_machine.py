@@ -206,6 +206,15 @@ class StepMachine(RuleBasedStateMachine):
         assert self.do(self.holding(box, answer.covers)) == self.counting(box)
         self.read.add(box)
 
+    @rule(attempt=attempts, told=st.sets(groups, min_size=1), ahead=st.integers(-1, 1))
+    def go_on(self, attempt, told, ahead):
+        sealed, group = self.now.sealed, attempt.group
+        step = sealed + 1 + ahead
+        assert self.do(self.steps.go_on(step, 0, sorted(told), 0.0)) == sealed
+        if ahead == 0 and group in told and self.owns(attempt) and self.members[group].open == step:
+            covers = tuple(self.do(self.steps.covers(box_name(group, step))))
+            self.opened(attempt, Opened(step, covers, 0, blocked=False, news=""))  # without a question of the driver
+
     @rule(attempt=attempts, mailbox=groups, ahead=st.integers(1, HORIZON), rows=st.integers(1, 3))
     def send(self, attempt, mailbox, ahead, rows):
         if attempt.step is None:

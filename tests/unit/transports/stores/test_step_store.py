@@ -154,7 +154,8 @@ async def run(*actors, step):
 
 
 async def test_an_experiment_without_steps(steps):
-    for call in (steps.join("a"), steps.pause(), steps.resume(), steps.progress(), steps.hold("log", 0)):
+    go_on = steps.go_on(0, 1, ["a"], 0.0)
+    for call in (steps.join("a"), steps.pause(), steps.resume(), steps.progress(), steps.hold("log", 0), go_on):
         with pytest.raises(ConfigError, match="has no steps"):
             await call
 
@@ -281,6 +282,73 @@ async def test_a_paused_step_opens_to_all_that_asked_for_it_at_the_resume(steps)
     assert (await steps.wait(news.place, WAIT_S)).opened == 1
     a.begin(1)
     assert isinstance(await a.close(), Committed)
+
+
+async def test_a_run_opens_a_step_for_groups_that_have_not_asked_for_it(steps, another, monkeypatch):
+    a, b = await open_pair(steps)
+    b.steps = another.steps
+    place = (await steps.progress()).news
+    reader = BoxReader(steps, "a@1", with_news=True, filled=True)
+    reader.expect_opening(place, 1, WAIT_S)
+    await b.send("a@1", b"from b")
+    for actor in (a, b):
+        await actor.close()
+    asking = asyncio.create_task(asyncio.Event().wait())
+    told = asyncio.create_task(reader.told_before(asking))
+    await steps.pause()  # these news open nothing, and are not waited for
+    await steps.resume()
+    assert await another.steps.go_on(1, 1, ["a", "b"], 0.0) == 0
+    no_more_calls(steps, monkeypatch)
+    news = await asyncio.wait_for(told, WAIT_S)
+    assert (news.opened, news.boxes, news.place) == (1, 1, (await steps.progress()).news)
+    assert [frame.frame for frame in await reader.covered(await reader.covers(news))] == [b"from b"]
+    asking.cancel()
+    await reader.end()
+    for actor in (a, b):
+        actor.begin(1)
+        assert await actor.send("b@2", b"more") is FrameFate.WRITTEN
+    going = asyncio.create_task(another.steps.go_on(1, 2, [], WAIT_S))
+    assert await steps.go_on(1, 2, [], 0.0) == 0
+    for actor in (a, b):
+        assert (await actor.close()).sealed == (1 if actor is b else 0)
+    assert await asyncio.wait_for(going, WAIT_S) == 1
+    assert (await steps.progress()).latest == 1
+
+
+@pytest.mark.parametrize("step", [0, 2])
+async def test_a_run_opens_only_the_step_after_the_last_sealed_one(steps, step):
+    a, b = await open_pair(steps)
+    for actor in (a, b):
+        await actor.close()
+    assert await steps.go_on(step, step, ["a", "b"], 0.0) == 0
+    assert (await steps.progress()).latest == 0
+
+
+async def test_a_group_without_a_driver_has_no_step_opened_for_it(steps):
+    a, b = await open_pair(steps)
+    for actor in (a, b):
+        await actor.close()
+    await steps.let_go("b", b.attempt)
+    await steps.go_on(1, 1, ["a", "b"], 0.0)
+    groups = (await steps.progress()).groups
+    assert (groups["a"].open, groups["b"].open) == (1, None)
+    assert isinstance(await (await taken(steps, "b", "later")).open(1), Opened)
+
+
+async def test_a_pause_holds_up_a_step_that_a_run_opens(steps):
+    a, b = await open_pair(steps)
+    for actor in (a, b):
+        await actor.close()
+    await steps.pause()
+    await steps.go_on(1, 1, ["a", "b"], 0.0)
+    assert (await steps.progress()).latest == 0
+    waiting = await a.open(1)
+    assert waiting.reason is Reason.PAUSED
+    await steps.resume()
+    assert (await steps.wait(waiting.news, WAIT_S)).opened == 1
+    for actor in (a, b):
+        actor.begin(1)
+        assert isinstance(await actor.close(), Committed)
 
 
 async def test_only_groups_that_it_hears_hold_a_group_up(steps):

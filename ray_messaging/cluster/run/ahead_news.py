@@ -1,0 +1,109 @@
+"""What the groups of a run tell each other about agents that run ahead.
+
+So an agent can run ahead although agents of other groups may send to it. The news are in one stream of the experiment,
+which each group reads. They may be lost or wrong, because the steps themselves do not depend on them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
+from ray_messaging.common.task_health import end
+from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
+from ray_messaging.errors import Closed, MessagingError
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
+
+_MOST = 256  # the most steps of agents in one entry of the stream
+
+
+class ToldMessage(NamedTuple):
+    """A message that an agent has sent ahead: the recipient, the step of delivery, and the rest of the message."""
+
+    to: AgentId
+    deliver: int
+    ordinal: int
+    line: bytes
+    topic: str
+    asks: bool
+    answers: str | None
+
+
+class ToldStep(NamedTuple):
+    """A step that an agent has ended ahead, and what the agent has sent to agents of other groups in it."""
+
+    agent: AgentId
+    step: int
+    sent: Sequence[ToldMessage]
+
+
+class Told(NamedTuple):
+    """News of a group. With `anew`, its look-ahead begins anew, so what it has told before may be wrong."""
+
+    group: str
+    anew: bool
+    steps: Sequence[ToldStep]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Told).decode
+
+
+class AheadNews:
+    """The news for a group, and those from it.
+
+    It is made in the actor's event loop. Args: `hear` is called there with the news of the other groups.
+    """
+
+    def __init__(self, store: "RedisSteps", group: str, hear: Callable[[Told], None]) -> None:
+        self._store = store
+        self._group = group
+        self._hear = hear
+        self._loop = asyncio.get_running_loop()
+        self._new: deque[Told] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._reading = self._loop.create_task(self._read(), name="ray_messaging look-ahead news")
+
+    def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
+        """Tell the other groups, from any thread; `steps` and `anew` are as in `Told`."""
+        for low in range(0, max(1, len(steps)), _MOST):
+            self._new.append(Told(self._group, anew and not low, steps[low : low + _MOST]))
+        self._loop.call_soon_threadsafe(self._begin)
+
+    async def close(self) -> None:
+        """Neither tell nor hear any more."""
+        await end(self._reading)
+        if self._writing is not None:
+            await end(self._writing)
+
+    def _begin(self) -> None:
+        if self._writing is None or self._writing.done():
+            self._writing = self._loop.create_task(self._write(), name="ray_messaging look-ahead news")
+
+    async def _write(self) -> None:
+        while self._new:
+            told = [self._new.popleft() for _ in range(len(self._new))]
+            with suppress(MessagingError):  # then the other groups wait for the steps themselves
+                await self._store.tell_ahead([_encode(each) for each in told])
+
+    async def _read(self) -> None:
+        place, backoff = "0-0", Backoff(STEP_SUPERVISOR_RETRY)
+        while True:
+            try:
+                found = await self._store.told_ahead(place, STEP_NEWS_TIMEOUT_S)
+            except Closed:
+                return
+            except MessagingError:  # the steps themselves raise the error, if it persists
+                await backoff.sleep()
+                continue
+            for entry, told in found:
+                place, news = entry, _decode(told)
+                if news.group != self._group:
+                    self._hear(news)

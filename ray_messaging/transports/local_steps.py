@@ -1,0 +1,181 @@
+# ruff: noqa: ARG002 - the methods have the arguments of those that they replace
+"""The steps of a run that has only one group, in memory."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Final
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.transports.step_values import (
+    PUBLICATIONS,
+    BoxFrame,
+    BoxSize,
+    BoxStart,
+    ClosedStep,
+    Closing,
+    Collected,
+    CollectedKind,
+    Committed,
+    Cover,
+    DrivenGroup,
+    Driver,
+    Opened,
+    Progress,
+    Refused,
+    StepSettings,
+    StepTag,
+    box_name,
+)
+from ray_messaging.transports.steps import RedisSteps
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
+
+_ENTRY: Final = "1-0"  # the id of all frames, because one call reads a whole box
+_TURN_S: Final = 0.01  # after this time, other tasks of the event loop get a turn, such as the one that shows progress
+
+
+class LocalSteps(RedisSteps):
+    """The steps of a run whose one group is in this process, in place of those on the server.
+
+    A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. They
+    obey the rules of `RedisSteps`.
+
+    Args: `joined` are the steps on the server, which the group has joined. `directory` is the group's.
+    """
+
+    def __init__(self, joined: RedisSteps, group: str, settings: StepSettings, directory: Directory) -> None:
+        super().__init__(joined._link, joined._keys, joined.bodies)
+        self._group, self._settings, self._directory = group, settings, directory
+        self._attempt, self._closed = 0, -1
+        self._state: bytes | None = None
+        self._boxes: dict[str, list[BoxFrame]] = {}  # the frames of closed steps, by box
+        self._written: dict[str, list[BoxFrame]] = {}  # the frames of the open step, by box
+        self._closes: dict[int, ClosedStep] = {}
+        self._collected: list[Collected] = []
+        self._shape = b""  # the shape of the recorded series
+        self._blocked = b""  # the messages that rules blocked in the last closed step
+        self._results: dict[int, dict[str, bytes]] = {}  # the results of remembered calls, by step
+        self._turn_at = 0.0  # the time of the next turn of other tasks
+
+    async def take(
+        self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
+    ) -> DrivenGroup:
+        """Become the driver of the group. What an earlier driver has sent in the open step does not count."""
+        self._attempt += 1
+        self._written = {}
+        return DrivenGroup(self._attempt, self._closed, self._state, None)
+
+    async def renew(self, group: str, attempt: int) -> None:
+        """Do nothing, because no other process can take the group."""
+
+    async def let_go(self, group: str, attempt: int) -> None:
+        """Do nothing, because no other process waits for the group."""
+
+    async def hold(self, name: str, through: int) -> None:
+        """Do nothing, because no other group begins a step."""
+
+    async def open(self, group: str, attempt: int, step: int) -> Opened:
+        """Open a step. It waits for nobody."""
+        frames = self._boxes.get(box_name(group, step), ())
+        rows = Counter[StepTag]()
+        for frame in frames:
+            rows[frame.tag] += frame.rows
+        covers = tuple(Cover(*tag, count) for tag, count in rows.items())
+        return Opened(step, covers, self._directory.version, bool(self._blocked))
+
+    async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
+        """Write frames to boxes. A frame for a full box is TOO_LARGE."""
+        fates = [FrameFate.WRITTEN if self._write(each, tag) else FrameFate.TOO_LARGE for each in request.writes]
+        return SendReply(SendStatus.OK, fates)
+
+    async def commit(
+        self, request: SendRequest, tag: StepTag, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused | None:
+        """Write all frames of a step, and close it; return None, and change nothing, if a box is full."""
+        if not all(self._write(each, tag) for each in request.writes):
+            self._written = {}
+            return None
+        return await self.close(tag.group, tag.attempt, tag.sent, closing, go_on=go_on)
+
+    def _write(self, write: FrameWrite, tag: StepTag) -> bool:
+        """Write a frame to its box; return False if the box is full."""
+        # No process subscribes to a plain channel of this run. So a publication only takes room, as on the server.
+        box = write.mailbox or box_name(PUBLICATIONS, tag.sent + 1)
+        frame = BoxFrame(_ENTRY, tag, write.rows, write.frame, publish=tuple(each.data for each in write.publish))
+        self._written.setdefault(box, []).append(frame)
+        rows, nbytes = self._size(box)
+        if rows <= self._settings.box_rows and nbytes <= self._settings.box_bytes:
+            return True
+        self._written[box].pop()
+        return False
+
+    def _size(self, box: str) -> tuple[int, int]:
+        frames = [*self._boxes.get(box, ()), *self._written.get(box, ())]
+        return sum(each.rows for each in frames), sum(
+            len(data) for each in frames for data in (each.frame, *each.publish)
+        )
+
+    async def box_size(self, box: str) -> BoxSize:
+        """Return the size of a box, and its limits."""
+        return BoxSize(*self._size(box), self._settings.box_rows, self._settings.box_bytes)
+
+    async def close(
+        self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused:
+        """Close a step. With `go_on` the next step is opened too."""
+        if monotonic() >= self._turn_at:
+            await asyncio.sleep(0)
+            self._turn_at = monotonic() + _TURN_S
+        shape = closing.series.partition(b"\n")[0]
+        if shape and self._shape and shape != self._shape:
+            return Refused(step, 0, series=self._shape)
+        self._shape = self._shape or shape
+        for kind, data in ((CollectedKind.SERIES, closing.series), (CollectedKind.CALLS, closing.calls)):
+            if data:
+                self._collected.append(Collected("", kind, step, group, data))
+        for name in (box_name(group, step), box_name(PUBLICATIONS, step + 1)):
+            self._boxes.pop(name, None)
+            self._written.pop(name, None)
+        for box, frames in self._written.items():
+            self._boxes.setdefault(box, []).extend(frames)
+        self._written, self._closed, self._blocked = {}, step, closing.blocked
+        if closing.state_changed:
+            self._state = closing.state
+        self._closes[step] = ClosedStep(attempt, closing.counts)
+        self._closes.pop(step - self._settings.horizon, None)
+        self._results.pop(step, None)
+        return Committed(step, step, await self.open(group, attempt, step + 1) if go_on else None)
+
+    async def open_box(self, box: str, count: int) -> BoxStart:
+        """Return the frames of a box. Their covers are those of the answer that has opened the box's step."""
+        return BoxStart((), self._boxes.get(box, ()))
+
+    async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
+        """Return all frames of a box, or none after an entry."""
+        return [] if after == _ENTRY else [*self._boxes.get(box, ())]
+
+    async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
+        """Return the group's close of a step, for one of the last `horizon` steps."""
+        return {self._group: self._closes[step]} if step in self._closes else {}
+
+    async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
+        """Return the messages that rules blocked in the last closed step."""
+        return [self._blocked] if self._blocked else []
+
+    async def collected(self, through: int) -> list[Collected]:
+        """Return the series and remembered calls of the steps up to `through`."""
+        return [each for each in self._collected if each.step <= through]
+
+    async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
+        """Keep results of remembered calls until the step is closed."""
+        self._results.setdefault(step, {}).update(results)
+        return True
+
+    async def remembered(self, group: str, step: int) -> dict[str, bytes]:
+        """Return the results that were kept for a step."""
+        return {**self._results.get(step, {})}
+
+    async def progress(self) -> Progress:
+        """Return the progress of the run, without that of the group."""
+        return Progress(self._closed, self._closed, None, {}, {}, "")
