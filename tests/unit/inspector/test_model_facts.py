@@ -39,7 +39,8 @@ def test_steps_are_those_of_one_run():
     found.close()
 
 
-def test_a_step_does_not_begin_the_run_again():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_step_does_not_begin_the_run_again(groups):
     copies, fails = [], [True]
 
     class Counted(RateLimit):
@@ -57,7 +58,7 @@ def test_a_step_does_not_begin_the_run_again():
     def steps(me):
         return {"heard": me.state["heard"]}
 
-    given = {"model": unsteady, "agents": 4, "groups": 2, "collect": steps, "rules": [Counted(per_round=1)]}
+    given = {"model": unsteady, "agents": 4, "groups": groups, "collect": steps, "rules": [Counted(per_round=1)]}
     found = ModelFacts(lambda: given, "x")
     found.advance(2)
     with pytest.raises(StepFailed, match="no network"):
