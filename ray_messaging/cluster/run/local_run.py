@@ -41,6 +41,7 @@ from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.messager import GroupMessager
+from ray_messaging.messager_engine import Engine
 from ray_messaging.steps.call_limits import CallGate, CallLimits
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.later_digests import LaterDigests
@@ -318,9 +319,8 @@ async def _run(
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
         # Nobody else reads the steps of a group that is alone, so they need no server.
-        alone = len(plans) == 1 and log is None and reviewer is None and former is None and not keep
-        directory = messagers[0].engine.directory
-        transport.steps = store = LocalSteps(store, plans[0].name, settings, directory) if alone else store
+        alone = len(plans) == 1 and log is None and reviewer is None and not keep
+        store = await _in_memory(messagers[0].engine, settings, goes_on=former is not None) if alone else store
         shown = set[str]()
         # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
@@ -365,6 +365,18 @@ async def _run(
             transport, interceptor, told, names, result.digests, ended, supervised=supervised
         )
         return Part(result, end_of_part)
+
+
+async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -> LocalSteps:
+    """Keep the steps of a group that is alone in memory from now on.
+
+    Args: with `goes_on`, there are earlier steps on the server.
+    """
+    store = LocalSteps(engine.transport.steps, engine.name, settings, engine.directory)
+    if goes_on:
+        await store.adopt()
+    engine.transport.steps = store
+    return store
 
 
 async def _judge_and_log(
