@@ -404,7 +404,7 @@ def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) 
 
 
 async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -> LocalSteps:
-    """Keep the steps of a group that is alone in memory from now on.
+    """Keep the steps of a run's only group in memory from now on.
 
     Args: with `goes_on`, there are earlier steps on the server.
     """
