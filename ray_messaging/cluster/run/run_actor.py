@@ -403,6 +403,7 @@ class RunActor:
 
         The mailbox stays on the server, for a run that is resumed.
         """
+        self._ahead = 0  # no agent runs ahead any more
         await self.end_step()
         if self._news is not None:
             news, self._news = self._news, None

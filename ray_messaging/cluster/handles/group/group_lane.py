@@ -284,8 +284,7 @@ class LoopConnection:
 
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
-        if not self._loop.is_closed():  # the connection of a closed loop was closed with the loop
-            self._client.close()
+        self._client.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call and return the reply."""
