@@ -257,6 +257,34 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_pa
     assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
 
 
+class Prompt:
+    """An argument that cannot be encoded."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+
+def test_a_call_whose_arguments_cannot_be_compared_is_made_by_its_step_alone():
+    asked, far = [], threading.Event()
+
+    def ask(prompt):
+        asked.append(prompt.heard)
+        return f"hears {prompt.heard}"
+
+    async def person(me, inbox):
+        if (me.id, me.step) == (0, 0):
+            assert await me.remember(far.wait, WAIT_S)  # the others are ahead by then
+            me.send(2, {"to": "a stranger"})
+        if (me.id, me.step) == (2, 1):
+            me.state["told"] = await me.remember(ask, Prompt([message.from_id for message in inbox]))
+        if (me.id, me.step) == (3, 3):
+            await me.remember(far.set)
+
+    result = run(person, agents=4, graph=[(0, 1)], until=4, **NEAR)
+    assert result.states[2] == {"told": "hears [0]"}
+    assert asked == [[0]]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp_path, fails):
     far, late, ended, tried = threading.Event(), threading.Event(), threading.Event(), Counter()
