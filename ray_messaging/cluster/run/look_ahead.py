@@ -588,7 +588,7 @@ class LookAhead:
         for old in [each for each in self._told if each < self._number]:
             del self._told[old]
         while self.news:
-            group, anew, steps = self.news.popleft()
+            _, group, anew, steps = self.news.popleft()
             self._begun[group] += anew
             for agent, number, sent in steps:
                 before = self._told[number].get(agent)

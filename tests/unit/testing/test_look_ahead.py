@@ -563,6 +563,58 @@ async def test_a_group_that_begins_again_misleads_no_group_that_waits_for_its_ag
     assert found[0].states | found[1].states == whole.states
 
 
+async def test_a_run_hears_no_news_of_an_earlier_run_of_its_experiment():
+    groups = {"g0": [0, 1], "g1": [2]}
+    plans = plans_for(OPTIONS, 3, groups, [(1, 2), (2, 1)], 1, near=True)
+    far, first, second, asked = asyncio.Event(), threading.Event(), asyncio.Event(), Counter()
+    tell = asyncio.get_running_loop().call_soon_threadsafe
+    calls = {(1, 0, 0): (first.wait, WAIT_S), (1, 2, 5): (tell, far.set), (2, 1, 0): (tell, second.set)}
+
+    def ask(*call, heard):
+        asked[call] += 1
+        act, *args = calls.get(call, (str,))
+        act(*args)
+        return f"{call} hears {heard}"[:100]
+
+    def model(version):
+        async def person(me, inbox):
+            heard = [message.payload["told"] for message in inbox]
+            me.state["told"] = await me.remember(ask, version, me.id, me.step, heard=heard)
+            for friend in me.neighbours:
+                me.send(friend, {"told": me.state["told"]})
+
+        return person
+
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
+        actors, messagers = [], []
+        for plan in plans:
+            messagers.append(await stack.enter_async_context(GroupMessager(server, "twice", None, name=plan.name)))
+            await messagers[-1].host_agents(plan.agents, SUBTOPICS)
+        plan_of = {plan.name: known(plan) for plan in plans}
+
+        def begun(place, version):
+            inputs = RunInputs(known(model(version)), known(OPTIONS), known(None), plan_of, ahead=5, run=str(version))
+            actors.append(RunActor(messagers[place]))
+            run = actors[-1].run(plans[place].name, [known((None, inputs))], 8, 1, with_states=True)
+            return asyncio.create_task(run)
+
+        async with asyncio.timeout(WAIT_S):
+            earlier = {begun(0, 1), begun(1, 1)}
+            await far.wait()
+            for each in earlier:
+                each.cancel()
+            await asyncio.wait(earlier)
+            first.set()
+            alone = begun(0, 2)
+            await second.wait()
+            found = await asyncio.gather(alone, begun(1, 2))
+        for actor in actors:
+            await actor.close()
+    assert {count for (version, *_), count in asked.items() if version == 2} == {1}
+    assert sum(part.calls["unused"] for part in found) == 0
+
+
 async def test_a_run_that_is_to_end_after_the_open_step_begins_no_call_of_later_steps():
     plan = plans_for(OPTIONS, 4, 1, TWO_PAIRS, 1, near=True)[0]
     far, ended, asked = asyncio.Event(), threading.Event(), []
