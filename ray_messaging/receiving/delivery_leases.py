@@ -337,7 +337,10 @@ class DeliveryLeases:
         return None
 
     def _note_lost(self, holder: _Holder, received: int, number: int) -> None:
-        """Mark the leases up to fetch `number` that never reached the holder. Their messages are delivered again."""
+        """Mark as lost the leases of fetches 1 to `number` that never reached the holder.
+
+        Their messages are delivered again.
+        """
         for key, lease in [*holder.unsure.items()]:
             if lease.asked <= number:
                 del holder.unsure[key]

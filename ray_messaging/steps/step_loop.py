@@ -182,7 +182,7 @@ class StepLoop:
             self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
             self.fates, self.unheard = Counter(before.total), before.unheard
             found: Opened | Waiting | Done | None = None
-            news = "0-0"  # the latest position in the stream of news that this loop knows
+            news = ""  # the latest position in the stream of news that this loop knows ("": none)
             while True:
                 if (number := self.committed + 1) >= self.until:
                     found = None
@@ -337,10 +337,13 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for news after `news` that open `step`, which is the step of `box`."""
+        """Begin to wait for news after `news` that open `step`, which is the step of `box`.
+
+        Without `news`, an earlier driver's step may have been opened by such news, so the server is asked.
+        """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
-        elif self.is_told:
+        elif self.is_told and news:
             box.expect_opening(news, step, STEP_NEWS_TIMEOUT_S)
 
     async def _ask(self, attempt: int, number: int, box: BoxReader) -> Opened | Waiting | Done:

@@ -45,8 +45,9 @@ class ToldStep(NamedTuple):
 
 
 class Told(NamedTuple):
-    """News of a group. With `anew`, its look-ahead begins anew, so what it has told before may be wrong."""
+    """News of a group in a run. With `anew`, its look-ahead begins anew, so what it has told before may be wrong."""
 
+    run: str
     group: str
     anew: bool
     steps: Sequence[ToldStep]
@@ -59,11 +60,13 @@ _decode = msgspec.msgpack.Decoder(Told).decode
 class AheadNews:
     """The news for a group, and those from it.
 
-    It is made in the actor's event loop. Args: `hear` is called there with the news of the other groups.
+    It is made in the actor's event loop. Args: `hear` is called there with the news of the other groups of `run`. The
+    stream may have news of earlier runs, whose model or agents may have been others.
     """
 
-    def __init__(self, store: "RedisSteps", group: str, hear: Callable[[Told], None]) -> None:
+    def __init__(self, store: "RedisSteps", run: str, group: str, hear: Callable[[Told], None]) -> None:
         self._store = store
+        self._run = run
         self._group = group
         self._hear = hear
         self._loop = asyncio.get_running_loop()
@@ -74,7 +77,7 @@ class AheadNews:
     def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
         """Tell the other groups, from any thread; `steps` and `anew` are as in `Told`."""
         for low in range(0, max(1, len(steps)), _MOST):
-            self._new.append(Told(self._group, anew and not low, steps[low : low + _MOST]))
+            self._new.append(Told(self._run, self._group, anew and not low, steps[low : low + _MOST]))
         self._loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
@@ -105,5 +108,5 @@ class AheadNews:
                 continue
             for entry, told in found:
                 place, news = entry, _decode(told)
-                if news.group != self._group:
+                if news.run == self._run and news.group != self._group:
                     self._hear(news)

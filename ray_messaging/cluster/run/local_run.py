@@ -42,6 +42,7 @@ from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.messager import GroupMessager
+from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.call_limits import CallGate, CallLimits
@@ -343,9 +344,8 @@ async def _run(
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(NO_AGENTS if plan.name in moved else plan.agents, SUBTOPICS)
         # Nobody else reads the steps of a group that is alone, so they need no server.
-        alone = len(plans) == 1 and log is None and reviewer is None and former is None and not keep
-        directory = messagers[0].engine.directory
-        transport.steps = store = LocalSteps(store, plans[0].name, settings, directory) if alone else store
+        alone = len(plans) == 1 and log is None and reviewer is None and not keep
+        store = await _in_memory(messagers[0].engine, settings, goes_on=former is not None) if alone else store
         shown = set[str]()
         # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
@@ -401,6 +401,18 @@ def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) 
     from ray_messaging.cluster.run.logged_run import kept_server  # noqa: PLC0415 - brings pyarrow, 80 MB
 
     return stack.enter_context(kept_server(ordered.plan, steps))
+
+
+async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -> LocalSteps:
+    """Keep the steps of a run's only group in memory from now on.
+
+    Args: with `goes_on`, there are earlier steps on the server.
+    """
+    store = LocalSteps(engine.transport.steps, engine.name, settings, engine.directory)
+    if goes_on:
+        await store.adopt()
+    engine.transport.steps = store
+    return store
 
 
 async def _judge_and_log(

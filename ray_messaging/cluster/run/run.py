@@ -248,7 +248,8 @@ class Run(AbstractContextManager["Run"]):
             raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
         seats = seats_of(messaging, parent, options, plans)
         shared_ref = sent("shared", shared, put)
-        given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead)
+        name = secrets.token_hex(8)
+        given = RunInputs(model_ref, options_ref, shared_ref, plan_refs, parent, change, seats, ahead, name)
         # The groups get a reference in a list, because Ray would replace a plain reference by its value.
         self._given = [sent("the run", (messaging, given), put)]
         self._actors = actors = kept.take({name: places.key(name) for name in plan_refs})

@@ -97,7 +97,8 @@ class RunInputs(NamedTuple):
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
     inputs that it needs, and each only once. `parent_calls` is the log's folder of the parent of a fork, whose results
     answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents in
-    `seats`. `ahead` is for how many steps after the open one agents may run ahead.
+    `seats`. `ahead` is for how many steps after the open one agents may run ahead. `run` is a name that no other run of
+    the experiment has.
     """
 
     model: Any
@@ -108,6 +109,7 @@ class RunInputs(NamedTuple):
     change: StateChange = NO_CHANGE
     seats: frozenset[AgentId] = frozenset()
     ahead: int = 0
+    run: str = ""
 
 
 class RunActor:
@@ -136,7 +138,7 @@ class RunActor:
         self._society: AgentLoop | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._parent_calls: str | None = None
-        self._ahead = 0
+        self._ahead, self._run = 0, ""  # these fields of `RunInputs`
         self._is_judged = False  # whether rules have blocked messages
         self._news: AheadNews | None = None  # what groups tell each other about agents that run ahead
         self._others = False  # whether the run has further groups
@@ -276,6 +278,7 @@ class RunActor:
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
         self._society = society_of(plan, model, options, shared, self._thread)
         self._society.change, self._parent_calls, self._ahead = inputs.change, inputs.parent_calls, inputs.ahead
+        self._run = inputs.run
         self._watch = ModelWatch(model, {"shared": shared, "me.data": changeable(plan.rows)}, self._told)
         self._homes = Homes(plan, inputs.plans)
         self._others = len(inputs.plans) > 1
@@ -346,7 +349,7 @@ class RunActor:
         numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
         memories = {number: self._calls_of(number, step, loop) for number in numbers}
         if free and self._others and self._news is None and isinstance(self._society, AgentLoop):
-            self._news = AheadNews(engine.transport.steps, self._messager.name, self._society.hear)
+            self._news = AheadNews(engine.transport.steps, self._run, self._messager.name, self._society.hear)
         tell = None if self._news is None else self._news.tell
         return Ahead(memories, engine.settings.payload_bytes, step.sends.horizon, tell)
 

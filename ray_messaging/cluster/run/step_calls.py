@@ -399,6 +399,9 @@ class RememberedCalls:
         sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
+        if self.early and not what.by_content:
+            # Nobody could tell this call from one with other arguments, which the agent may make in the step itself.
+            return self._not_ahead()
         shared = self.store is not None and sample is not None and not by_person
         content = content_digest_of(function, args, kwargs, uses) if shared else None
         self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
@@ -421,6 +424,9 @@ class RememberedCalls:
         elif known is None and call.content is not None and not self.memory.may_know:
             known = self._in_store(call.content)
         return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
+
+    async def _not_ahead(self) -> None:
+        raise asyncio.CancelledError  # the agent runs ahead no further
 
     def _in_store(self, content: str) -> tuple[str, KeptCall] | None:
         assert self.store is not None

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from support.patience import WAIT_S
 from support.step_faults import commit_in_parts
 from support.stepped import begin_steps
 
@@ -79,6 +80,24 @@ async def test_a_loop_that_stands_begins_a_step_by_whatever_opens_it_first(messa
                 seen.append([message.payload["n"] for message in step.messages])
                 step.send(1, 2, {"n": step.number})
     assert seen == [[], [0], [1], [2]]
+
+
+async def test_a_loop_does_not_begin_a_step_that_was_opened_for_an_earlier_driver(messagers, monkeypatch):
+    monkeypatch.setattr(step_loop, "_TOLD_S", WAIT_S)  # news that have come go before a question
+    host, store = await driven(messagers)
+    for until in (1, 2):
+        loop = step_loop.step_loop(host.engine)
+        loop.is_told = True
+        async with aclosing(loop.standing(1)) as steps:
+            while await anext(steps) is not None:
+                pass
+            if until == 1:  # the driver dies before it begins the step
+                await store.go_on(1, 1, ["all"], 0.0)
+                continue
+            loop.until = 2
+            assert (await anext(steps)).number == 1
+            assert await anext(steps) is None
+    assert (await store.progress()).sealed == 1
 
 
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -257,6 +257,34 @@ def test_a_message_that_the_graph_does_not_have_is_heard_and_costs_a_call(tmp_pa
     assert (vain["agent"], vain["step"], vain["result"]) == (2, 5, '"2 in 5 hears []"')
 
 
+class Prompt:
+    """An argument that cannot be encoded."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+
+def test_a_call_whose_arguments_cannot_be_compared_is_made_by_its_step_alone():
+    asked, far = [], threading.Event()
+
+    def ask(prompt):
+        asked.append(prompt.heard)
+        return f"hears {prompt.heard}"
+
+    async def person(me, inbox):
+        if (me.id, me.step) == (0, 0):
+            assert await me.remember(far.wait, WAIT_S)  # the others are ahead by then
+            me.send(2, {"to": "a stranger"})
+        if (me.id, me.step) == (2, 1):
+            me.state["told"] = await me.remember(ask, Prompt([message.from_id for message in inbox]))
+        if (me.id, me.step) == (3, 3):
+            await me.remember(far.set)
+
+    result = run(person, agents=4, graph=[(0, 1)], until=4, **NEAR)
+    assert result.states[2] == {"told": "hears [0]"}
+    assert asked == [[0]]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_that_was_made_in_vain_is_told_even_if_it_ends_after_its_step(tmp_path, fails):
     far, late, ended, tried = threading.Event(), threading.Event(), threading.Event(), Counter()
@@ -533,6 +561,58 @@ async def test_a_group_that_begins_again_misleads_no_group_that_waits_for_its_ag
         run, person, agents=3, groups=groups, graph=[(1, 2), (2, 1)], until=12, progress=False
     )
     assert found[0].states | found[1].states == whole.states
+
+
+async def test_a_run_hears_no_news_of_an_earlier_run_of_its_experiment():
+    groups = {"g0": [0, 1], "g1": [2]}
+    plans = plans_for(OPTIONS, 3, groups, [(1, 2), (2, 1)], 1, near=True)
+    far, first, second, asked = asyncio.Event(), threading.Event(), asyncio.Event(), Counter()
+    tell = asyncio.get_running_loop().call_soon_threadsafe
+    calls = {(1, 0, 0): (first.wait, WAIT_S), (1, 2, 5): (tell, far.set), (2, 1, 0): (tell, second.set)}
+
+    def ask(*call, heard):
+        asked[call] += 1
+        act, *args = calls.get(call, (str,))
+        act(*args)
+        return f"{call} hears {heard}"[:100]
+
+    def model(version):
+        async def person(me, inbox):
+            heard = [message.payload["told"] for message in inbox]
+            me.state["told"] = await me.remember(ask, version, me.id, me.step, heard=heard)
+            for friend in me.neighbours:
+                me.send(friend, {"told": me.state["told"]})
+
+        return person
+
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
+        actors, messagers = [], []
+        for plan in plans:
+            messagers.append(await stack.enter_async_context(GroupMessager(server, "twice", None, name=plan.name)))
+            await messagers[-1].host_agents(plan.agents, SUBTOPICS)
+        plan_of = {plan.name: known(plan) for plan in plans}
+
+        def begun(place, version):
+            inputs = RunInputs(known(model(version)), known(OPTIONS), known(None), plan_of, ahead=5, run=str(version))
+            actors.append(RunActor(messagers[place]))
+            run = actors[-1].run(plans[place].name, [known((None, inputs))], 8, 1, with_states=True)
+            return asyncio.create_task(run)
+
+        async with asyncio.timeout(WAIT_S):
+            earlier = {begun(0, 1), begun(1, 1)}
+            await far.wait()
+            for each in earlier:
+                each.cancel()
+            await asyncio.wait(earlier)
+            first.set()
+            alone = begun(0, 2)
+            await second.wait()
+            found = await asyncio.gather(alone, begun(1, 2))
+        for actor in actors:
+            await actor.close()
+    assert {count for (version, *_), count in asked.items() if version == 2} == {1}
+    assert sum(part.calls["unused"] for part in found) == 0
 
 
 async def test_a_run_that_is_to_end_after_the_open_step_begins_no_call_of_later_steps():
