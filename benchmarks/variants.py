@@ -64,7 +64,7 @@ def main() -> None:
         begun = time.perf_counter()
         command = [sys.executable, "-m", "benchmarks.variants", "--variants", str(plan.variants)]
         command += ["--child", server.base_url, store]
-        ours: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        ours: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True}
         ours |= {"cwd": Path(__file__).parents[1]}
         children = [subprocess.Popen([*command, *more], **ours) for more in ([], ["--backwards"], [])]
         while server.counts()["answered"] < AGENTS * STEPS:

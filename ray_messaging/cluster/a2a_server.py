@@ -80,7 +80,11 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         self.agents = frozenset(map(check_id, agents))
         self.token = secrets.token_urlsafe(32) if token is None else token
         self._socket, self.url = _bound(place)
-        self._user = UserMessager(connection)
+        try:
+            self._user = UserMessager(connection)
+        except BaseException:
+            self._socket.close()
+            raise
         self._serving: asyncio.Task[None] | None = None
         app = _Guard(_application(self._user.messager, self.agents, connection.exp_id, timeout), self.token)
         self._server = uvicorn.Server(
@@ -105,7 +109,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
-        await serving
+        await asyncio.wait([serving])  # an error is in the log, and must not keep the caller from ending the rest
 
     def url_of(self, agent: AgentId) -> str:
         """Return the URL of an agent, below which its card is; raise ConfigError if the server does not serve it."""

@@ -76,6 +76,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
         self._fork: Fork | None = None  # what a fork does between its steps; None: this is no fork
+        self._doors: list[A2AServer | RemoteAgent] = []  # what this process has opened for clients and agents outside
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -261,6 +262,9 @@ class Messaging(AbstractContextManager["Messaging"]):
                 Without `erase` these data stay, and `on_existing` decides at the next start. An embedded server's data
                 stay only if they are in a folder, as `data_dir` of `start` says.
         """
+        doors, self._doors = self._doors, []
+        for door in doors:
+            door.close()
         kept = ("_surveys", "_audience_files", "_user", "_run_actors", "_seat_pages")
         *_, user, runs, seats = (self.__dict__.pop(name, None) for name in kept)
         if user is not None:
@@ -834,7 +838,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         token: str | None = None,
         timeout: float = ANSWER_TIMEOUT_S,
     ) -> "A2AServer":
-        """Serve agents to clients outside by the A2A protocol, until the handle is closed; return the handle.
+        """Serve agents to clients outside by A2A, until the handle is closed or the experiment ends; return the handle.
 
         A message of a client is a question of the user to the agent, and the agent's answer ends the client's task.
 
@@ -848,7 +852,9 @@ class Messaging(AbstractContextManager["Messaging"]):
         """
         with _of_extra_a2a():
             from ray_messaging.cluster.a2a_server import A2AServer
-        return A2AServer(self._connection, agents, a2a, token, timeout)
+        server = A2AServer(self._connection, agents, a2a, token, timeout)
+        self._doors.append(server)
+        return server
 
     def remote_agent(
         self, agent: AgentId, url: str, *, token: str | None = None, wait_s: float = 30.0, late_steps: int = 10
@@ -856,7 +862,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
 
         Without steps, a group that is made for the agent hosts it, and this process passes messages on until the handle
-        is closed. In steps, the handle is the model of the agent: pass it to `run`.
+        is closed, or the experiment ends. In steps, the handle is the model of the agent: pass it to `run`.
 
         Args:
             agent: The id in this experiment.
@@ -874,6 +880,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         remote = RemoteAgent(agent, url, experiment=self.exp_id, token=token, wait_s=wait_s, late_steps=late_steps)
         if self._connection.experiment.steps is None:
             remote.serve(self)
+            self._doors.append(remote)
         return remote
 
     # -- surveys --------------------------------------------------------------------------------------------------

@@ -355,9 +355,11 @@ def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Deliver
 
 
 class Shared:
-    """The object that all groups get. It has the source from which each process makes its executors at their first use.
+    """The object that all groups get. It has the `Source` with which each process makes its executors.
 
-    Args: `driver` names the driver, whose deliveries are the only messages that executors take.
+    A process makes them when it first needs them.
+
+    Args: `driver` names the driver. Executors ignore all messages that are not this driver's deliveries.
     """
 
     def __init__(self, source: Source, driver: str) -> None:

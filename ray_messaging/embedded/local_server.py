@@ -1,6 +1,7 @@
 """A server that belongs to this process, for messagers without a cluster."""
 
 import weakref
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,18 +14,21 @@ _HOST: Final = "127.0.0.1"
 
 
 class LocalServer:
-    """A Valkey server that belongs to this process. It begins empty, and keeps its data in memory only.
+    """A Valkey server that belongs to this process. Unless it has a `data_dir`, it begins empty, and writes no files.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
     messager, in 0.1 s. It ends with its `with` block, when no variable and no messager refers to it any more, or with
     the process, even if the process is killed. Only processes of this user on this machine can reach it.
 
-    Args: with `steps`, the experiments on this server have steps.
+    Args: with `steps`, the experiments on this server have steps. The data are kept in the folder `data_dir`, from
+    which the next server there loads them.
     """
 
-    def __init__(self, steps: Steps | None = None) -> None:
+    def __init__(self, steps: Steps | None = None, *, data_dir: str | Path | None = None) -> None:
         self._steps = None if steps is None else StepSettings.of(steps)
-        self._server = EmbeddedServer(_HOST, append_only=False)
+        self._data_dir = None if data_dir is None else Path(data_dir).absolute()
+        kept = None if self._data_dir is None else str(self._data_dir)
+        self._server = EmbeddedServer(_HOST, data_dir=kept, append_only=kept is not None)
         # The guard stops the server when this process ends. A forked copy of this process must not stop it at its own
         # end.
         weakref.finalize(self, self._server.stop).atexit = False
@@ -38,8 +42,13 @@ class LocalServer:
     ) -> None:
         self.stop()
 
+    @property
+    def data_dir(self) -> Path | None:
+        """Return the folder in which the data are kept, or None if they are in memory only."""
+        return self._data_dir
+
     def stop(self) -> None:
-        """Stop the server. All its data are lost. A second call does nothing."""
+        """Stop the server. Its data are lost, unless they are in a `data_dir`. A second call does nothing."""
         self._server.stop()
 
     def begin_anew(self, steps: Steps | None = None) -> Self:

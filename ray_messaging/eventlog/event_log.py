@@ -196,7 +196,14 @@ class EventLog:
             found = summed_calls(found, [by] if isinstance(by, str) else [*by])
         return with_exact_integers(found)
 
-    def sql(self, query: str, *, limit: int | None = None, timeout_s: float | None = None) -> pa.Table:
+    def sql(
+        self,
+        query: str,
+        *,
+        limit: int | None = None,
+        timeout_s: float | None = None,
+        temporary_files: bool = True,
+    ) -> pa.Table:
         """Return the result of one SQL query over the tables `messages` (see `query`) and `calls` (see `calls`).
 
         DuckDB runs the query, which must be a SELECT and can read only the log. Times are in UTC. Sums of whole numbers
@@ -206,11 +213,14 @@ class EventLog:
             query: The SELECT.
             limit: The most rows to return. Further rows are not read.
             timeout_s: The most seconds that the query may take; None means no limit.
+            temporary_files: Whether data that do not fit into 2 GB of memory are written to temporary files. Without
+                them such a query is refused.
 
         Raises: InvalidQuery if the SQL is wrong, takes longer than `timeout_s`, or would read other files or change
         anything; ImportError, which says how to install duckdb, if it is not installed.
         """
-        given = {name: value for name, value in (("limit", limit), ("timeout_s", timeout_s)) if value is not None}
+        given: dict[str, Any] = {} if temporary_files else {"temporary_files": False}
+        given |= {name: value for name, value in (("limit", limit), ("timeout_s", timeout_s)) if value is not None}
         return self._table("sql", query=query, **given)
 
     def conversation(

@@ -34,6 +34,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import read_run
 from ray_messaging.eventlog.reading.event_rows import LogRow
+from ray_messaging.eventlog.reading.scan import time_limit
 from ray_messaging.inspector.page_values import cut
 from ray_messaging.inspector.sources.folder_facts import FolderFacts
 from ray_messaging.inspector.sources.live_control import LiveControl
@@ -42,7 +43,7 @@ from ray_messaging.inspector.sources.run_folders import MOST_RUNS, RunFolders, c
 
 MOST_ROWS = 1_000
 MOST_BYTES = 40_000  # the most bytes of an answer, because assistants cut or refuse larger ones
-SQL_S = 60.0
+ANSWER_S = 60.0  # the most seconds that the search for an answer may take
 _WIDTHS = (2_000, 200, 20)  # the most characters of a value; the first width is taken with which at least one row fits
 _PARTS = (40, 10, 3)  # the most items of a list or dict in a summary; the first number is taken with which it fits
 _ERROR_WIDTH = 2_000
@@ -219,8 +220,8 @@ class RunAnswers:
         Count and group in the query where you can: at most 1,000 rows are returned.
         """
         log = self._folders.log_of(run)
-        with self._sql:
-            table = log.sql(query, limit=limit + 1, timeout_s=SQL_S)
+        with self._sql, time_limit(ANSWER_S):  # the time for which other queries were waited for does not count
+            table = log.sql(query, limit=limit + 1, timeout_s=ANSWER_S, temporary_files=False)
         return rows_of(table, limit, "get the next ones by ORDER BY and OFFSET in the query, or group the rows")
 
     def conversation(self, run: Run, one: Agent, other: Agent, limit: Limit = 50, offset: Offset = 0) -> dict[str, Any]:
@@ -415,7 +416,8 @@ def mcp_server(answers: RunAnswers, control: RunControl | None = None) -> MCPSer
     def schema_of(run: str) -> str:
         """Return the columns of the messages of a run, and their types."""
         try:
-            return answers.schema_of(run)
+            with time_limit(ANSWER_S):
+                return answers.schema_of(run)
         except (MessagingError, OSError, ImportError) as error:
             raise ResourceError(_error(error)) from error
 
@@ -428,7 +430,8 @@ def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., str]:
     @wraps(tool)
     def answer(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401 - of the tool
         try:
-            return as_data(tool(*args, **kwargs))
+            with time_limit(ANSWER_S):
+                return as_data(tool(*args, **kwargs))
         except (MessagingError, OSError, ImportError) as error:
             raise ToolError(_error(error)) from error
 

@@ -340,9 +340,10 @@ class UnreadMessages:
         fits = messages <= self._most_messages and nbytes <= self._most_bytes
         if not fits or not await self._inbox.reach(end.entry, self._most_messages, lambda: self._fetcher.commits):
             raise MoveFailed(
-                f"agents cannot leave group {self._name!r} while {messages:,} messages of {nbytes:,} bytes wait in "
-                f"its mailbox, because a move reads all of them: fetch until at most {self._most_messages:,} messages "
-                f"of {self._most_bytes:,} bytes wait, or raise MessagingConfig.complete_messages or complete_bytes",
+                f"agents cannot leave group {self._name!r} while {messages:,} messages wait in its mailbox "
+                f"({nbytes:,} bytes in all), because a move reads all of them: fetch until at most "
+                f"{self._most_messages:,} messages with at most {self._most_bytes:,} bytes in all wait, or raise "
+                "MessagingConfig.complete_messages or complete_bytes",
                 group=self._name,
                 messages=messages,
             )

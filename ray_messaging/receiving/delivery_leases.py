@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ray_messaging.common.once_by_call import OnceByCall
@@ -67,10 +67,21 @@ Place = tuple[int, int, int]
 _BEFORE_ALL: Place = (0, 0, 0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Holder:
+    name: str
+    fetch: FetchOptions | None = None  # the fetch that is in progress
+    abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
+    reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
+    came_again: int = 0  # the number of messages that this holder held for too long
+    # The leases whose answer may not have reached the holder, by number.
+    unsure: "dict[int, _Lease]" = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class _Lease:
     token: Token
-    holder: str
+    holder: _Holder
     due: float  # the loop time at which the lease ends, so that another caller may get the messages
     slices: list[Slice]
     runs: list[tuple[int, int]]  # the numbers of the rows, as the mailbox's `InFlight` counts them
@@ -84,13 +95,6 @@ class _Lease:
     def first(self) -> Place:
         """Return the place of the lease's first row in the mailbox; `_BEFORE_ALL` if it has only foreign messages."""
         return next((place_of(part) for part in self.slices if part.batch.origin is not None), _BEFORE_ALL)
-
-
-@dataclass(slots=True)
-class _Holder:
-    abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
-    reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
-    came_again: int = 0  # the number of messages that this holder held for too long
 
 
 class DeliveryLeases:
@@ -111,14 +115,14 @@ class DeliveryLeases:
         self._fetcher = fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
-        # With the next three fields, a fetch need not check all leases.
+        # With the next two fields, a fetch need not check all leases.
         self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost are not included
         self._lost: dict[int, _Lease] = {}
-        # By holder: leases whose answer may not have reached the holder.
-        self._unsure: dict[str, dict[int, _Lease]] = {}
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
-        self._calls: dict[str, FetchOptions] = {}  # by holder: the options of the fetch that is in progress
-        self._holders = OnceByCall[str, _Holder](most=_RETURNED)
+        # A holder is not forgotten while it fetches, or while the answer to its last fetch may be lost.
+        self._holders = OnceByCall[str, _Holder](
+            most=_RETURNED, held=lambda _, known, __: known.fetch is not None or bool(known.unsure)
+        )
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -130,7 +134,8 @@ class DeliveryLeases:
     @property
     def holders(self) -> set[str]:
         """Return the callers that hold messages or are waiting in a fetch."""
-        return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
+        holding = {lease.holder.name for lease in self._leases.values() if lease.rows > 0}
+        return holding | {name for name, known in self._holders.items() if known.fetch is not None}
 
     def held(self) -> list[HeldByHandle]:
         """Return how many messages each handle holds, and how many it has held for too long.
@@ -140,7 +145,7 @@ class DeliveryLeases:
         now, since = asyncio.get_running_loop().time(), defaultdict[str, list[tuple[float, int]]](list)
         for lease in self._leases.values():
             if lease.rows > 0 and lease.due and not lease.lost:
-                since[lease.holder].append((now - lease.due + self._lease_s, lease.rows))
+                since[lease.holder.name].append((now - lease.due + self._lease_s, lease.rows))
         again = {holder: known.came_again for holder, known in self._holders.items() if known.came_again}
         found = []
         for holder in [*since, *(again.keys() - since.keys())]:
@@ -149,7 +154,7 @@ class DeliveryLeases:
         return found
 
     def _holder(self, name: str) -> _Holder:
-        known = self._holders.get(name) or _Holder()
+        known = self._holders.get(name) or _Holder(name)
         self._holders.put(name, known)
         return known
 
@@ -189,9 +194,8 @@ class DeliveryLeases:
         if some is None or lease.rows <= 0:
             self._remove(lease)
             self._returned.put(token[:2], None)
-            holder = self._holders.get(lease.holder)
-            if holder is not None and holder.came_again and asyncio.get_running_loop().time() < lease.due:
-                holder.came_again = 0
+            if lease.holder.came_again and asyncio.get_running_loop().time() < lease.due:
+                lease.holder.came_again = 0
             return True
         return False
 
@@ -199,9 +203,7 @@ class DeliveryLeases:
         number = lease.token.number
         del self._leases[number]
         self._lost.pop(number, None)
-        unsure = self._unsure.get(lease.holder, {})
-        if unsure.pop(number, None) is not None and not unsure:
-            del self._unsure[lease.holder]
+        lease.holder.unsure.pop(number, None)
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
         """Acknowledge a lease that an earlier process gave; return whether all its rows are acknowledged now.
@@ -231,7 +233,7 @@ class DeliveryLeases:
 
     async def give_up(self, holder: str, token: Token | None) -> None:
         """End a lease early, because its holder has failed. Then the next caller gets the lease's messages."""
-        if token is not None and self._has(token) and self._leases[token.number].holder == holder:
+        if token is not None and self._has(token) and self._leases[token.number].holder.name == holder:
             self._leases[token.number].due = self._next_due = 0.0
             self._fetcher.inbox.wake()
 
@@ -243,10 +245,11 @@ class DeliveryLeases:
 
         Args: `received` and `number` are fields of the fetch's `FetchOptions`.
         """
-        self._holder(holder).abandoned = number
-        if holder in self._calls and self._calls[holder].number <= number:
-            del self._calls[holder]
-        self._note_lost(holder, received, number)
+        known = self._holder(holder)
+        known.abandoned = number
+        if known.fetch is not None and known.fetch.number <= number:
+            known.fetch = None
+        self._note_lost(known, received, number)
         # This wakes the fetch that must end, and other fetches, which may get its messages.
         self._fetcher.inbox.wake()
 
@@ -261,32 +264,32 @@ class DeliveryLeases:
         """
         self._fetcher.check_open()
         options = options._replace()  # the identity of this new object stands for this fetch
-        newest = max(self._holder(holder).abandoned, self._calls[holder].number - 1 if holder in self._calls else -1)
+        known = self._holder(holder)
+        newest = known.abandoned if known.fetch is None else max(known.abandoned, known.fetch.number - 1)
         if options.number <= newest:  # the holder ended this fetch before it arrived
             return None, self._fetcher.messages([])
-        if holder in self._calls:
+        if known.fetch is not None:
             self._fetcher.inbox.wake()  # this ends an earlier fetch of the same holder
-        self._calls[holder] = options
+        known.fetch = options
         try:
             _, late = await self.give_back([] if token is None else [(token, None)])
             if late is not None:
                 raise late
-            self._note_lost(holder, options.received, options.number)
+            self._note_lost(known, options.received, options.number)
             clock, lease = asyncio.get_running_loop().time, None
             deadline = math.inf if timeout is None else clock() + timeout
-            while lease is None and self._calls.get(holder) is options:
-                lease = await self._take(holder, options, limit, min(_LOOK_S, max(0.0, deadline - clock())))
+            while lease is None and known.fetch is options:
+                lease = await self._take(known, options, limit, min(_LOOK_S, max(0.0, deadline - clock())))
                 if clock() >= deadline:
                     break
         finally:
-            if self._calls.get(holder) is options:
-                del self._calls[holder]
+            if known.fetch is options:
+                known.fetch = None
         if lease is None:
             return None, self._fetcher.messages([])
         ends = (place_of(part._replace(low=part.high)) for part in reversed(lease.slices) if part.batch.origin)
-        known = self._holder(holder)
         known.reached = max(next(ends, _BEFORE_ALL), known.reached)
-        messages = self._fetcher.messages(lease.slices, more=bool(self._expired(holder, clock())))
+        messages = self._fetcher.messages(lease.slices, more=bool(self._expired(known, clock())))
         if options.commit == "acked":
             self._drop_foreign(lease)
         return lease.token, messages
@@ -299,7 +302,7 @@ class DeliveryLeases:
             self._remove(lease)
             self._returned.put(lease.token[:2], None)
 
-    async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
+    async def _take(self, holder: _Holder, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
         """Lease messages from an ended lease if there is one, otherwise from the inbox.
 
         A complete fetch takes the messages of all ended leases and of the inbox. Return None if there are no messages,
@@ -309,7 +312,7 @@ class DeliveryLeases:
 
         def must_stop() -> bool:
             """Return whether the caller has ended this fetch, or messages of ended leases must be delivered first."""
-            if self._calls.get(holder) is not options:
+            if holder.fetch is not options:
                 return True
             return not options.complete and bool(self._expired(holder, clock()))
 
@@ -317,7 +320,7 @@ class DeliveryLeases:
             timeout = 0.0
         taken = await self._fetcher.take(limit, timeout, must_stop, complete=options.complete)
         slices = taken.slices
-        if not slices and self._calls.get(holder) is not options:
+        if not slices and holder.fetch is not options:
             return None
         if not slices and not options.complete and (again := self._expired(holder, clock())):
             return self._cut(again, holder, options, limit)
@@ -333,35 +336,35 @@ class DeliveryLeases:
             await self._fetcher.commits.write()
         return None
 
-    def _note_lost(self, holder: str, received: int, number: int) -> None:
-        """Mark the leases up to fetch `number` that never reached the holder. Their messages are delivered again."""
-        later: dict[int, _Lease] = {}
-        for key, lease in self._unsure.pop(holder, {}).items():
-            if lease.asked > number:
-                later[key] = lease
-            elif not lease.acked or lease.asked > received:
-                lease.lost = True
-                self._lost[key] = lease
-        if later:
-            self._unsure[holder] = later
+    def _note_lost(self, holder: _Holder, received: int, number: int) -> None:
+        """Mark as lost the leases of fetches 1 to `number` that never reached the holder.
 
-    def _expired(self, holder: str, now: float) -> list[_Lease]:
+        Their messages are delivered again.
+        """
+        for key, lease in [*holder.unsure.items()]:
+            if lease.asked <= number:
+                del holder.unsure[key]
+                if not lease.acked or lease.asked > received:
+                    lease.lost = True
+                    self._lost[key] = lease
+
+    def _expired(self, holder: _Holder, now: float) -> list[_Lease]:
         """Return the leases whose messages may be delivered again to this holder, in the mailbox's order."""
         if not self._lost and now < self._next_due:
             return []
         lost = self._lost.values()
         # A holder never saw the messages of its lost leases. So it may get all messages from the first of these
         # messages on.
-        mine = (lease.first for lease in lost if lease.holder == holder)
-        reached = min(mine, default=self._holder(holder).reached)
-        found = [lease for lease in lost if lease.holder == holder or lease.first >= reached]
+        mine = (lease.first for lease in lost if lease.holder is holder)
+        reached = min(mine, default=holder.reached)
+        found = [lease for lease in lost if lease.holder is holder or lease.first >= reached]
         if now >= self._next_due:
             held = [lease for lease in self._leases.values() if not lease.lost]
             found += [lease for lease in held if lease.due <= now]
             self._next_due = min((lease.due for lease in held), default=math.inf)
         return sorted(found, key=lambda lease: lease.first)
 
-    def _cut(self, again: list[_Lease], holder: str, options: FetchOptions, limit: int | None) -> _Lease | None:
+    def _cut(self, again: list[_Lease], holder: _Holder, options: FetchOptions, limit: int | None) -> _Lease | None:
         """Lease the messages of the first ended lease again.
 
         The new lease has at most `limit` messages, and none that are after the first message of the next ended lease.
@@ -388,14 +391,14 @@ class DeliveryLeases:
     def _note_again(self, lease: _Lease, slices: list[Slice]) -> None:
         """Count messages that are delivered again because their holder has held them for too long."""
         if lease.due and not lease.lost and slices:
-            self._holder(lease.holder).came_again += _rows(slices)
+            lease.holder.came_again += _rows(slices)
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
         """Remove a lease; return its messages that are not acknowledged."""
         self._remove(lease)
         return self._fetcher.commits.in_flight.unacked(lease.slices)
 
-    def _enter(self, slices: list[Slice], holder: str, options: FetchOptions) -> _Lease:
+    def _enter(self, slices: list[Slice], holder: _Holder, options: FetchOptions) -> _Lease:
         """Make a lease of slices for a holder, as the answer to its fetch."""
         self._last += 1
         flight = self._fetcher.commits.in_flight
@@ -407,7 +410,7 @@ class DeliveryLeases:
         lease = _Lease(token, holder, due, slices, runs, _rows(slices), options.number, acked)
         self._leases[self._last] = lease
         self._next_due = min(self._next_due, due)
-        self._unsure.setdefault(holder, {})[self._last] = lease
+        holder.unsure[self._last] = lease
         return lease
 
 

@@ -79,7 +79,8 @@ def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Gette
         )
     if missing := [name for name in names if name not in keys]:
         raise RowError(
-            f"there is no field {missing[0]!r} (of {template!r}) for the {noun}: the fields are {shown(keys)}"
+            f"the template {template!r} for the {noun} names {missing[0]!r}, which is no field: "
+            f"the fields are {shown(keys)}"
         )
     get = {name: itemgetter(keys[name]) for name in names}
     pieces = [(part[0].replace("{{", "{").replace("}}", "}"), part["field"]) for part in parts]

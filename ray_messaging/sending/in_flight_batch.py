@@ -222,7 +222,7 @@ class InFlightBatch:
             self._owner.batch_done(self)
 
     def _tell_some(self, rows: Rows | None) -> None:
-        fates, singles = self.outcome.fates, self.pending.singles
+        codes, singles = self.outcome.codes, self.pending.singles
         some = () if not singles else range(len(singles)) if rows is None else rows.tolist()
         for row in some:
             future = singles[row]
@@ -233,13 +233,13 @@ class InFlightBatch:
             else:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self.pending.bulks:
-            unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
+            unknown = codes.count(UNKNOWN, low, high)
             # If no row has failed, as in most batches, the rows need not be checked one by one.
-            if bulk.done() or len(unknown) > len(self.errors):
+            if bulk.done() or unknown > len(self.errors):
                 continue
-            if any(row not in self.errors for row in unknown.tolist()):
+            if unknown and any(codes[row] == UNKNOWN and row not in self.errors for row in range(low, high)):
                 continue
-            if len(unknown):
+            if unknown:
                 bulk.set_exception(self._error_of(low, high))
             else:
                 bulk.set_result(Receipts([(self.outcome, low, high)]))

@@ -8,7 +8,7 @@ import numpy as np
 from ray_messaging.addressing.channels import OMITTED, AgentId, SenderId, check_id, check_recipient, parse_channel
 from ray_messaging.addressing.directory import IdTable
 from ray_messaging.errors import UnknownSender
-from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn, encode_payload
 from ray_messaging.outgoing import Outgoing
@@ -16,68 +16,6 @@ from ray_messaging.sending.bulk_input import ColumnChunk, batches_of, columns_of
 
 _ADDRESSES_KEPT = 200_000
 _KEPT = 200_000  # the most ids in the cache `known`; it has a limit, because each id takes 64 bytes
-
-
-class AllowedSenders:
-    """The agents for which a group may send. `known` is a cache of those int ids that were looked up before."""
-
-    def __init__(self, group: str) -> None:
-        self.group = group
-        self.known: set[int] = set()
-        self._agents = NO_AGENTS
-        self._table: IdTable[np.bool_] | None = None  # None if there are no int ids
-
-    def add(self, agents: AgentSet) -> None:
-        """Allow the group to send for these agents as well."""
-        self._set(self._agents | agents)
-
-    def remove(self, agents: AgentSet) -> None:
-        """No longer allow the group to send for these agents."""
-        self.known.clear()
-        self._set(self._agents - agents)
-
-    def _set(self, agents: AgentSet) -> None:
-        self._agents, ints = agents, agents.ints
-        self._table = IdTable(ints, np.ones(len(ints), np.bool_)) if len(ints) else None
-
-    def check(self, from_id: AgentId | None) -> None:
-        """Raise UnknownSender unless the agent is in the group. The id None, which stands for the user, is allowed."""
-        if from_id is None or from_id in self.known:
-            return
-        if from_id not in self._agents:
-            raise self._unknown(from_id)
-        if isinstance(from_id, int):
-            if len(self.known) >= _KEPT:
-                self.known.clear()
-            self.known.add(from_id)
-
-    def check_column(self, from_ids: IdColumn) -> None:
-        """Raise UnknownSender if an id is not an agent of the group. The error names the first such id."""
-        values, table = from_ids.values, self._table
-        if (
-            from_ids.kinds is None
-            and table is not None
-            and table.dense is None
-            and table.look_up(np.sort(values)).all()
-        ):
-            return  # sorted ids are found in a third of the time, because they make better use of the processor's cache
-        ours = np.zeros(len(values), np.bool_) if table is None else table.look_up(values)
-        if from_ids.kinds is not None:
-            strings = np.array([name in self._agents.strings for name in from_ids.strings], np.bool_)
-            ours[from_ids.kinds != INT] = True
-            named = np.flatnonzero(from_ids.kinds == STR)
-            ours[named] = strings[values[named]] if len(named) else True
-        if not ours.all():
-            raise self._unknown(from_ids[int(ours.argmin())])
-
-    def _unknown(self, from_id: AgentId | None) -> UnknownSender:
-        return UnknownSender(
-            f"agent {from_id!r} is not one of group {self.group!r}, so nothing of this call was sent: send its "
-            f"messages by its own group, messaging.group_of({from_id!r}); or let this group send for any agent: "
-            "MessagingConfig(strict_senders=False)",
-            value=from_id,
-            group=self.group,
-        )
 
 
 class CheckedMessage(NamedTuple):
@@ -90,7 +28,7 @@ class CheckedMessage(NamedTuple):
 
 
 class MessageChecks:
-    """The checks of one messager's messages.
+    """The checks of one messager's messages. All agents may send, until `allow_only` names those that may.
 
     Args: `user_is_explicit` says that a from_id of None always means the user. Otherwise None may also mean that
     from_id was left out. If only some agents may send, such a message is refused.
@@ -99,22 +37,25 @@ class MessageChecks:
     def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
         self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # a cache of parsed channels
         self.known: set[int] | None = None  # a cache of int ids that may send; None if all ids may send
+        self._agents: AgentSet | None = None  # the agents that may send; None if all may
+        self._ints: IdTable[np.bool_] | None = None  # those of them that are ints; None if there are none
         self._name = name
         self._exp_id = exp_id
         self._payload_bytes = payload_bytes
         self._user_is_explicit = user_is_explicit
-        self._allowed: AllowedSenders | None = None
 
     def allow_only(self, agents: AgentSet) -> None:
         """Accept only messages of these agents, and of the agents in earlier calls."""
-        self._allowed = self._allowed or AllowedSenders(self._name)
-        self._allowed.add(agents)
-        self.known = self._allowed.known
+        self._set_allowed(agents if self._agents is None else self._agents | agents)
 
     def refuse(self, agents: AgentSet) -> None:
         """Accept no more messages of these agents, if only some agents may send."""
-        if self._allowed is not None:
-            self._allowed.remove(agents)
+        if self._agents is not None:
+            self._set_allowed(self._agents - agents)
+
+    def _set_allowed(self, agents: AgentSet) -> None:
+        self.known, self._agents, ints = set(), agents, agents.ints
+        self._ints = IdTable(ints, np.ones(len(ints), np.bool_)) if len(ints) else None
 
     def address(self, channel: str) -> tuple[AgentId | None, str]:
         """Return the agent and the topic of a channel. The agent is None if the channel belongs to no agent.
@@ -147,18 +88,17 @@ class MessageChecks:
     def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
         """Check a message to an address that is known to be valid. Raises the same errors as `checked`."""
         if from_id is None or from_id is OMITTED:
-            if self._allowed is not None and (from_id is OMITTED or not self._user_is_explicit):
+            if self._agents is not None and (from_id is OMITTED or not self._user_is_explicit):
                 raise no_from_id(self._name)
             from_id = None
         else:
             from_id = check_id(from_id)
-            if self._allowed is not None:
-                self._allowed.check(from_id)
+            self._check_sender(from_id)
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def batches(self, messages: Sequence[Outgoing], step: int | None) -> list[Batch]:
         """Check and encode messages; raise the same errors as `checked`, for the first invalid message."""
-        group = None if self._allowed is None else self._name
+        group = None if self._agents is None else self._name
         batches = batches_of(messages, self.address, self._payload_bytes, step, group)
         self.check_senders(batch.from_ids for batch in batches)
         return batches
@@ -172,8 +112,45 @@ class MessageChecks:
         self.check_senders(chunk.from_ids for chunk in chunks)
         return chunks
 
+    def _check_sender(self, from_id: AgentId) -> None:
+        """Raise UnknownSender if an agent may not send here."""
+        known, agents = self.known, self._agents
+        if known is None or agents is None or from_id in known:
+            return
+        if from_id not in agents:
+            raise self._unknown(from_id)
+        if isinstance(from_id, int):
+            if len(known) >= _KEPT:
+                known.clear()
+            known.add(from_id)
+
     def check_senders(self, columns: Iterable[IdColumn]) -> None:
-        """Raise UnknownSender if one of these ids may not send here."""
-        if self._allowed is not None:
-            for column in columns:
-                self._allowed.check_column(column)
+        """Raise UnknownSender if an id may not send here. The error names the first such id.
+
+        The id None, which stands for the user, may always send.
+        """
+        agents, ints = self._agents, self._ints
+        if agents is None:
+            return
+        for from_ids in columns:
+            values, kinds = from_ids.values, from_ids.kinds
+            sparse = None if ints is None or ints.dense is not None else ints
+            if kinds is None and sparse is not None and sparse.look_up(np.sort(values)).all():
+                continue  # sorted ids are found in a third of the time: they make better use of the processor's cache
+            ours = np.zeros(len(values), np.bool_) if ints is None else ints.look_up(values)
+            if kinds is not None:
+                strings = np.array([name in agents.strings for name in from_ids.strings], np.bool_)
+                ours[kinds != INT] = True
+                named = np.flatnonzero(kinds == STR)
+                ours[named] = strings[values[named]] if len(named) else True
+            if not ours.all():
+                raise self._unknown(from_ids[int(ours.argmin())])
+
+    def _unknown(self, from_id: AgentId | None) -> UnknownSender:
+        return UnknownSender(
+            f"agent {from_id!r} is not one of group {self._name!r}, so nothing of this call was sent: send its "
+            f"messages by its own group, messaging.group_of({from_id!r}); or let this group send for any agent: "
+            "MessagingConfig(strict_senders=False)",
+            value=from_id,
+            group=self._name,
+        )

@@ -73,7 +73,7 @@ class AttemptSender:
         return self._boxes.own
 
     async def reload(self) -> None:
-        """Load the current directory."""
+        """Load the newest version of the mailboxes' directory from the server."""
         self._hostings = self._engine.hostings
         await self._destination.reload()
 

@@ -28,7 +28,7 @@ class AttemptBoxes:
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:
         self.step = step  # the open step
-        self.rows = 0  # how many rows the open step has written to boxes of mailboxes
+        self.rows = 0  # the open step's rows in boxes, without rows that are only published or logged
         # The frames that the open step has written to the group's own box of the next step.
         self.own: list[BoxFrame] = []
         # Boxes that accept no messages, because their group does not take part in the box's step.

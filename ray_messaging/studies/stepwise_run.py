@@ -1,19 +1,28 @@
 """A local run that waits after each step until it is told to go on, for the page of a model."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from ray_messaging.cluster.run.local_run import run_part
-from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.run_actor import RunOptions
+import pyarrow as pa
+
+from ray_messaging.cluster.handles.own_loop import SharedLoop
+from ray_messaging.cluster.run.local_run import Part, planned_part
+from ray_messaging.cluster.run.result import cause_of
+from ray_messaging.cluster.run.run_actor import GroupResult, RunOptions
 from ray_messaging.common.texts import short_repr
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.eventlog.series_tables import joined, series_table
 from ray_messaging.model.series_columns import TAKEN
 from ray_messaging.studies.by_name import bound
+from ray_messaging.transports.step_values import Collected, CollectedKind
 
 _OPTIONS = ("by", "concurrency", "timeout", "collect", "only_active")
 _OTHERS = ("model", "agents", "start", "graph", "shared", "rules", "groups", "seed", "calls", "until")
+_UNENDING = 10**9  # the end of a run that has none
+_CHUNKS = 64
 
 
 class StepwiseRun:
@@ -57,7 +66,10 @@ class StepwiseRun:
         self._rules, self._seed = [*arguments.get("rules", ())], arguments.get("seed", seed)
         self._most: int | None = until
         self._server = LocalServer()
-        self._end: bytes | None = None
+        self._loop = SharedLoop("model's page")
+        self._running: Future[Part] | None = None  # the run, which waits between two steps
+        self._orders: asyncio.Queue[tuple[int, Future[None]] | None] = asyncio.Queue()
+        self._collected: pa.Table | None = None
         self.step = 0
 
     @property
@@ -65,30 +77,81 @@ class StepwiseRun:
         """Return whether the run has reached its end, which the argument `until` gives."""
         return self._most is not None and self.step >= self._most
 
-    def advance(self, steps: int = 1) -> Result:
-        """Run more steps, and return the result of all steps so far. Raises the same errors as `run`.
+    def advance(self, steps: int = 1) -> pa.Table | None:
+        """Run more steps, and return what was collected in all steps so far. Raises the same errors as `run`.
 
         If a step fails, the run remains at the step before it.
         """
-        until = self.step + steps
-        part = run_part(
+        try:
+            if self._running is None:
+                self._begin()
+            assert self._running is not None
+            answer: Future[None] = Future()
+            self._loop.begin(self._orders.put((steps, answer)))
+            both: list[Future[Any]] = [answer, self._running]
+            wait(both, return_when=FIRST_COMPLETED)
+            if not answer.done():  # the run has ended with an error
+                ended, self._running = self._running, None
+                self._loop.leave()
+                ended.result()
+            answer.result()
+        except StepFailed as error:
+            raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+        return self._collected
+
+    def _begin(self) -> None:
+        work = planned_part(
             self._model,
-            until=until if self._most is None else min(until, self._most),
+            until=_UNENDING if self._most is None else self._most,
             max_steps=None,
             options=self._options,
             rules=self._rules,
             seed=self._seed,
             progress=False,
-            beginning=self._end,
-            keep=True,
             server=self._server,
+            pace=self._pace,
             **self._given,
         )
-        self.step, self._end = part.result.steps, part.end
-        return part.result
+        self._orders = asyncio.Queue()
+        self.step, self._collected = 0, None
+        self._loop.enter()
+        self._running = self._loop.begin(work())
+
+    async def _pace(self, go_on: Callable[..., Awaitable[Sequence[GroupResult]]]) -> tuple[Sequence[GroupResult], int]:
+        """Run the steps that `advance` asks for, until `close`."""
+        while (order := await self._orders.get()) is not None:
+            steps, answer = order
+            try:
+                until = self.step + steps
+                for step in range(self.step, until if self._most is None else min(until, self._most)):
+                    parts = await go_on(step + 1, with_states=False, stands=True, with_collected=True)
+                    if min(part.until for part in parts) <= step:  # the budget of calls is spent
+                        break
+                    self._note(step, parts)
+            except Exception as error:  # noqa: BLE001 - the caller of `advance` gets it
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+        return await go_on(self.step, with_states=False), self.step
+
+    def _note(self, step: int, parts: Sequence[GroupResult]) -> None:
+        """Add what the groups have collected in a step."""
+        self.step = step + 1
+        if self._options.collect is None:
+            return
+        kind = CollectedKind.SERIES
+        new = series_table([Collected("", kind, step, "", part.collected) for part in parts if part.collected])
+        whole = new if self._collected is None else joined([self._collected, new])
+        # With very many chunks, each reading of the table would take longer.
+        self._collected = whole.combine_chunks() if step % _CHUNKS == 0 else whole
 
     def close(self) -> None:
-        """Stop the run's server."""
+        """End the run, and stop its server."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._loop.begin(self._orders.put(None))
+            wait([running])
+            self._loop.leave()
         self._server.stop()
 
 

@@ -27,11 +27,13 @@ from ray_messaging.transports.step_values import (
     StepSettings,
     StepTag,
     box_name,
+    counted,
 )
 from ray_messaging.transports.steps import RedisSteps
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _ENTRY: Final = "1-0"  # the id of all frames, because one call reads a whole box
+_EVERY: Final = 2**31  # more frames than a box has
 _TURN_S: Final = 0.01  # after this time, other tasks of the event loop get a turn, such as the one that shows progress
 
 
@@ -57,6 +59,21 @@ class LocalSteps(RedisSteps):
         self._blocked = b""  # the messages that rules blocked in the last closed step
         self._results: dict[int, dict[str, bytes]] = {}  # the results of remembered calls, by step
         self._turn_at = 0.0  # the time of the next turn of other tasks
+
+    async def adopt(self) -> None:
+        """Begin after the last step that is closed on the server."""
+        self._closed = (await super().progress()).groups[self._group].closed
+        self._state = await super().state(self._group)
+        boxes = await super().covered_boxes(self._closed + 1, self._closed + self._settings.horizon)
+        for box, covers in boxes.items():
+            if box.startswith(f"{self._group}@"):
+                frames = counted(await super().read_box(box, count=_EVERY), covers)
+                self._boxes[box] = [each._replace(entry=_ENTRY) for each in frames or ()]
+        self._closes = {self._closed: (await super().closed_step(self._closed))[self._group]}
+        self._blocked = b"".join(await super().blocked(self._closed, [self._group]))
+        self._collected = await super().collected(self._closed)
+        series = [each.data for each in self._collected if each.kind is CollectedKind.SERIES]
+        self._shape = series[0].partition(b"\n")[0] if series else b""
 
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None

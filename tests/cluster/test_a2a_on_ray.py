@@ -1,6 +1,7 @@
 """Agents on Ray for clients outside, and outside agents in an experiment, by A2A."""
 
 import asyncio
+import threading
 import uuid
 from contextlib import suppress
 from functools import partial
@@ -64,10 +65,20 @@ async def test_both_ways_in_one_experiment(ray_cluster, tmp_path):
                 pytest.raises(AnswerFailed, match="401"),
             ):
                 messaging.ask("weather", {"content": "rain?"})
+        # What the experiment's own process has opened ends with the experiment.
+        left = messaging.expose([7], a2a="127.0.0.1:0")
+        remote = messaging.remote_agent("weather", left.url_of(7), token=left.token)
+        assert messaging.ask("weather", {"content": "rain?"}).payload == {"content": "7 heard rain?"}
         said = messaging.log.query(agent="weather", text=True).to_pylist()
         assert [row["fate"] for row in said] == ["delivered"] * len(said)
         assert len(said) >= 3
     serving.join()
+    async with httpx.AsyncClient() as late:
+        with pytest.raises(httpx.ConnectError):
+            await late.get(f"{left.url}/agents")
+    assert not {"ray_messaging user", "ray_messaging remote agent"} & {thread.name for thread in threading.enumerate()}
+    for handle in (left, remote):
+        handle.close()  # a second call does nothing
 
 
 def asker(me, inbox):

@@ -1,5 +1,6 @@
 """An assistant steers a running experiment, and forks a run, through the real command."""
 
+import asyncio
 import json
 import os
 import re
@@ -18,6 +19,8 @@ from mcp.client.stdio import stdio_client
 from ray_messaging import EventLog, Messaging, Steps
 
 pytestmark = [pytest.mark.long]
+
+PAUSE_S = 0.2  # between two questions whether the fork has ended
 
 MODEL = """
 def person(me, inbox):
@@ -61,6 +64,7 @@ async def test_an_assistant_pauses_a_run_inserts_a_rule_and_makes_a_fork(ray_clu
         end = time.monotonic() + 120
         while (found := await call(client, "fork_state", name="without"))["state"] == "it runs":
             assert time.monotonic() < end, found
+            await asyncio.sleep(PAUSE_S)  # the fork needs the processor
         assert found["state"] == "it has ended", found
         compared = await call(client, "compare", run=f"{tmp_path.name}/without", other=run)
     assert compared["first"]["step"] == 2

@@ -93,7 +93,7 @@ def holder_of(actor, point):
     engine = host.messager.engine
     if point == "judge":
         return engine.accumulator.send_loop.verdict_client
-    return host if point in {"relay", "fetch"} else engine.transport
+    return {"relay": host.messager, "fetch": host.leases}.get(point, engine.transport)
 
 
 def _arm(actor, point, when, nth, number):

@@ -17,6 +17,7 @@ from societies.play import (
     as_given,
     count_of,
     fates_of,
+    graph_of,
     in_force,
     options_of,
     rule_of,
@@ -28,6 +29,7 @@ from societies.test_societies import check, check_fork, checkpoints
 
 from ray_messaging import EventLog, Messaging, Steps
 from ray_messaging.cluster.handles.connection import find_actor
+from ray_messaging.common.awaitables import is_async
 from ray_messaging.eventlog.folder import Folder
 
 RAY = {"gossip", "deaths"}  # the groups of a run have the usual subtopics; here processes die
@@ -65,20 +67,25 @@ def deaths(made, marks):
 
     def person(me, inbox):
         die(me.shared["exp_id"], me.step, me.id)
-        return model(me, inbox)  # where agents run ahead, it is a coroutine
+        return model(me, inbox)
+
+    async def thinker(me, inbox):
+        await person(me, inbox)
 
     def crowd(group, step):
         for agent in step.agents:
             die(group.shared["exp_id"], step.number, agent)
         model(group, step)
 
-    return person if made["by"] == "agent" else crowd, *others
+    by_agent = thinker if is_async(model) else person
+    return by_agent if made["by"] == "agent" else crowd, *others
 
 
 @contextmanager
 def started(made, groups, folder):
     """Start the experiment of a program, with its audiences."""
-    steps = Steps(seed=made["seed"], digest=True, checkpoint=made["fork"] and made["fork"]["every"])
+    near = {} if made["ahead"] is None else {"wait_for": "neighbours", "ahead": made["ahead"]}
+    steps = Steps(seed=made["seed"], digest=True, checkpoint=made["fork"] and made["fork"]["every"], **near)
     given = [rule_of(each) for each in made["rules"]]
     with Messaging.start(folder.name, steps=steps, rules=given, log_dir=folder) as messaging:
         if made["friends"]:
@@ -99,10 +106,12 @@ def lived(messaging, made, groups, folder, model, first=0):
     function, start, collect = model
     shared = made | {"groups": min(groups, len(made["agents"])), "exp_id": messaging.exp_id}
     asked, surveys = ([], []) if first == 0 else (None, None)
+    pairs = graph_of(made)
+    graph = None if pairs is None else [(as_given(one), as_given(other)) for one, other in pairs]
     for step in sorted({made["steps"], *(each[0] for each in made["outside"] if first == 0)}):
         result = messaging.run(
             function, agents=[*map(as_given, made["agents"])], groups=groups, by=made["by"], start=start, shared=shared,
-            collect=collect, progress=False, **up_to(step, collect),
+            collect=collect, graph=graph, progress=False, **up_to(step, collect),
         )  # fmt: skip
         for said in (given for at, *given in made["outside"] if at == step and first == 0):
             say(messaging, asked, surveys, *said)

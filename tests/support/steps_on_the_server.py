@@ -54,7 +54,7 @@ async def steps_driven_by(messager, task, until):
 async def resume(messager, steps):
     """Start the experiment of a messager again with some `Steps`, as `on_existing="resume"` does."""
     spec = InterceptorSpec(messager.exp_id, "run", MessagingConfig(), None, steps, rules=(), on_existing="resume")
-    await interceptor_host.begin_steps(messager.engine.transport.steps, spec)
+    await interceptor_host.begin_steps(messager.engine.transport.steps, spec.exp_id, spec.steps)
 
 
 def said_from_outside(log):

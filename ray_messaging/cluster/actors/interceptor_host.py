@@ -22,7 +22,7 @@ from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.seat_desk import SeatDesk
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.config import Calls, ServerConfig
+from ray_messaging.config import Calls, ServerConfig, Steps
 from ray_messaging.default_limits_and_leases import CALLS_TOLD_S
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.interceptor.interceptor import Interceptor
@@ -135,7 +135,7 @@ class InterceptorHost:
         if self._spec.fork is not None and await self._server.holder() is None:
             await self._load_checkpoint(self._spec.fork)
         epoch, restarted = await take_claim(self._server, self._store, self._spec)
-        await begin_steps(self.transport.steps, self._spec)
+        await begin_steps(self.transport.steps, self._spec.exp_id, self._spec.steps)
         if self._spec.steps is not None and not restarted:
             await self.steps.resume()  # a driver may have paused the steps, and died
             await self.steps.drop_hold(CTRL_C)
@@ -431,13 +431,13 @@ class InterceptorHost:
         await flush_spans(self._spec.tracing)
 
 
-async def begin_steps(store: "RedisSteps", spec: InterceptorSpec) -> None:
+async def begin_steps(store: "RedisSteps", exp_id: str, steps: Steps | None) -> None:
     """Set up the steps of an experiment; raise ConfigError if the experiment began with other settings of steps."""
-    given = None if spec.steps is None else StepSettings.of(spec.steps)
+    given = None if steps is None else StepSettings.of(steps)
     kept = await (store.settings() if given is None else store.begin(given))
     if kept != given:
         raise ConfigError(
-            f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has "
+            f"experiment {exp_id!r} began with {_steps_text(kept)}, and this start has "
             f"{_steps_text(given)}{_difference(kept, given)}: resume the experiment with the settings that it began "
             "with, or begin anew by on_existing='reset'"
         )

@@ -152,16 +152,8 @@ class LogHost:
         if lacks_steps:
             self._check_steps(segments)
         lacking = folder_records.unended(self._folder)
-        collected = any(self._folder.collected_files(kind) for kind in CollectedKind)
-        if (segments or lacking or collected) and self._on_existing == "error":
-            kind_of = "a run that has no end" if lacking else "an earlier run"
-            raise AlreadyExists(
-                f"{self._folder.where} contains the log of {kind_of}: continue that log by on_existing='resume', "
-                "delete it by on_existing='reset', or choose another log_dir",
-                kind="log",
-                value=self._folder.where,
-                owner=None,
-            )
+        if self._on_existing == "error":
+            check_no_log(self._folder)
         folder_records.claim(self._folder, run, self._experiment.exp_id)
         record = folder_records.read_run(self._folder)
         if lacking and self._on_existing == "resume" and record is not None and record.starts[-1].run != before:
@@ -330,6 +322,20 @@ class LogHost:
     def stats(self) -> dict[str, Any]:
         """Return the writer's counters, such as rows, segments and lag, and its error."""
         return self._writer.stats()
+
+
+def check_no_log(folder: Folder) -> None:
+    """Raise AlreadyExists if a folder has the log of a run."""
+    lacking = folder_records.unended(folder)
+    if folder.segments() or lacking or any(folder.collected_files(kind) for kind in CollectedKind):
+        kind_of = "a run that has no end" if lacking else "an earlier run"
+        raise AlreadyExists(
+            f"{folder.where} contains the log of {kind_of}: continue that log by on_existing='resume', delete it by "
+            "on_existing='reset', or choose another log_dir",
+            kind="log",
+            value=folder.where,
+            owner=None,
+        )
 
 
 def _last_blocked(view: View, count: int) -> int:

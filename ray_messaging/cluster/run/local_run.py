@@ -2,14 +2,15 @@
 
 import asyncio
 import pickle
+import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
-from functools import partial
+from functools import partial, wraps
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.agent import AgentLoop
@@ -21,8 +22,8 @@ from ray_messaging.cluster.run.beginning import (
     told_rules,
 )
 from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
-from ray_messaging.cluster.run.log_plan import LogPlan, log_plan
-from ray_messaging.cluster.run.model_source import facts_of, inputs_of
+from ray_messaging.cluster.run.log_plan import EXPERIMENT, LogPlan, log_plan
+from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
@@ -35,12 +36,15 @@ from ray_messaging.common.texts import steps_done
 from ray_messaging.config import Calls, Steps, check_calls
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, StepFailed
 from ray_messaging.interception.interceptor.interceptor import Interceptor
 from ray_messaging.interception.interceptor.rule_set import RuleSet
 from ray_messaging.interception.interceptor.step_judge import RuleReviewer
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.messager import GroupMessager
+from ray_messaging.messager_engine import Engine
+from ray_messaging.model.agent_sets import NO_AGENTS
+from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.call_limits import CallGate, CallLimits
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.later_digests import LaterDigests
@@ -54,9 +58,9 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.arguments import AgentArguments, AgentModel, GroupArguments, GroupModel, Until
     from ray_messaging.transports.steps import RedisSteps
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-_EXPERIMENT = "local"
 _TURN = 1  # each group has only one call of `RunActor.run`, and this is its number
 MOST_AHEAD = 64  # the highest `ahead`
 _LOOK_S = 1.0  # seconds between two checks of the progress
@@ -74,7 +78,7 @@ def run(
     calls: Calls | None = None,
     log_dir: str | Path | None = None,
     checkpoint: int | None = None,
-    on_existing: Literal["error", "reset"] = "error",
+    on_existing: Literal["error", "resume", "reset"] = "error",
     wait_for: Literal["all", "neighbours"] = "all",
     ahead: int = 16,
     progress: bool = True,
@@ -92,7 +96,7 @@ def run(
     calls: Calls | None = None,
     log_dir: str | Path | None = None,
     checkpoint: int | None = None,
-    on_existing: Literal["error", "reset"] = "error",
+    on_existing: Literal["error", "resume", "reset"] = "error",
     wait_for: Literal["all", "neighbours"] = "all",
     ahead: int = 16,
     progress: bool = True,
@@ -127,8 +131,9 @@ def run(
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
     Use this function if one process is enough: for a small model, for a test, or if many runs are made at the same
-    time. Use `Messaging.run` if a run needs several processes or machines, or must go on after a failure. With the same
-    seed, both give the same messages, verdicts, order, states and digests, whatever `groups` is.
+    time. Use `Messaging.run` if a run needs several processes or machines. With the same seed, both give the same
+    messages, verdicts, order, states and digests, whatever `groups` is. A run with a `log_dir` whose process has ended
+    can be resumed.
 
     Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied, so groups share its
     globals. If a plain model never returns, the process cannot end, even after a `timeout`. Ctrl-C raises
@@ -154,10 +159,11 @@ def run(
         seed: The seed of all random numbers, as for `Steps`.
         calls: The limits of calls through `me.remember` in this run, and the folder in which their answers are shared.
         log_dir: The folder of the run's event log, as for `Messaging.start`; None: there is no log. `EventLog.open`
-            reads it.
+            reads it. The server keeps the data that "resume" needs in `<log_dir>-server`.
         checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
             `Messaging.fork`.
-        on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "reset" deletes that log.
+        on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
+            its last step, and "reset" deletes that log.
         wait_for: "neighbours" makes calls of a language model early, as for `Steps`.
         ahead: As for `Steps`.
 
@@ -191,11 +197,11 @@ def run(
 
 
 class _LogOrder(NamedTuple):
-    """The plan of a run's log, and the facts for its record: about the run, and the size of each group."""
+    """The plan of a run's log, the facts about the run for its record, and the plan of each group."""
 
     plan: LogPlan
     facts: dict[str, Any]
-    groups: dict[str, int]
+    groups: Sequence[GroupPlan]
 
 
 class Part(NamedTuple):
@@ -205,7 +211,12 @@ class Part(NamedTuple):
     end: bytes | None = None
 
 
-def run_part(
+# A function that drives a run. It gets a function that runs the groups up to a step; it returns the results of the
+# groups, and the step before which the run has ended.
+Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
+
+
+def planned_part(
     model: Callable[..., object] | Mapping[str, Callable[..., object]],
     agents: object,
     until: object,
@@ -224,12 +235,15 @@ def run_part(
     server: LocalServer | None = None,
     log: LogPlan | None = None,
     ahead: int = 0,
-) -> Part:
-    """Run a model as `run` does, from the start or from a `Beginning`. With `keep`, the result has the `end`.
+    pace: Pace | None = None,
+) -> Callable[[], Coroutine[Any, Any, Part]]:
+    """Return a coroutine function that runs a model as `run` does, from the start or from a `Beginning`.
+
+    With `keep`, the result has the `end`.
 
     Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
     `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one. `ahead`
-    is for how many steps agents may run ahead.
+    is for how many steps agents may run ahead. `pace` drives the run (None: all steps run at once).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
@@ -246,16 +260,27 @@ def run_part(
     ordered = None
     if log is not None:
         facts = facts_of(model, ending.most, options, inputs_of(agents, graph, shared, plans))
-        ordered = _LogOrder(log, facts, {plan.name: len(plan.agents) for plan in plans})
-    try:
-        return run_in_own_loop(
-            lambda: _run(
-                plans, model, ending, options, copies, made, seed, calls, former, keep, server, ordered,
-                progress=progress, ahead=ahead,
-            )
-        )  # fmt: skip
-    except StepFailed as error:
-        raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+        ordered = _LogOrder(log, facts, plans)
+    return lambda: _run(
+        plans, model, ending, options, copies, made, seed, calls, former, keep, server, ordered, pace,
+        progress=progress, ahead=ahead,
+    )  # fmt: skip
+
+
+def _carried_out(planned: Callable[P, Callable[[], Coroutine[Any, Any, Part]]]) -> Callable[P, Part]:
+    @wraps(planned)
+    def run_part(*args: P.args, **given: P.kwargs) -> Part:
+        try:
+            return run_in_own_loop(planned(*args, **given))
+        except StepFailed as error:
+            raise error.with_traceback(None) from cause_of(error)  # without this package's frames in the traceback
+        except (AlreadyExists, ConfigError, LogError) as error:  # the caller's arguments are wrong
+            raise error.with_traceback(None) from error.__cause__
+
+    return run_part
+
+
+run_part = _carried_out(planned_part)
 
 
 def _copy(name: str, value: T) -> T:
@@ -281,6 +306,7 @@ async def _run(
     keep: bool,  # noqa: FBT001 - as `run_part` has it
     server: LocalServer | None,
     ordered: "_LogOrder | None",
+    pace: Pace | None,
     *,
     progress: bool,
     ahead: int,
@@ -292,18 +318,18 @@ async def _run(
     checkpoint = None if ordered is None else ordered.plan.checkpoint
     steps = Steps(seed=seed, groups=len(plans), digest=True, checkpoint=checkpoint)
     async with AsyncExitStack() as stack:
-        server = stack.enter_context(LocalServer(steps)) if server is None else server.begin_anew(steps)
-        interceptor, log = await _judge_and_log(stack, ordered, server, steps, rules)
+        server = _own_server(stack, ordered, steps) if server is None else server.begin_anew(steps)
+        interceptor, log, first, moved = await _judge_and_log(stack, ordered, server, steps, rules)
+        first = first if former is None else former.step
         told = told_rules(rules) if keep or former is not None else {}
         if former is not None:
-            await go_on_from(former, server, _EXPERIMENT, interceptor, told)
+            await go_on_from(former, server, EXPERIMENT, interceptor, told)
         settings = StepSettings.of(steps)
         supervised = forces_all(rules) or (former is not None and former.supervised)
         reviewer = RuleReviewer(interceptor, settings.horizon) if supervised else None
         handle = interceptor if rules or log is not None else None
         messagers = [
-            await stack.enter_async_context(GroupMessager(server, _EXPERIMENT, handle, name=plan.name))
-            for plan in plans
+            await stack.enter_async_context(GroupMessager(server, EXPERIMENT, handle, name=plan.name)) for plan in plans
         ]
         transport = messagers[0].engine.transport
         store = transport.steps
@@ -316,11 +342,10 @@ async def _run(
             stack.push_async_callback(end, supervising[0])
         plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
-            await messager.host_agents(plan.agents, SUBTOPICS)
+            await messager.host_agents(NO_AGENTS if plan.name in moved else plan.agents, SUBTOPICS)
         # Nobody else reads the steps of a group that is alone, so they need no server.
-        alone = len(plans) == 1 and log is None and reviewer is None and former is None and not keep
-        directory = messagers[0].engine.directory
-        transport.steps = store = LocalSteps(store, plans[0].name, settings, directory) if alone else store
+        alone = len(plans) == 1 and log is None and reviewer is None and not keep
+        store = await _in_memory(messagers[0].engine, settings, goes_on=former is not None) if alone else store
         shown = set[str]()
         # Digests cannot be computed later if a StepRule may change messages, or if a log reads them from the server.
         later = [] if reviewer is not None or log is not None else _later_digests(len(plans), ending, limits, settings)
@@ -343,10 +368,12 @@ async def _run(
             return [call.result() for call in calls]
 
         with ProgressLine(ending.most, shown=progress) as line:
-            parts, until = await _run_until(ending, 0 if former is None else former.step, go_on, is_beginning=keep)
+            series, resumed = partial(_series, store, first - 1, log), log is not None and first > 0
+            whole = partial(_run_until, ending, first, series=series, resumed=resumed, is_beginning=keep)
+            parts, until = await (whole(go_on) if pace is None else pace(_retriable(go_on, actors, calls)))
         ended = min(part.until for part in parts)
         await _all_done([asyncio.create_task(_sealed(store, ended - 1))], supervising)
-        last = range(max(0 if former is None else former.step, ended - settings.horizon), ended)
+        last = range(max(0 if former is None else first, ended - settings.horizon), ended)
         digests: dict[int, str] | Callable[[], dict[int, str]] = partial(_digests, later, last)
         by_rules: Mapping[str, int] = {}
         if reviewer is not None or log is not None:
@@ -367,32 +394,92 @@ async def _run(
         return Part(result, end_of_part)
 
 
+def _own_server(stack: AsyncExitStack, ordered: _LogOrder | None, steps: Steps) -> LocalServer:
+    """Return a server that ends with the stack. If the log's plan says so, its data are kept for a later run."""
+    if ordered is None or not ordered.plan.keeps_server:
+        return stack.enter_context(LocalServer(steps))
+    from ray_messaging.cluster.run.logged_run import kept_server  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+    return stack.enter_context(kept_server(ordered.plan, steps))
+
+
+async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -> LocalSteps:
+    """Keep the steps of a run's only group in memory from now on.
+
+    Args: with `goes_on`, there are earlier steps on the server.
+    """
+    store = LocalSteps(engine.transport.steps, engine.name, settings, engine.directory)
+    if goes_on:
+        await store.adopt()
+    engine.transport.steps = store
+    return store
+
+
 async def _judge_and_log(
     stack: AsyncExitStack, ordered: _LogOrder | None, server: LocalServer, steps: Steps, rules: Sequence[Rule]
-) -> "tuple[Interceptor, LogHost | None]":
-    """Return an interceptor, and the run's log if one is wanted. Both are closed with the stack."""
+) -> "tuple[Interceptor, LogHost | None, int, Collection[str]]":
+    """Return an interceptor, the run's log if one is wanted, the first step to run, and the groups of moved agents.
+
+    Interceptor and log are closed with the stack. If the run goes on with other inputs than before, print a line.
+    """
     if ordered is None:
-        interceptor = Interceptor(_EXPERIMENT, rules)
+        interceptor = Interceptor(EXPERIMENT, rules)
         stack.push_async_callback(interceptor.close)
-        return interceptor, None
+        return interceptor, None, 0, ()
     from ray_messaging.cluster.run.logged_run import logged_run  # noqa: PLC0415 - brings pyarrow, 80 MB
 
-    interceptor, log = await stack.enter_async_context(logged_run(ordered.plan, server, _EXPERIMENT, steps, rules))
-    await log.note_model(ordered.facts, ordered.groups)
-    return interceptor, log
+    found = await stack.enter_async_context(logged_run(ordered.plan, server, EXPERIMENT, steps, rules, ordered.groups))
+    before = await found.log.note_model(ordered.facts, {plan.name: len(plan.agents) for plan in ordered.groups})
+    if before is not None:
+        change = change_of(ordered.facts, before)
+        for line in [*([] if change is None else [change]), *(changes_of(ordered.facts, before) if found.step else ())]:
+            sys.stderr.write(line)
+    return found.interceptor, found.log, found.step, found.moved
+
+
+def _retriable(
+    go_on: Callable[..., Awaitable[Sequence[GroupResult]]],
+    actors: Sequence[RunActor],
+    calls: Sequence[asyncio.Task[Any]],
+) -> Callable[..., Awaitable[Sequence[GroupResult]]]:
+    """Return a function like `go_on` that may be called again after an error."""
+
+    async def again(last: int, **asked: bool) -> Sequence[GroupResult]:
+        try:
+            return await go_on(last, **asked)
+        except BaseException:
+            for actor in actors:
+                await actor.end_step()
+            for call in calls:  # the other groups may wait for the one that has failed
+                await end(call)
+            raise
+
+    return again
 
 
 async def _run_until(
-    ending: Ending, step: int, go_on: Callable[..., Awaitable[Sequence[GroupResult]]], *, is_beginning: bool
+    ending: Ending,
+    step: int,
+    go_on: Callable[..., Awaitable[Sequence[GroupResult]]],
+    *,
+    series: Callable[[], Awaitable[Any]],
+    resumed: bool,
+    is_beginning: bool,
 ) -> tuple[Sequence[GroupResult], int]:
     """Run the groups from a step on; return their results, and the step before which the run has ended.
 
-    Args: `go_on` runs the groups up to a step. With `is_beginning`, other runs are to go on from the end.
+    Args: `go_on` runs the groups up to a step. `series` returns what was collected in earlier steps. With `resumed`, an
+    earlier process has run steps. With `is_beginning`, other runs are to go on from the end.
     Raises: ConfigError if a condition ends the run before other runs can go on from its end.
     """
     if ending.condition is None:
         return await go_on(ending.most, with_states=True), ending.most
     calls, spent, until = Counter[str](), False, ending.most
+    if resumed and ending.looks_at(step - 1):
+        from ray_messaging.eventlog.series_tables import values_in  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+        if ending.is_fulfilled(step - 1, {STEP: step - 1} | values_in(await series(), step - 1)):
+            return await go_on(step, with_states=True), step
     while step < until:
         parts = await go_on(ending.before(step), with_states=False, stands=True, with_collected=True)
         calls += sum((part.calls for part in parts), Counter[str]())

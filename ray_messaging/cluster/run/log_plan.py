@@ -6,25 +6,25 @@ from typing import NamedTuple
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import ConfigError
 
+EXPERIMENT = "local"  # the name of the experiment of a local run
+
 
 class LogPlan(NamedTuple):
-    """The folder of a local run's log, what to do if it has a log, and the number of steps between checkpoints."""
+    """The folder of a local run's log, what to do if it has a log, and the number of steps between checkpoints.
+
+    With `keeps_server`, the data of the run's server are kept, so that the run can be resumed.
+    """
 
     folder: str
     on_existing: str
     checkpoint: int | None
+    keeps_server: bool = False
 
 
 def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan | None:
     """Return the plan of a log, or None if no log is wanted; raise ConfigError for invalid arguments."""
-    if on_existing == "resume":
-        raise ConfigError(
-            "on_existing='resume': a local run has its server's data only in memory, so it cannot go on after its "
-            "process has ended. Go on after its last checkpoint by Messaging.fork(log_dir, ...), or use "
-            "Messaging.start(log_dir=...) and messaging.run, which resume"
-        )
-    if on_existing not in {"error", "reset"}:
-        raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error' or 'reset'")
+    if on_existing not in {"error", "resume", "reset"}:
+        raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     if log_dir is None:
         if checkpoint is not None or on_existing != "error":
             raise ConfigError(
@@ -35,4 +35,4 @@ def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan |
         raise ConfigError(f"log_dir={log_dir!r} is not a path: write log_dir='a folder'")
     if checkpoint is not None and (isinstance(checkpoint, bool) or not isinstance(checkpoint, int) or checkpoint < 1):
         raise ConfigError(f"checkpoint={checkpoint!r} must be the number of steps from one checkpoint to the next")
-    return LogPlan(str(absolute(log_dir)), on_existing, checkpoint)
+    return LogPlan(str(absolute(log_dir)), on_existing, checkpoint, keeps_server=True)

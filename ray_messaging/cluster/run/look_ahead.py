@@ -191,7 +191,7 @@ class _StepAhead:
         mine = self.sent[place]
         deliver = self.number + 1 if deliver_at is None else int(deliver_at)
         if not self.number < deliver <= self.number + self._ahead.horizon:
-            raise ConfigError(f"deliver_at={deliver_at!r} cannot be reached from step {self.number}")
+            raise ConfigError(f"deliver_at={deliver_at!r} is not after step {self.number}, or too far ahead of it")
         sent = _Sent(self.number, _rank(from_id), len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
         return sent

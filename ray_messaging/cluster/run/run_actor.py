@@ -391,6 +391,11 @@ class RunActor:
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
+    async def end_step(self) -> None:
+        """End the model's step that runs; wait until the calls that agents have begun through `me.remember` end."""
+        if isinstance(self._society, AgentLoop):
+            await self._society.end()
+
     async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
         """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
         society = self._society
@@ -401,8 +406,8 @@ class RunActor:
 
         The mailbox stays on the server, for a run that is resumed.
         """
-        if isinstance(self._society, AgentLoop):
-            await self._society.end()
+        self._ahead = 0  # no agent runs ahead any more
+        await self.end_step()
         if self._news is not None:
             news, self._news = self._news, None
             await news.close()

@@ -345,7 +345,8 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
         ends -= AgentSet.of(hosted)
     if len(ends):
         raise ConfigError(
-            f"graph has edges of {len(ends):,} ids that are not agents of this run, such as {next(iter(ends))!r}"
+            f"graph has edges of {len(ends):,} ids that are not agents of this run, such as {next(iter(ends))!r}: pass "
+            "agents= with all ids of the graph; those of grid(rows, cols) are the numbers below rows * cols"
         )
 
 

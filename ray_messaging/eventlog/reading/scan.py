@@ -6,9 +6,12 @@ If few rows match, the filtered columns are read first, and the other columns on
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.log_schema import (
@@ -37,6 +40,29 @@ _AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 2, "f
 _FORMAT = ds.ParquetFileFormat(  # these settings keep a reader from buffering whole files in memory
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
+
+# The seconds that the reading of this context may take, and the monotonic time at which they are over.
+_limit: ContextVar[tuple[float, float] | None] = ContextVar("limit", default=None)
+
+
+@contextmanager
+def time_limit(limit_s: float) -> Iterator[None]:
+    """Within this context, scans raise InvalidQuery once `limit_s` seconds have passed."""
+    token = _limit.set((limit_s, time.monotonic() + limit_s))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def _check_time() -> None:
+    limit = _limit.get()
+    if limit is not None and time.monotonic() > limit[1]:
+        raise InvalidQuery(
+            f"reading the log took longer than {limit[0]:g} s: ask about fewer messages or steps",
+            field="timeout_s",
+            value=limit[0],
+        )
 
 
 class View(NamedTuple):
@@ -111,6 +137,7 @@ def datasets(view: View, filters: Filters) -> Iterator[ds.Dataset]:
     There is a dataset for each file, because a dataset of several files would read files before they are needed.
     """
     for segment in view.segments:
+        _check_time()
         if _may_hold(segment, filters):
             yield _file(view.folder, segment.path)
     first_row = view.closed
@@ -165,6 +192,7 @@ class _Reader:
             kinds = scanner.projected_schema
             fields = pa.schema([field_of(name, kinds.field(name).type if name in columns else None) for name in needed])
             for batch in scanner.to_batches():
+                _check_time()
                 if not (rows := batch.num_rows):
                     continue
                 found = [batch[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in fields]

@@ -6,7 +6,7 @@ folder. Only the result must fit into memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
@@ -36,7 +36,14 @@ _SUM = pa.decimal128(38, 0)  # the type that DuckDB gives to a sum of whole numb
 _DAY_US = 24 * 3600 * MICROSECONDS
 
 
-def sql(view: View, *, query: str, limit: int | None = None, timeout_s: float | None = None) -> pa.Table:
+def sql(
+    view: View,
+    *,
+    query: str,
+    limit: int | None = None,
+    timeout_s: float | None = None,
+    temporary_files: bool = True,
+) -> pa.Table:
     """Return the result of a SQL query over TABLES, see `EventLog.sql`; raise LogError if a file is damaged."""
     try:
         import duckdb  # noqa: PLC0415 - an optional dependency
@@ -45,7 +52,10 @@ def sql(view: View, *, query: str, limit: int | None = None, timeout_s: float | 
     if check_text("query", query) is None:
         raise invalid("query", query, "must be a str with a SQL query")
     most = check_count("limit", limit, at_least=0)
-    with _connection(duckdb, view) as (connection, tables), _interrupted(connection, timeout_s):
+    with (
+        _connection(duckdb, view, temporary_files=temporary_files) as (connection, tables),
+        _interrupted(connection, timeout_s),
+    ):
         try:
             _check(query, connection.extract_statements(query))
             found = connection.sql(query)
@@ -61,12 +71,16 @@ def sql(view: View, *, query: str, limit: int | None = None, timeout_s: float | 
 
 
 @contextmanager
-def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]]]:  # noqa: ANN401 - a module, and its connection
+def _connection(
+    duckdb: Any,  # noqa: ANN401 - a module
+    view: View,
+    *,
+    temporary_files: bool,
+) -> Iterator[tuple[Any, list[ds.Dataset]]]:
     """Open a connection to DuckDB that has only the tables of a log; yield it, and the datasets of these tables."""
-    with (
-        TemporaryDirectory(prefix="ray_messaging-sql-") as spilled,
-        duckdb.connect(":memory:", config=_SETTINGS | {"temp_directory": spilled}) as connection,
-    ):
+    with TemporaryDirectory(prefix="ray_messaging-sql-") as folder, ExitStack() as stack:
+        settings = _SETTINGS | {"temp_directory": folder if temporary_files else ""}
+        connection = stack.enter_context(duckdb.connect(":memory:", config=settings))
         tables = []
         for name, table_of in TABLES.items():
             rows, columns = table_of(view)

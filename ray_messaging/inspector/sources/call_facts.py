@@ -80,9 +80,10 @@ def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
 
 
 def _slowest(log: EventLog, rows: Sequence[_Row]) -> list[SlowAgent]:
-    """Return the agents for which a step waited the longest after all other agents had their answers.
+    """Return agents whose calls took longer than those of every other agent in their step.
 
-    An agent's calls may be made at the same time, so its seconds may be more than the step took.
+    The agents with the largest differences come first. An agent's seconds are the sum over its calls. Calls may be
+    made at the same time, so this sum may exceed the step's time.
     """
     by_step = defaultdict[int, list[tuple[float, AgentId]]](list)
     for row in rows:

@@ -141,7 +141,7 @@ class ModelFacts(RunFacts):
         with self._lock:
             assert self._run is not None
             if not self._run.over:
-                self._collected = self._run.advance(steps).collected
+                self._collected = self._run.advance(steps)
             return self._run.step
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:

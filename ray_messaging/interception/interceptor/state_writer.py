@@ -33,7 +33,7 @@ class StateStore(Protocol):
 
 
 class StateWriter:
-    """Writer of the rules' tables and answers to a store. Only one write at a time is made.
+    """Writer that saves the rules' tables, and the interceptor's answers, in a store. It makes one write at a time.
 
     Changes that are made during a write go into the next write. Without a store nothing is written, and every write
     counts as done.

@@ -17,6 +17,7 @@ from types import coroutine
 from typing import Any, TypeVar
 
 from ray_messaging.common.awaitables import RAISED
+from ray_messaging.common.texts import short_repr
 from ray_messaging.default_limits_and_leases import RULE_TIMEOUT_S
 from ray_messaging.interception.rules.rule import Rule
 
@@ -102,7 +103,7 @@ class RunningRule:
 @coroutine
 def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -> Generator[Any, Any, T]:
     """Await what `begin` returns. Between two awaits, `rule` is recorded as the rule that runs."""
-    steps = watch.run(rule, lambda: begin().__await__())
+    steps = watch.run(rule, lambda: _awaited(begin()))
     step: Callable[[], Any] = partial(next, steps)
     while True:
         try:
@@ -116,6 +117,13 @@ def watched(watch: RunningRule, rule: Rule, begin: Callable[[], Awaitable[T]]) -
             step = partial(steps.throw, error)
         else:
             step = partial(next, steps)
+
+
+def _awaited(answer: object) -> Generator[Any, Any, Any]:
+    """Begin to await what a rule's function has returned; raise TypeError if the function was not async."""
+    if not isinstance(answer, Awaitable):
+        raise TypeError(f"the rule's function returned {short_repr(answer)} and is not async: write async def")
+    return answer.__await__()
 
 
 class RuleCalls:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ray_messaging.transports.connection.link import RedisLink
@@ -48,7 +49,7 @@ class BlockingReads:
         done = False
         try:
             timeout_s = (block_s or 0.0) + _MARGIN_S
-            reply, *more = await self._link.persist(lambda: self._once([command, *behind], timeout_s, cursors))
+            reply, *more = await self._link.persist(partial(self._once, [command, *behind], timeout_s, cursors))
             done = True
         finally:
             # The read was cancelled, but its reply may still arrive, so the connection cannot be used again.

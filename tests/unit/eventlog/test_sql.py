@@ -14,6 +14,7 @@ from support.log_writing import batch_of, write_batches
 from ray_messaging import EventLog
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.reading import sql
 from ray_messaging.model.typed.input import columns
 
 HEARD = 6_000  # messages of CollegeMsg
@@ -233,6 +234,17 @@ def test_a_limit_keeps_the_first_rows_of_any_answer(log):
 def test_rows_beyond_the_limit_are_not_made(log):
     assert log.sql("select count(*) as n from range(100)", limit=1).to_pylist() == [{"n": 100}]
     assert len(log.sql("select * from range(1000000000000)", limit=3)) == 3
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_temporary_files_are_written_only_if_they_may_be(log, allowed, monkeypatch):
+    monkeypatch.setitem(sql._SETTINGS, "memory_limit", "10MB")
+    large = "select count(distinct range) as n from range(900000)"
+    if allowed:
+        assert log.sql(large).to_pylist() == [{"n": 900_000}]
+    else:
+        with pytest.raises(InvalidQuery, match="Out of Memory"):
+            log.sql(large, temporary_files=allowed)
 
 
 def test_a_query_that_takes_too_long_is_interrupted(log):

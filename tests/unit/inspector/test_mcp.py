@@ -25,7 +25,9 @@ from mcp.shared.exceptions import MCPError
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.folder_records import Parent, RunRecord, RunStart, note_end, note_start, write_run
+from ray_messaging.eventlog.reading import sql
 from ray_messaging.eventlog.reading.results import COLUMNS
+from ray_messaging.inspector import mcp_server as mcp_module
 from ray_messaging.inspector.mcp_server import MOST_BYTES, SCHEMA, SCHEMA_URI, RunAnswers, RunControl, mcp_server
 from ray_messaging.inspector.sources.run_folders import RunFolders
 from ray_messaging.transports.step_values import CollectedKind
@@ -236,6 +238,29 @@ async def test_an_answer_of_a_million_rows_is_bounded_and_says_how_to_get_the_re
     found = await ask("sql", run="experiments/town", query=million, limit=1_000)
     assert 0 < len(found["rows"]) <= 1_000
     assert "OFFSET" in found["cut"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("summary", {}),
+        ("sql", {"query": "select 1 from messages"}),
+        ("conversation", {"one": "1", "other": "2"}),
+        ("why", {"message_id": "s-1-0"}),
+        ("effects", {"message_id": "s-1-0"}),
+        ("compare", {"other": "experiments/town-2"}),
+    ],
+)
+async def test_no_answer_is_looked_for_longer_than_a_minute(ask, tool, arguments, monkeypatch):
+    monkeypatch.setattr(mcp_module, "ANSWER_S", -1.0)
+    found = await ask(tool, run="experiments/town", **arguments)
+    assert "took longer than" in found["error"]
+
+
+async def test_sql_writes_no_temporary_files(ask, monkeypatch):
+    monkeypatch.setitem(sql._SETTINGS, "memory_limit", "10MB")
+    large = "select count(distinct range) as n from range(900000)"
+    assert "Out of Memory" in (await ask("sql", run="experiments/town", query=large))["error"]
 
 
 async def test_nobody_can_ask_for_more_than_the_most_rows(server):

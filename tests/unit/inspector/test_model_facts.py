@@ -39,6 +39,36 @@ def test_steps_are_those_of_one_run():
     found.close()
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_step_does_not_begin_the_run_again(groups):
+    copies, fails = [], [True]
+
+    class Counted(RateLimit):
+        def __deepcopy__(self, _):
+            copies.append(self.name)
+            return type(self)(per_round=self.limit)
+
+    def unsteady(me, inbox):
+        me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+        if me.step == 2 and fails:
+            fails.clear()
+            raise ConnectionError("no network")
+        me.send((me.id + 1) % 4, {"n": me.step})
+
+    def steps(me):
+        return {"heard": me.state["heard"]}
+
+    given = {"model": unsteady, "agents": 4, "groups": groups, "collect": steps, "rules": [Counted(per_round=1)]}
+    found = ModelFacts(lambda: given, "x")
+    found.advance(2)
+    with pytest.raises(StepFailed, match="no network"):
+        found.advance()
+    assert [found.advance() for _ in range(3)] == [3, 4, 5]
+    assert found.society_in_step("heard", None, None).values == [4] * 4
+    assert len(copies) == 1
+    found.close()
+
+
 def test_values_of_all_agents_together_have_curves():
     found = ModelFacts(lambda chance=0.5: {"model": person, "agents": 9, "collect": Mean("heard")}, "x")
     found.advance(3)

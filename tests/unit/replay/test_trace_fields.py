@@ -51,7 +51,8 @@ def test_template_value_that_cannot_be_part_of_an_id(write, value, message, blam
 
 def test_template_field_that_is_absent(write, blame):
     path = write("m.jsonl", JSONL)
-    assert "no field 'game' (of '{game}-{sender}') for the sender" in blame(path, from_field="{game}-{sender}")[1]
+    expected = "the template '{game}-{sender}' for the sender names 'game', which is no field: the fields are "
+    assert expected in blame(path, from_field="{game}-{sender}")[1]
     rows = '{"game":1,"from":1,"to":2,"ts":3}\n{"from":1,"to":2,"ts":3}'
     assert "this row has no field 'game'" in blame(write("n.jsonl", rows), to_field="{game}-{to}")[1]
 

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 
 import pytest
+from support.contracts import fetch_all
 from support.frames import frames_of_sends
 from support.patience import WAIT_S
 
@@ -42,7 +43,7 @@ async def test_many_calls_go_in_few_batches_and_keep_their_order_steps_and_times
     blocked = found.pop(3)
     assert [receipts.fates.tolist() for receipts in found] == [["delivered"]] * 100
     assert (blocked[0].fate, blocked[0].rule) == ("blocked", "black_list")
-    messages = await receiver.fetch_messages(timeout=WAIT_S)
+    messages = await fetch_all(receiver, 100)  # on a busy machine they come by several fetches
     del calls[3], times[3]
     expected = [n for n in range(100) if n != 3]
     expected.insert(49, 1000)

@@ -6,7 +6,7 @@ from support.rumour import Rumour, sequential, small_world
 from ray_messaging import Calls, EventLog, Mean, compare, run
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, StepFailed
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.interception.rules import ALLOW, RateLimit, Rule, StepRule, StepVerdicts, Verdict, block
+from ray_messaging.interception.rules import ALLOW, RateLimit, Rule, StepRule, StepVerdicts, block
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
 
@@ -26,9 +26,9 @@ class Every(StepRule):
 
     name = "every"
 
-    def check_step(self, number, batch, exp_id):
+    async def check_step(self, number, batch, exp_id):
         ids = batch.from_ids.tolist()
-        return StepVerdicts({row: Verdict(False, "three") for row, agent in enumerate(ids) if agent == 3})
+        return StepVerdicts({row: block("three") for row, agent in enumerate(ids) if agent == 3})
 
 
 def live(me, inbox):
@@ -130,8 +130,8 @@ def test_a_run_that_ends_early_has_calls_in_its_log(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"log_dir": "x", "on_existing": "resume"}, r"has its server's data only in memory.*Messaging.fork"),
-        ({"log_dir": "x", "on_existing": "anew"}, "on_existing='anew' is unknown: write 'error' or 'reset'"),
+        ({"on_existing": "resume"}, "there is no log: pass log_dir='a folder'"),
+        ({"log_dir": "x", "on_existing": "anew"}, "on_existing='anew' is unknown: write 'error', 'resume' or 'reset'"),
         ({"checkpoint": 5}, "there is no log: pass log_dir='a folder'"),
         ({"log_dir": "x", "checkpoint": 0}, "checkpoint=0 must be the number of steps"),
         ({"log_dir": ""}, "log_dir='' is not a path"),

@@ -189,7 +189,7 @@ class LaneConnection:
         return False  # the actor has closed the connection, or has sent an answer that belongs to no call
 
     def close(self) -> None:
-        """Close the connection: the actor stops waiting for messages on its behalf."""
+        """Close the connection. The actor ends the calls of this connection that wait for messages."""
         self._socket.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
@@ -283,9 +283,8 @@ class LoopConnection:
         return self._client.alive
 
     def close(self) -> None:
-        """Close the connection: the actor stops waiting for messages on its behalf."""
-        if not self._loop.is_closed():  # the connection of a closed loop was closed with the loop
-            self._client.close()
+        """Close the connection. The actor ends the calls of this connection that wait for messages."""
+        self._client.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call and return the reply."""

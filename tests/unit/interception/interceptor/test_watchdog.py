@@ -13,7 +13,7 @@ from support.interceptors import Held, answered, batch, waited, whole
 from support.rules import AskingBlock, Only, Whole
 
 from ray_messaging.interception.interceptor.interceptor import Interceptor
-from ray_messaging.interception.interceptor.watchdog import RunningRule, Stuck, Watchdog
+from ray_messaging.interception.interceptor.watchdog import RuleCalls, RunningRule, Stuck, Watchdog
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, SlowRule, label
 
 LIMIT_S = 0.1
@@ -136,6 +136,12 @@ async def test_a_slow_rule_that_awaits_is_not_at_work(watched, caplog):
     assert (await waited(interceptor, batch([{}]), rows=[0])).blocked == {}
     assert interceptor.watch.rule is None
     assert not caplog.records
+
+
+async def test_a_function_of_a_rule_that_is_not_async_is_named():
+    found = await RuleCalls().run(Only("plain"), lambda: ALLOW, 1.0, "verdict")
+    with pytest.raises(TypeError, match=r"the rule's function returned Verdict\(.*is not async: write async def"):
+        raise found
 
 
 def test_a_rule_that_is_done_is_never_interrupted():
