@@ -1,8 +1,10 @@
 """Calls that agents make by `me.remember`, such as to a language model: their keys, and their results as bytes."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -105,6 +107,22 @@ def unbound(
     while isinstance(function, partial):
         function, args, kwargs = function.func, function.args + args, function.keywords | kwargs
     return function, args, kwargs
+
+
+def encloses_anew(function: Callable[..., Any]) -> bool:
+    """Return whether a caller of this function has just defined `function`, with values that its arguments do not show.
+
+    `me.remember(lambda: ask(prompt))` in a model is such a call: its key has the lambda's name, but not the prompt.
+    """
+    if not any(getattr(function, name, None) for name in ("__closure__", "__defaults__", "__kwdefaults__")):
+        return False
+    code: CodeType | None = getattr(function, "__code__", None)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if code in frame.f_code.co_consts:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:

@@ -427,6 +427,7 @@ class LookAhead:
             self._retire(each)
         for place in [*self._tasks]:
             self._cancel(place)
+        self._to_tell.clear()
         if self.places is not NO_PLACES and self._ahead.tell is not None:
             self._ahead.tell([], anew=True)
         self._forget()

@@ -35,6 +35,7 @@ from ray_messaging.model.calls import (
     KeptCall,
     arguments_text,
     asked,
+    encloses_anew,
     unbound,
 )
 from ray_messaging.model.exact import decode_exactly, encode_exactly
@@ -399,7 +400,7 @@ class RememberedCalls:
         sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
-        if self.early and not what.by_content:
+        if self.early and (not what.by_content or encloses_anew(function)):
             # Nobody could tell this call from one with other arguments, which the agent may make in the step itself.
             return self._not_ahead()
         shared = self.store is not None and sample is not None and not by_person
