@@ -499,7 +499,8 @@ async def _run_until(
 def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
     # A budget of calls, or a condition, may end the run early, so the last steps are not known yet.
     first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
-    return [LaterDigests(first, settings.horizon) for _ in range(groups)]
+    # When the budget is spent, a group may have committed one step more than the group whose budget ended the run.
+    return [LaterDigests(first, settings.horizon + 1) for _ in range(groups)]
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
