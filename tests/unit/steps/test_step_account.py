@@ -57,7 +57,7 @@ def test_a_digest_that_is_computed_later_is_the_same(monkeypatch, kept):
 
 
 def test_steps_that_nobody_can_ask_for_get_no_digest():
-    early, past = LaterDigests(first=5, horizon=64), LaterDigests(first=0, count=3)
+    early, past = LaterDigests(first=5, count=64), LaterDigests(first=0, count=3)
     for later in (early, past):
         accounted(later)
     past.keep(7, [], 0)
