@@ -489,7 +489,8 @@ class _Groups(_Carrier):
             parts = self._parts(n, each, state, streaming=tell is not None)
             outgoing += parts
             numbers += [n] * len(parts)
-        receipts, states = await self._passing_on(tell, asyncio.to_thread(self._step, outgoing))
+        begun: list[int] = []
+        receipts, states = await self._passing_on(tell, begun, asyncio.to_thread(self._step, outgoing, begun))
         blocked: dict[int, Blocked] = {}
         for n, receipt in zip(numbers, receipts, strict=True):
             if receipt.fate not in STORED:
@@ -510,11 +511,19 @@ class _Groups(_Carrier):
                 found[n] = each
         return [*zip(deliveries, found, strict=True)]
 
-    async def _passing_on(self, tell: Callable[[ToldEvent], Awaitable[None]] | None, step: Coroutine[Any, Any, T]) -> T:
-        """Await a step, and meanwhile pass on the events of its executors as they happen."""
+    async def _passing_on(
+        self,
+        tell: Callable[[ToldEvent], Awaitable[None]] | None,
+        begun: Sequence[int],
+        step: Coroutine[Any, Any, T],
+    ) -> T:
+        """Await a step, and meanwhile pass on the events of its executors as they happen.
+
+        Args: `begun` has the number of the step once it has begun. Until then the step of a cancelled run may go on.
+        """
         if tell is None:
             return await step
-        tasks = [asyncio.create_task(self._pass_on(group, self._run.step, tell)) for group in self._run._actors]
+        tasks = [asyncio.create_task(self._pass_on(group, begun, tell)) for group in self._run._actors]
         try:
             return await step
         finally:
@@ -522,7 +531,7 @@ class _Groups(_Carrier):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pass_on(self, group: str, step: int, tell: Callable[[ToldEvent], Awaitable[None]]) -> None:
+    async def _pass_on(self, group: str, begun: Sequence[int], tell: Callable[[ToldEvent], Awaitable[None]]) -> None:
         """Pass on the events of a group's executors in a step, until this task is cancelled."""
         while True:
             # The question stays asked after the end of the superstep, and is answered in a later one.
@@ -539,7 +548,7 @@ class _Groups(_Carrier):
                 continue
             self._seen[group], events = answer
             for event in events:
-                if event.step == step:
+                if event.step in begun:
                     await tell(event)
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
@@ -571,8 +580,8 @@ class _Groups(_Carrier):
             for part, (source, each) in enumerate(zip(sources, data, strict=True))
         ]
 
-    def _step(self, outgoing: list[Outgoing]) -> tuple[Any, Mapping[Any, Any]]:
-        """Send the messages of a superstep, and run the step in which they are read."""
+    def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
+        """Send the messages of a superstep, add the step in which they are read to `begun`, and run this step."""
         from ray_messaging.cluster.run.result import states_of  # noqa: PLC0415 - only with Ray
 
         with self._turn:
@@ -591,6 +600,7 @@ class _Groups(_Carrier):
             if all(each.fate not in STORED for each in receipts):
                 return receipts, {}
             run = self._run
+            begun.append(run.step)
             parts = run._go_on(run.step + 1, progress=False, with_states=True, stands=True)
             return receipts, states_of(parts)
 

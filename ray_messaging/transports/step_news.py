@@ -31,10 +31,12 @@ class StepNewsReader:
     """Reader of one stream of news, for one messager.
 
     While another messager of the process reads the stream, this reader waits for the result of that read.
+
+    Args: with `selected` the stream has only some of the news, so a place in the news may be after all of its entries.
     """
 
-    def __init__(self, link: RedisLink, stream: str) -> None:
-        self._reads = BlockingReads(link)
+    def __init__(self, link: RedisLink, stream: str, *, selected: bool = False) -> None:
+        self._reads = BlockingReads(link, own_cursors=not selected)
         config = link.config
         named = config.sentinels, config.service, config.cluster
         self._server = config.server, config.port, config.db, *named, link.guard is None

@@ -91,7 +91,7 @@ class RedisSteps:
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
         self._told = BlockingReads(link)
-        self.openings = StepNewsReader(link, keys.openings)  # of the news, those of `go_on`
+        self.openings = StepNewsReader(link, keys.openings, selected=True)  # of the news, those of `go_on`
         self.bodies = bodies
 
     def close_readers(self) -> None:

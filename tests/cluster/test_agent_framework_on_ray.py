@@ -3,6 +3,7 @@
 import asyncio
 import runpy
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,44 @@ def test_events_come_as_they_happen_and_none_comes_again_when_a_process_dies(exp
         assert of(executor, found) == of(executor, expected)
     assert found[:7] == expected[:7]
     assert found[-6:] == expected[-6:]
+
+
+class Echoes(Executor):
+    """An executor that says each word of its message."""
+
+    @handler
+    async def speak(self, text: str, ctx: WorkflowContext[None, str]) -> None:
+        for word in text.split():
+            await ctx.yield_output(word)
+
+
+def test_a_run_shows_no_events_of_an_earlier_run_that_was_cancelled(exp_id, tmp_path):
+    loads, may_load = tmp_path / "loads", tmp_path / "may load"
+    may_load.touch()
+
+    def make():
+        loads.touch()
+        while not may_load.exists():
+            time.sleep(0.02)
+        return WorkflowBuilder(start_executor=Echoes("echoes")).build()
+
+    async def said(run, text):
+        return [event.data async for event in run(text, stream=True) if event.type == "output"]
+
+    async def both(run):
+        loads.unlink()
+        may_load.unlink()
+        listening = asyncio.create_task(said(run, "old words"))
+        while not loads.exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.02)
+        listening.cancel()
+        await asyncio.wait([listening])
+        # Until then the executor handles the message of the cancelled run, and the other run waits.
+        asyncio.get_running_loop().call_later(0.5, may_load.touch)
+        return await said(run, "new things")
+
+    with Messaging.start(exp_id, steps=Steps()) as messaging, RayWorkflowRunner(messaging, groups=1) as runner:
+        assert asyncio.run(both(runner.attach(make).run)) == ["new", "things"]
 
 
 def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypatch):

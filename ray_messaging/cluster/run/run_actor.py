@@ -155,6 +155,7 @@ class RunActor:
         # Tells the interceptor, for the inspector, which calls through `me.remember` are under way.
         self._tell_calls: Callable[[CallsNow], object] | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._told_calls = NO_CALLS  # what it was told last
         self._collected: tuple[int, bytes] = -1, b""  # the last step that ran here, and its collected values
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
@@ -203,15 +204,14 @@ class RunActor:
             spent, counts = False, Counter[str]()
             if isinstance(society, AgentLoop):
                 society.call_counts = counts
-            self._tell_later(NO_CALLS)
+            self._tell_later()
             try:
                 while not await self._run_steps(until, society, homes, stands=stands):
                     pass
             except BudgetSpent:
                 spent = True
             finally:
-                if self._telling is not None:
-                    self._telling.cancel()
+                self._tell_no_more()
             loop = self._loop
             assert loop is not None
             # If the two steps differ, the states here are not the committed ones. Another process ran the last
@@ -226,18 +226,26 @@ class RunActor:
                 collected = self._collected[1] if self._collected[0] == loop.committed else None
             return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
 
-    def _tell_later(self, told: CallsNow) -> None:
-        """Tell in a while which calls are under way, and again and again. Args: `told` is what was told last."""
+    def _tell_later(self) -> None:
+        """Tell in a while which calls are under way, and again and again."""
         if self._tell_calls is not None:
-            self._telling = asyncio.get_running_loop().call_later(CALLS_TOLD_S, self._tell, told)
+            self._telling = asyncio.get_running_loop().call_later(CALLS_TOLD_S, self._tell)
 
-    def _tell(self, told: CallsNow) -> None:
+    def _tell(self) -> None:
         assert isinstance(self._society, AgentLoop)
-        assert self._tell_calls is not None
-        now = self._society.calls_now()
-        if now.calls or told.calls:
+        self._say(self._society.calls_now())
+        self._tell_later()
+
+    def _tell_no_more(self) -> None:
+        """Tell that no calls are under way, at the end of a call of `run`."""
+        if self._telling is not None:
+            self._telling.cancel()
+        self._say(NO_CALLS)
+
+    def _say(self, now: CallsNow) -> None:
+        if self._tell_calls is not None and (now.calls or self._told_calls.calls):
             self._tell_calls(now)
-        self._tell_later(now)
+            self._told_calls = now
 
     async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
         """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.

@@ -16,10 +16,15 @@ Commands = Sequence[Sequence[Any]]
 
 
 class BlockingReads:
-    """Blocking reads of streams, one read at a time, because nothing else can use the connection during a read."""
+    """Blocking reads of streams, one read at a time, because nothing else can use the connection during a read.
 
-    def __init__(self, link: RedisLink) -> None:
+    Args: without `own_cursors`, a cursor may be after all entries of its stream, which is then no sign that the server
+    has lost entries.
+    """
+
+    def __init__(self, link: RedisLink, *, own_cursors: bool = True) -> None:
         self._link = link
+        self._own_cursors = own_cursors
         self._wire: Wire | None = None
 
     @property
@@ -74,7 +79,7 @@ class BlockingReads:
         wire = await self._link.open_wire()
         try:
             if self._link.greet is not None:
-                await self._link.greet(wire, cursors)
+                await self._link.greet(wire, cursors if self._own_cursors else {})
         except BaseException:
             wire.close()
             raise

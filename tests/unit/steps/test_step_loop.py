@@ -100,6 +100,21 @@ async def test_a_loop_does_not_begin_a_step_that_was_opened_for_an_earlier_drive
     assert (await store.progress()).sealed == 1
 
 
+async def test_a_loop_that_asks_for_steps_after_one_that_was_opened_for_it_takes_that_for_no_loss(messagers, caplog):
+    host, store = await driven(messagers)
+    loop = step_loop.step_loop(host.engine)
+    loop.is_told = True
+    async with aclosing(loop.standing(1)) as steps:
+        for until in range(1, 6):
+            loop.until = until
+            if until == 2:
+                await store.go_on(1, 1, ["all"], 0.0)
+            while await anext(steps) is not None:
+                pass
+    assert (await store.progress()).sealed == 4
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("in_parts", [False, True])
 async def test_a_group_that_writes_only_to_itself_reads_no_box(messagers, monkeypatch, in_parts):
     host, store = await driven(messagers)
