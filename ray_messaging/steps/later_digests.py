@@ -24,14 +24,14 @@ class HashedLater(NamedTuple):
 
 
 class LaterDigests:
-    """The rows that a group has sent in this process, in its last `horizon` steps. Other steps have no digest.
+    """The rows that a group has sent in this process, in its last `count` steps. Other steps have no digest.
 
-    Steps before `first` have none either, because the run goes on for more than `horizon` steps after them. When the
+    Steps before `first` have none either, because the run goes on for so long that nobody asks for them. When the
     rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
     """
 
-    def __init__(self, first: int, horizon: int) -> None:
-        self._first, self._horizon = first, horizon
+    def __init__(self, first: int, count: int) -> None:
+        self._first, self._count = first, count
         self._kept: dict[int, list[HashedLater]] = {}
         self._sums: dict[int, int] = {}
         self._nbytes = 0
@@ -45,7 +45,7 @@ class LaterDigests:
             return
         self._nbytes += sum(each.nbytes for each in rows) - sum(each.nbytes for each in self._kept.get(step, ()))
         self._kept[step], self._sums[step] = rows, known
-        past = step - self._horizon
+        past = step - self._count
         self._nbytes -= sum(each.nbytes for each in self._kept.pop(past, ()))
         self._sums.pop(past, None)
         if self._nbytes > KEPT_BYTES:

@@ -192,27 +192,30 @@ class _DecodedRows:
     Agents that read in the order of their rows, as in most models, get objects that are decoded already.
     """
 
-    __slots__ = ("_high", "_low", "_messages", "batch", "exp_id")
+    __slots__ = ("_decoded", "batch", "exp_id")
 
     def __init__(self, exp_id: str, batch: Batch | None) -> None:
         self.exp_id, self.batch = exp_id, batch
-        self._low = self._high = 0  # the rows that are decoded
-        # A None in this list: an agent's messages were returned already, and their reader may have changed the objects.
-        self._messages: list[Any] = []
+        # The first decoded row, the row after the last one, and their messages. A None in this list: an agent's
+        # messages were returned already, and their reader may have changed the objects. The tuple is replaced as a
+        # whole, because agents may read in several threads.
+        self._decoded: tuple[int, int, list[Any]] = 0, 0, []
 
     def take(self, low: int, high: int) -> list[Message]:
         """Return new Message objects for some of these rows, which are the messages of one agent."""
         batch = self.batch
         if batch is None or low == high:
             return []
-        if low >= self._high:
-            self._low, self._high = low, max(high, min(low + _AHEAD, batch.rows))
-            self._messages = decoded_messages(self.exp_id, batch, low, self._high)
-        at = low - self._low
-        if at < 0 or high > self._high or self._messages[at] is None:
+        first, end, messages = self._decoded
+        if low >= end:
+            first, end = low, max(high, min(low + _AHEAD, batch.rows))
+            messages = decoded_messages(self.exp_id, batch, first, end)
+            self._decoded = first, end, messages
+        at = low - first
+        if at < 0 or high > end or messages[at] is None:
             return decoded_messages(self.exp_id, batch, low, high)
-        found: list[Message] = self._messages[at : high - self._low]
-        self._messages[at] = None
+        found: list[Message] = messages[at : high - first]
+        messages[at] = None
         return found
 
 

@@ -159,7 +159,8 @@ def run(
         seed: The seed of all random numbers, as for `Steps`.
         calls: The limits of calls through `me.remember` in this run, and the folder in which their answers are shared.
         log_dir: The folder of the run's event log, as for `Messaging.start`; None: there is no log. `EventLog.open`
-            reads it. The server keeps the data that "resume" needs in `<log_dir>-server`.
+            reads it. The server keeps the data that "resume" needs in `<log_dir>-server`, but not if `log_dir` is a
+            URI, such as "s3://...": `Messaging.fork` goes on with such a run after a checkpoint.
         checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
             `Messaging.fork`.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
@@ -499,7 +500,8 @@ async def _run_until(
 def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: StepSettings) -> list[LaterDigests]:
     # A budget of calls, or a condition, may end the run early, so the last steps are not known yet.
     first = 0 if limits is not None or ending.condition is not None else max(0, ending.most - settings.horizon)
-    return [LaterDigests(first, settings.horizon) for _ in range(groups)]
+    # When the budget is spent, a group may have committed one step more than the group whose budget ended the run.
+    return [LaterDigests(first, settings.horizon + 1) for _ in range(groups)]
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:

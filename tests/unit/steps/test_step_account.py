@@ -47,7 +47,7 @@ def accounted(later=None):
 @pytest.mark.parametrize("kept", [0, 2**20], ids=["more than is kept", "all are kept"])
 def test_a_digest_that_is_computed_later_is_the_same(monkeypatch, kept):
     monkeypatch.setattr(later_digests, "KEPT_BYTES", kept)
-    at_once, later = accounted(), LaterDigests(first=4, horizon=64)
+    at_once, later = accounted(), LaterDigests(first=4, count=64)
     for _ in range(2):  # an attempt that did not count, and another one
         left = accounted(later)
     assert left.digest == b""
@@ -57,7 +57,7 @@ def test_a_digest_that_is_computed_later_is_the_same(monkeypatch, kept):
 
 
 def test_steps_that_nobody_can_ask_for_get_no_digest():
-    early, past = LaterDigests(first=5, horizon=64), LaterDigests(first=0, horizon=3)
+    early, past = LaterDigests(first=5, count=64), LaterDigests(first=0, count=3)
     for later in (early, past):
         accounted(later)
     past.keep(7, [], 0)

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Sequence
 from copy import copy
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import ConfigError, FrameError
-from ray_messaging.messages import Messages
+from ray_messaging.messages import Messages, decoded_messages
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold
+from ray_messaging.steps import step_inbox
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_inbox import FoldedBatch, HeardBroadcasts, StepInbox
 from ray_messaging.wire.frames import decode, encode
@@ -58,6 +60,30 @@ def test_an_agent_that_changes_a_payload_changes_its_own_alone():
         for message in messages:
             message.payload["n"].append("changed")
         assert all(len(message.payload["n"]) == 1 for message in messages)
+
+
+def test_agents_may_read_in_threads(monkeypatch):
+    agents = 200
+    extension = Extension(attempt=1, deliver=4, ordinal=np.arange(agents, dtype=np.uint32))
+    lines = PayloadColumn.of([b'{"n":%d}' % place for place in range(agents)])
+    batch = batch_to(range(agents), [7] * agents, step=3, sent_at=5.0, lines=lines, extension=extension)
+    messages = [*StepInbox("exp", AgentPlaces(AgentSet.of(range(agents))), [batch]).inboxes()]
+    found = {}
+
+    def read(agent):
+        found[agent] = [message.payload["n"] for message in messages[agent]]
+
+    def decoded_meanwhile(*given):
+        monkeypatch.undo()
+        other = Thread(target=read, args=(101,))
+        other.start()
+        other.join()
+        return decoded_messages(*given)
+
+    read(0)
+    monkeypatch.setattr(step_inbox, "decoded_messages", decoded_meanwhile)
+    read(100)
+    assert found == {agent: [agent] for agent in (0, 100, 101)}
 
 
 def test_messages_of_an_agent_read_pickle_as_others_do():

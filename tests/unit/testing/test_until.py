@@ -1,5 +1,7 @@
 """A run that ends after the step whose collected values fulfil a condition: on any number of groups."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,21 @@ def test_a_budget_of_calls_ends_the_run_first():
     assert (found.steps, found.stopped, found.calls.model) == (4, False, 16)
     spent = run(asks, until=lambda now: now["age"] >= 12, calls=Calls(budget=10), **given)
     assert (spent.steps, spent.stopped, spent.calls.model, spent.calls.spent) == (2, True, 10, True)
+
+
+def test_a_budget_that_ends_the_run_of_one_group_leaves_the_digests_of_all_groups_whole():
+    async def asks(me, inbox):
+        me.send((me.id + 1) % 4, {"step": me.step})
+        if me.id == 0 and me.step >= 66:  # the last of the kept steps is not the first step of the run
+            # The other groups close their step before the budget ends the run.
+            await asyncio.sleep(0.02)
+            await me.remember(lambda: 1)
+
+    given = {"agents": 4, "until": 90, "calls": Calls(budget=3), "progress": False}
+    one, four = (run(asks, groups=groups, **given) for groups in (1, 4))
+    assert one.steps == four.steps == 69
+    assert len(one.digests) == 64
+    assert four.digests == one.digests
 
 
 def raises(now):
