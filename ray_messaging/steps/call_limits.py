@@ -241,7 +241,7 @@ class CallGate:
 
     async def _ask(self) -> None:
         try:
-            while (wanted := sum(not waiter.cancelled() for waiter in self._waiting) - self._due) > 0:
+            while (wanted := self._ungranted()) > 0:
                 grant = await self._take(self._held, wanted)
                 if not grant.delays:
                     raise _refusal(self._held.group, grant)  # noqa: TRY301 - the calls that wait raise it, too
@@ -251,11 +251,17 @@ class CallGate:
                     self._loop.call_later(delay, self._begin)
                 await asyncio.sleep(grant.delays[-1] - _EARLY_S)
         except Exception as error:  # noqa: BLE001 - the calls that wait raise it
-            while len(self._waiting) > self._due:
+            refused = self._ungranted()
+            while refused > 0 and self._waiting:
                 if (waiter := self._waiting.pop_last()).set_running_or_notify_cancel():
                     waiter.set_exception(error)
+                    refused -= 1
         finally:
             self._asking = None
+
+    def _ungranted(self) -> int:
+        """Return how many of the calls that wait are still to be granted. Cancelled calls need no grant."""
+        return sum(not waiter.cancelled() for waiter in self._waiting) - self._due
 
     def _begin(self) -> None:
         self._due -= 1

@@ -105,3 +105,13 @@ def test_the_page_of_a_run_says_which_calls_are_under_way_and_whom_they_hold_up(
         finally:
             (tmp_path / "1").touch()
             lives.join()
+
+
+def test_the_page_of_a_run_without_a_log_says_so_and_waits_for_nothing(seen, ray_cluster):
+    with Messaging.start("calls-without-a-log", steps=Steps()) as messaging, messaging.ui(port=0) as page:
+        seen.base = page.url
+        seen.go("/calls")
+        seen.sees("now", "No call is under way.")
+        seen.sees("no-log", "log_dir=")
+        assert seen.page.locator(".pending").count() == 0
+        seen.open("about:blank")

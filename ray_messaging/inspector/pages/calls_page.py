@@ -23,12 +23,18 @@ class CallsPage:
         self._problem = Problem()
         now = {"flight": "calls in flight", "waits": "wait for a limit"} if cache.source.live else {}
         sums = {"made": "calls made", "saved": "saved by the store", "tokens": "tokens", "cost": "cost"}
+        logged = cache.source.log_dir is not None
         with ui.row().classes("w-full gap-3"):
-            self._figures = {key: self._figure(key, label) for key, label in (now | sums).items()}
+            self._figures = {key: self._figure(key, label) for key, label in (now | (sums if logged else {})).items()}
         if cache.source.live:
             with card("Under way now, the longest first"):
                 self._now = ui.column().classes("gap-1 w-full").props("data-mark=now")
                 await_data(self._now)
+            ui.timer(_NOW_S, self.renew_now)
+        if not logged:
+            what = "There is no log, from which the page reads what calls have used: pass log_dir= to Messaging.start."
+            ui.label(what).classes("note").props("data-mark=no-log")
+            return
         with card("") as self._chart_card:
             self._measure = ui.label().classes("head").props("data-mark=measure")
             self._by_step = chart("by-step", 190)
@@ -42,7 +48,6 @@ class CallsPage:
         await_data(self._by_step, self._slowest, self._agents, self._models)
         ui.timer(0.05, self.renew, once=True)
         if cache.source.live:
-            ui.timer(_NOW_S, self.renew_now)
             ui.timer(_LOG_S, self.renew)
 
     def _figure(self, key: str, label: str) -> ui.label:

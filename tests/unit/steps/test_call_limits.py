@@ -164,6 +164,25 @@ async def test_callers_that_give_up_use_nothing():
         await gate.enter()
 
 
+async def test_the_last_call_of_the_budget_is_made_although_a_call_before_it_gave_up():
+    limits, asked, answers = CallLimits(Calls(budget=1)), asyncio.Event(), asyncio.Event()
+
+    async def take(held, wanted):
+        asked.set()
+        await answers.wait()
+        return await limits.take(held, wanted)
+
+    gate = CallGate("east", take, limits.note)
+    waiting = [asyncio.create_task(gate.enter(0, text)) for text in ("a", "b", "c")]
+    await asked.wait()
+    waiting[0].cancel()
+    await asyncio.wait([waiting[0]])
+    answers.set()
+    async with asyncio.timeout(WAIT_S):
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in found] == [asyncio.CancelledError, type(None), BudgetSpent]
+
+
 async def test_a_group_that_begins_again_frees_what_its_process_held_and_the_budget_knows_of_it():
     limits = CallLimits(Calls(concurrency=2, budget=4))
     former = gate_of(limits)
