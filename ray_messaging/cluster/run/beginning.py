@@ -10,6 +10,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.interceptor.interceptor import OWN_TABLES, Interceptor
+from ray_messaging.interception.interceptor.rule_tables import Table
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.transports.transport import RedisTransport
 
@@ -35,8 +36,19 @@ encode_beginning = msgspec.msgpack.Encoder().encode
 
 
 def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
-    """Return a digest of each rule as it was given, by name."""
-    return {rule.name: content_digest([type(rule).__qualname__, vars(rule)]) for rule in rules}
+    """Return a digest of each rule as it was given, by name: of what a copy of the rule is made from."""
+    return {rule.name: content_digest(_given(rule)) for rule in rules}
+
+
+def _given(part: object) -> object:
+    # The digest of an object of this package has only the name of its class, so its parts stand for it.
+    if isinstance(part, Table):
+        return sorted(part.dump().items())
+    if not isinstance(part, Rule):
+        return part
+    state = part.__getstate__()
+    parts = {name: _given(each) for name, each in state.items()} if isinstance(state, dict) else state
+    return type(part).__qualname__, parts
 
 
 async def beginning_of(

@@ -119,6 +119,15 @@ def test_rules_that_vary_are_equal_to_whole_runs(tmp_path):
     assert not of(shared, limit="none").heard.equals(of(shared, limit="late").heard)
 
 
+def test_black_lists_stay_or_change(tmp_path):
+    listed = lambda blocked: [rules.BlackList([(blocked, None)])]  # noqa: E731
+    talks = lambda me, inbox: gossip(me, inbox, 0.5)  # noqa: E731
+    shared = sweep(tmp_path / "a", talks, {"blocked": [0, 1]}, rules=listed, vary_from=FROM, before={"blocked": 0})
+    whole = sweep(tmp_path / "b", talks, {"blocked": [0]}, rules=listed)
+    assert of(shared, blocked=0).equals(of(whole, blocked=0))
+    assert not set(of(shared, blocked=0).digest) & set(of(shared, blocked=1).digest)
+
+
 class OnWholeSteps(StepRule):
     """Blocks the messages to odd agents in the steps from `since` on, or before it."""
 
