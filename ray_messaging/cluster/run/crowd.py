@@ -145,8 +145,11 @@ class CrowdSociety:
                         f"group.state[{name!r}] has no row for each agent: its shape is {array.shape}, and the group "
                         f"has {len(crowd.ids):,} agents"
                     )
-                array[place] = given
-                same = np.array_equal(array[place].astype(given.dtype), given, equal_nan=given.dtype.kind == "f")
+                try:
+                    array[place] = given
+                    same = np.array_equal(array[place].astype(given.dtype), given, equal_nan=given.dtype.kind == "f")
+                except ValueError:  # such as a text for an array of numbers
+                    same = False
                 if not same or (array.dtype.kind != given.dtype.kind and array[place].tolist() != given.tolist()):
                     raise TypeError(f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly")
 
