@@ -130,7 +130,10 @@ async def test_a_messager_of_the_own_broadcasts(logged, name):
     async with await messaging.open_messager("speaker", [500]) as speaker:
         receipts = await speaker.broadcast(500, plaza, {"text": "hello"})
     assert [receipt.fate for receipt in receipts] == ["delivered"] * 3
-    heard = [message.to_id for group in (west, east) for message in await group.aio.fetch_messages(complete=True)]
+    heard = []
+    for group in (west, east):
+        async with await group.aio.fetch_messages(complete=True) as messages:
+            heard += [message.to_id for message in messages]
     assert sorted(heard) == [1, 2, 11]
     messaging.remove_messager("speaker")
 

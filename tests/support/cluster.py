@@ -102,8 +102,11 @@ def new_handle(group):
 
 
 def emptied(messaging, name):
-    """Return a new handle of a group without messages: of a group of this name and these agents, if some are held."""
+    """Return the handle of a group without messages: of a new group of this name and these agents, if some are held."""
     handle = messaging.group(name)
+    # All tests of an experiment get this handle. If an earlier test fetched by `aio`, and did not commit for `loan_s`,
+    # `handle` gets the messages again below, so the next fetch or `serve` by the same `aio` would raise CommitFailed.
+    vars(handle).pop("aio", None)
     while handle.fetch_messages():
         pass
     handle.ack()
