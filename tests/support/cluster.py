@@ -83,9 +83,11 @@ def drain(group, count, *, limit=None):
 async def serving(handle, handler, **options):
     """Serve by a handle of a group; give the task."""
     task = asyncio.create_task(handle.aio.serve(handler, **options))
-    yield task
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def numbers(messages):

@@ -325,7 +325,9 @@ class AsyncGroup(StampedHandle):
         If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
         handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
         handle or another.
-        Raises: CommitFailed if a handler took longer than `loan_s`; otherwise the same errors as `Messager.serve`.
+
+        Raises: CommitFailed if a handler, or an earlier fetch of this handle, took longer than `loan_s`; otherwise the
+            same errors as `Messager.serve`.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         service = GroupService(self, self._caller)
