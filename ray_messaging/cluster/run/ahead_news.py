@@ -54,7 +54,7 @@ class Told(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Told).decode
+decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
 class AheadNews:
@@ -107,6 +107,6 @@ class AheadNews:
                 await backoff.sleep()
                 continue
             for entry, told in found:
-                place, news = entry, _decode(told)
+                place, news = entry, decode_told(told)
                 if news.run == self._run and news.group != self._group:
                     self._hear(news)

@@ -11,6 +11,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
+from ray_messaging.cluster.run.ahead_news import decode_told
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -520,18 +521,38 @@ async def test_a_call_that_was_made_ahead_is_not_made_again_by_a_later_driver():
     assert found.calls["kept"] + found.calls["model"] == 32
 
 
-async def test_a_group_that_begins_again_changes_no_result_of_a_group_that_waits_for_its_agents():
+async def hosting(stack, server, exp_id, plans):
+    """Return the messagers of groups that host their agents."""
+    messagers = []
+    for plan in plans:
+        messagers.append(await stack.enter_async_context(GroupMessager(server, exp_id, None, name=plan.name)))
+        await messagers[-1].host_agents(plan.agents, SUBTOPICS)
+    return messagers
+
+
+async def told_again(watching, group, agent, step):
+    """Wait until a group whose look-ahead has begun anew tells that an agent has ended a step."""
+    place, begun = "0-0", 0
+    while True:
+        for entry, told in await watching.engine.transport.steps.told_ahead(place, WAIT_S):
+            place, news = entry, decode_told(told)
+            begun += news.anew and news.group == group
+            if begun > 1 and any((each.agent, each.step) == (agent, step) for each in news.steps):
+                return
+
+
+async def test_a_group_that_begins_again_misleads_no_group_that_waits_for_its_agents():
     groups = {"g0": [0, 1], "g1": [2]}
     plans = plans_for(OPTIONS, 3, groups, [(1, 2), (2, 1)], 1, near=True)
-    far, first, asked = asyncio.Event(), threading.Event(), Counter()
+    far, first, second, asked = asyncio.Event(), threading.Event(), threading.Event(), Counter()
     loop = asyncio.get_running_loop()
 
     def ask(agent, step, heard):
         asked[agent, step] += 1
         if (agent, step) == (2, 5):
             loop.call_soon_threadsafe(far.set)
-        if (agent, step) == (0, 0):
-            assert first.wait(WAIT_S)
+        if (agent, step) in {(0, 0), (0, 1)}:  # so this group stays in step 1 until it has heard the other one again
+            assert (second if step else first).wait(WAIT_S)
         return f"{agent} in {step} hears {heard}"[:100]
 
     async def person(me, inbox):
@@ -541,11 +562,8 @@ async def test_a_group_that_begins_again_changes_no_result_of_a_group_that_waits
 
     async with AsyncExitStack() as stack:
         server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
-        actors, messagers = [], []
-        for plan in plans:
-            messagers.append(await stack.enter_async_context(GroupMessager(server, "again", None, name=plan.name)))
-            await messagers[-1].host_agents(plan.agents, SUBTOPICS)
-        actors = [RunActor(messager) for messager in messagers]
+        watching = await stack.enter_async_context(GroupMessager(server, "again", None, name="watch"))
+        actors = [RunActor(messager) for messager in await hosting(stack, server, "again", plans)]
         plan_of = {plan.name: known(plan) for plan in plans}
         inputs = RunInputs(known(person), known(OPTIONS), known(None), plan_of, ahead=5)
 
@@ -557,15 +575,17 @@ async def test_a_group_that_begins_again_changes_no_result_of_a_group_that_waits
             await far.wait()
             killed.cancel()
             await asyncio.wait({killed})
-            actors.append(RunActor(messagers[1]))
+            await actors[1].close()  # a process that is gone tells the other groups no more
+            actors += [RunActor(messager) for messager in await hosting(stack, server, "again", plans[1:])]
             again = begun(actors[2], plans[1])
             first.set()
+            await told_again(watching, "g1", 2, 5)
+            second.set()
             found = await asyncio.gather(running, again)
         for actor in actors:
             await actor.close()
-    # The killed group's thread lives here, and may tell the other group some more. So a few calls may be in vain.
-    assert max(asked.values()) <= 2
-    assert sum(asked.values()) <= 36 + 6
+    assert {key for key, count in asked.items() if count > 1} <= {(2, 5)}  # its call was under way
+    assert sum(part.calls["unused"] for part in found) == 0
     whole = await asyncio.to_thread(
         run, person, agents=3, groups=groups, graph=[(1, 2), (2, 1)], until=12, progress=False
     )
@@ -596,10 +616,7 @@ async def test_a_run_hears_no_news_of_an_earlier_run_of_its_experiment():
 
     async with AsyncExitStack() as stack:
         server = stack.enter_context(LocalServer(Steps(groups=2, digest=True)))
-        actors, messagers = [], []
-        for plan in plans:
-            messagers.append(await stack.enter_async_context(GroupMessager(server, "twice", None, name=plan.name)))
-            await messagers[-1].host_agents(plan.agents, SUBTOPICS)
+        actors, messagers = [], await hosting(stack, server, "twice", plans)
         plan_of = {plan.name: known(plan) for plan in plans}
 
         def begun(place, version):
