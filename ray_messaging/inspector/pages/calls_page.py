@@ -7,7 +7,7 @@ from nicegui import ui
 
 from ray_messaging.inspector.page_values import CallAtWork, CallFacts, CallsAtWork, CallSums, SlowAgent, number
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import Problem, await_data, card, chart, draw, refilled, say
+from ray_messaging.inspector.pages.layout import Problem, await_data, card, chart, draw, figure, refilled, say
 from ray_messaging.inspector.web.answer_cache import AnswerCache
 
 _NOW_S, _LOG_S = 1.0, 5.0
@@ -25,7 +25,7 @@ class CallsPage:
         sums = {"made": "calls made", "saved": "saved by the store", "tokens": "tokens", "cost": "cost"}
         logged = cache.source.log_dir is not None
         with ui.row().classes("w-full gap-3"):
-            self._figures = {key: self._figure(key, label) for key, label in (now | (sums if logged else {})).items()}
+            self._figures = {key: figure(key, label) for key, label in (now | (sums if logged else {})).items()}
         if cache.source.live:
             with card("Under way now, the longest first"):
                 self._now = ui.column().classes("gap-1 w-full").props("data-mark=now")
@@ -49,13 +49,6 @@ class CallsPage:
         ui.timer(0.05, self.renew, once=True)
         if cache.source.live:
             ui.timer(_LOG_S, self.renew)
-
-    def _figure(self, key: str, label: str) -> ui.label:
-        with ui.column().classes("card gap-0").style("flex: 1 1 100px"):
-            value = ui.label("\u2013").classes("value").props(f"data-mark=figure-{key}")
-            await_data(value)
-            ui.label(label).classes("label")
-        return value
 
     async def renew_now(self) -> None:
         """Show the calls that are under way."""

@@ -188,6 +188,15 @@ def fact(title: str, value: str) -> None:
         ui.label(value).classes("row")
 
 
+def figure(key: str, label: str) -> ui.label:
+    """Add a card with one number and its name; return the number's element, which waits for its data."""
+    with ui.column().classes("card gap-0").style("flex: 1 1 100px"):
+        value = ui.label("\u2013").classes("value").props(f"data-mark=figure-{key}")
+        await_data(value)
+        ui.label(label).classes("label")
+    return value
+
+
 def chart(mark: str, height: int) -> ui.echart:
     """Draw a chart without data."""
     return ui.echart({"series": []}).classes("w-full").style(f"height: {height}px").props(f"data-mark={mark}")

@@ -14,6 +14,7 @@ from ray_messaging.inspector.pages.layout import (
     chart,
     draw,
     fact,
+    figure,
     refilled,
     say,
 )
@@ -93,7 +94,7 @@ class OverviewPage:
         self._problem = Problem(quiet=True)  # quiet, because each card shows by itself that it waits for data
         with ui.row().classes("w-full gap-3"):
             self._figures = {
-                key: self._figure(label, key)
+                key: figure(key, label)
                 for key, label in (
                     ("rows", "rows in the log"),
                     ("rate", "messages per second"),
@@ -137,13 +138,6 @@ class OverviewPage:
         ui.timer(_EVERY_S, self.renew)
         ui.timer(_SIDE_S, self.renew_society)
         ui.timer(_SIDE_S, self.renew_side)
-
-    def _figure(self, label: str, key: str) -> ui.label:
-        with ui.column().classes("card gap-0").style("flex: 1 1 100px"):
-            value = ui.label("\u2013").classes("value").props(f"data-mark=figure-{key}")
-            await_data(value)
-            ui.label(label).classes("label")
-        return value
 
     async def renew(self) -> None:
         """Show the newest values."""

@@ -1,34 +1,15 @@
 """The log of a local run: a folder as on Ray, which says what was sent, and why."""
 
 import pytest
+from support.resumed_run import Every, Sevens
 from support.rumour import Rumour, sequential, small_world
 
 from ray_messaging import Calls, EventLog, Mean, compare, run
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, StepFailed
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.interception.rules import ALLOW, RateLimit, Rule, StepRule, StepVerdicts, block
+from ray_messaging.interception.rules import RateLimit
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
-
-
-class Words(Rule):
-    """A rule that blocks some words, and counts its verdicts in a table that a fork goes on with."""
-
-    name = "words"
-    needs_payload = True
-
-    def check(self, message):
-        return block("no such word") if message.payload["word"].endswith("7") else ALLOW
-
-
-class Every(StepRule):
-    """A rule on whole steps, which blocks the messages of agent 3."""
-
-    name = "every"
-
-    async def check_step(self, number, batch, exp_id):
-        ids = batch.from_ids.tolist()
-        return StepVerdicts({row: block("three") for row, agent in enumerate(ids) if agent == 3})
 
 
 def live(me, inbox):
@@ -59,7 +40,7 @@ def test_the_log_has_the_digests_of_one_loop(groups, tmp_path):
 
 @pytest.mark.parametrize("of_steps", [False, True])
 def test_a_log_changes_nothing_and_has_verdicts_series_and_causes(of_steps, tmp_path):
-    rules = lambda: [Words(), RateLimit(per_round=1), *([Every()] if of_steps else [])]  # noqa: E731
+    rules = lambda: [Sevens(), RateLimit(per_round=1), *([Every()] if of_steps else [])]  # noqa: E731
     asked = {"agents": 6, "until": 9, "collect": Mean("heard"), "progress": False, "seed": 4}
     plain = run(chat, rules=rules(), **asked)
     logged = run(chat, rules=rules(), log_dir=tmp_path / "log", checkpoint=4, groups=2, **asked)
@@ -69,7 +50,7 @@ def test_a_log_changes_nothing_and_has_verdicts_series_and_causes(of_steps, tmp_
     assert log.count().to_pylist() == [
         {"fate": fate, "count": count} for fate, count in logged.fates.most_common() if count
     ]
-    assert {*log.query(fate="blocked")["rule"].to_pylist()} == {"words"} | ({"every"} if of_steps else set())
+    assert {*log.query(fate="blocked")["rule"].to_pylist()} == {"sevens"} | ({"every"} if of_steps else set())
     assert log.series().num_rows == 9
     (message,) = log.query(from_id=5, step=2).to_pylist()
     assert "word" in str(log.why(message["message_id"]))
