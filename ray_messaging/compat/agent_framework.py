@@ -300,8 +300,9 @@ class SuperstepRunner(RunnerImpl):
 
         async def tell(told: ToldEvent) -> None:
             if told.place == passed[told.executor]:  # otherwise a process that was restarted tells the event again
+                event = event_of(self._values, told.event)
                 passed[told.executor] += 1
-                await self._ctx.add_event(event_of(self._values, told.event))
+                await self._ctx.add_event(event)
 
         found = await self._carrier.superstep(self._shared, tell if self._ctx.is_streaming() else None)
         for delivery, acts in found:
@@ -529,7 +530,9 @@ class _Groups(_Carrier):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(error, Exception):  # and not a cancellation
+                    raise error
 
     async def _pass_on(self, group: str, begun: Sequence[int], tell: Callable[[ToldEvent], Awaitable[None]]) -> None:
         """Pass on the events of a group's executors in a step, until this task is cancelled."""

@@ -4,6 +4,7 @@ import asyncio
 import math
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from agent_framework import (
 from pydantic import BaseModel
 from support.agent_workflows import ORCHESTRATIONS, SAMPLES, Mood, Part, own, shown
 
-from ray_messaging.compat.agent_framework import RayWorkflowRunner
+from ray_messaging.compat.agent_framework import RayWorkflowRunner, _Groups
 from ray_messaging.compat.agent_framework_checkpoints import WorkflowCheckpoints
 from ray_messaging.compat.agent_framework_executors import joined, of_json, to_json
 from ray_messaging.compat.agent_framework_values import Values
@@ -248,3 +249,15 @@ def test_what_is_no_workflow_is_refused():
         RayWorkflowRunner().attach(7)
     with pytest.raises(ConfigError, match="which is no Workflow"):
         RayWorkflowRunner().attach(lambda: 7)
+
+
+async def test_an_error_of_a_streamed_event_is_raised():
+    groups = object.__new__(_Groups)
+    groups._run = SimpleNamespace(_actors={"group0": None})
+
+    async def fails(*_):
+        raise ValueError("no such event")
+
+    groups._pass_on = fails
+    with pytest.raises(ValueError, match="no such event"):
+        await groups._passing_on(fails, [], asyncio.sleep(0))
