@@ -5,7 +5,6 @@ A message of a client is a question of the user to the agent. The A2A task ends 
 
 import asyncio
 import hmac
-import logging
 import secrets
 import socket
 from collections.abc import Iterable
@@ -45,10 +44,9 @@ from ray_messaging.addressing.channels import USER_CHAT, AgentId, check_id
 from ray_messaging.cluster.a2a_parts import parts_of, payload_of
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.user_messager import UserMessager
+from ray_messaging.common.task_health import logs_failure
 from ray_messaging.errors import ConfigError, InvalidAddress, InvalidPayload, MessagingError, QuestionBlocked
 from ray_messaging.messager import Messager
-
-logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 4 << 20  # the most bytes of a request
 _MOST_TASKS = 1_000  # the most tasks of an agent that are kept for GetTask
@@ -101,11 +99,9 @@ class A2AServer(AbstractContextManager["A2AServer"]):
 
     async def _start(self) -> None:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="ray_messaging a2a")
-        self._serving.add_done_callback(self._log_failure)
-
-    def _log_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the A2A server at %s has failed: clients get no answers", self.url, exc_info=error)
+        self._serving.add_done_callback(
+            logs_failure(f"the A2A server at {self.url} has failed: clients get no answers")
+        )
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True

@@ -1,9 +1,13 @@
-"""The health of background tasks, and a function that ends a task."""
+"""The health of background tasks, and functions for their end."""
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ray_messaging.common.backoff import CANCEL_RETRY
+
+logger = logging.getLogger(__name__)
 
 STUCK_S = 15.0  # the longest iteration of a healthy loop, in seconds; a read of a mailbox may take 5 s
 
@@ -37,3 +41,13 @@ async def end(task: "asyncio.Task[Any]") -> None:
         await asyncio.wait([task], timeout=CANCEL_RETRY.first_s)
     if not task.cancelled():
         task.exception()  # otherwise asyncio logs that the exception was never retrieved
+
+
+def logs_failure(what: str) -> "Callable[[asyncio.Task[Any]], None]":
+    """Return a callback for the end of a task, which logs the task's error with what the error means."""
+
+    def log(task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s", what, exc_info=error)
+
+    return log

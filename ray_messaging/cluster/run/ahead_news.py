@@ -6,15 +6,15 @@ which each group reads. They may be lost or wrong, because the steps themselves 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
-from ray_messaging.common.task_health import end
+from ray_messaging.common.task_health import end, logs_failure
 from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import Closed, MessagingError
 
@@ -72,7 +72,7 @@ class AheadNews:
         self._loop = asyncio.get_running_loop()
         self._new: deque[Told] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self._reading = self._loop.create_task(self._read(), name="ray_messaging look-ahead news")
+        self._reading = self._task(self._read())
 
     def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
         """Tell the other groups, from any thread; `steps` and `anew` are as in `Told`."""
@@ -88,7 +88,12 @@ class AheadNews:
 
     def _begin(self) -> None:
         if self._writing is None or self._writing.done():
-            self._writing = self._loop.create_task(self._write(), name="ray_messaging look-ahead news")
+            self._writing = self._task(self._write())
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name="ray_messaging look-ahead news")
+        task.add_done_callback(logs_failure(f"group {self._group!r} tells or hears no more news of agents ahead"))
+        return task
 
     async def _write(self) -> None:
         while self._new:

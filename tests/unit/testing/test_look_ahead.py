@@ -11,7 +11,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
-from ray_messaging.cluster.run.ahead_news import decode_told
+from ray_messaging.cluster.run.ahead_news import AheadNews, decode_told
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -590,6 +590,16 @@ async def test_a_group_that_begins_again_misleads_no_group_that_waits_for_its_ag
         run, person, agents=3, groups=groups, graph=[(1, 2), (2, 1)], until=12, progress=False
     )
     assert found[0].states | found[1].states == whole.states
+
+
+async def test_news_that_cannot_be_read_are_in_the_log(caplog):
+    async with GroupMessager(LocalServer(Steps()), "odd", None, name="g0") as messager:
+        store = messager.engine.transport.steps
+        await store.tell_ahead([b"odd"])
+        news = AheadNews(store, "", "g0", print)
+        await asyncio.wait([news._reading], timeout=WAIT_S)
+        await news.close()
+    assert "group 'g0' tells or hears no more news of agents ahead" in caplog.text
 
 
 async def test_a_run_hears_no_news_of_an_earlier_run_of_its_experiment():
