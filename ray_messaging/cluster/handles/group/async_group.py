@@ -324,10 +324,10 @@ class AsyncGroup(StampedHandle):
 
         If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
         handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
-        handle or another.
+        handle or another. The errors are those of `Messager.serve`, and:
 
-        Raises: CommitFailed if a handler, or an earlier fetch of this handle, took longer than `loan_s`; otherwise the
-            same errors as `Messager.serve`.
+        Raises:
+            CommitFailed: A handler, or an earlier fetch of this handle, took longer than `loan_s`.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         service = GroupService(self, self._caller)
