@@ -585,8 +585,6 @@ class _Groups(_Carrier):
 
     def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
         """Send the messages of a superstep, add the step in which they are read to `begun`, and run this step."""
-        from ray_messaging.cluster.run.result import states_of  # noqa: PLC0415 - only with Ray
-
         with self._turn:
             if not self._run._open:
                 raise Closed(
@@ -604,8 +602,8 @@ class _Groups(_Carrier):
                 return receipts, {}
             run = self._run
             begun.append(run.step)
-            parts = run._go_on(run.step + 1, progress=False, with_states=True, stands=True)
-            return receipts, states_of(parts)
+            parts = run._go_on(run.step + 1, progress=False, with_states="called", stands=True)
+            return receipts, {name: state for part in parts for name, state in part.states.items()}
 
     def close(self) -> None:
         self._run.close()

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -320,8 +320,10 @@ class Run(AbstractContextManager["Run"]):
         """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
-    def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
-        """Run the steps before `until`; return the groups' results.
+    def _go_on(
+        self, until: int, *, progress: bool, with_states: bool | Literal["called"], stands: bool = False
+    ) -> list[GroupResult]:
+        """Run the steps before `until`; return the groups' results. `with_states` is as for `RunActor.run`.
 
         Between the steps, a fork checks and sends messages, see `Fork`.
         """
@@ -333,7 +335,9 @@ class Run(AbstractContextManager["Run"]):
                 act(self._messaging)
         return self._drive(until, progress=progress, with_states=with_states, stands=stands)
 
-    def _drive(self, until: int, *, progress: bool, with_states: bool, stands: bool) -> list[GroupResult]:
+    def _drive(
+        self, until: int, *, progress: bool, with_states: bool | Literal["called"], stands: bool
+    ) -> list[GroupResult]:
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
@@ -341,7 +345,7 @@ class Run(AbstractContextManager["Run"]):
         with self._ending() as refs:
             refs.extend(self._late)  # after an error, these calls are not needed either
 
-            def go_on(last: int, **asked: bool) -> Opening | None:
+            def go_on(last: int, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
                 if asked["stands"] and last > self.step:
                     # News of each of several steps would cost more than to wait for the groups' answers.

@@ -86,7 +86,7 @@ async def test_results_of_functions_that_block_their_loop_wait_for_each_other_fo
         for _ in range(9):
             await asyncio.sleep(0)
     else:
-        while ["b"] not in store.calls:
+        while ["b"] not in store.calls:  # noqa: ASYNC110 - the store has no event for a certain call
             await asyncio.sleep(0)
     over.set()
     await thread
