@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 _BATCH, _BATCH_BYTES = 256, 2**20
 # The most seconds for which a result waits for further results. Only results that come soon after a call to the server
 # wait, and only while the callers' event loop has no time for another agent.
-_WAIT_S = 0.02
+_WAIT_S = 0.05
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
 
@@ -62,7 +61,8 @@ class CallMemory:
         self._answers: dict[str, tuple[str, bytes]] = {}
         self._failed: dict[str, KeptCall] = {}  # failed calls that have used tokens or money, by key
         self._new: deque[_New] = deque()
-        self._asked = False  # whether `_begin` will be called for the results in `_new`
+        self._idle = True  # whether nothing was written within the last `_WAIT_S` seconds
+        self._asked = False  # whether `_ask` will be called
         self._more = False  # whether `_begin` was called during the call to the server
         self._task: asyncio.Task[None] | None = None  # it writes results
         self._pause: asyncio.TimerHandle | None = None  # after a call to the server
@@ -128,14 +128,14 @@ class CallMemory:
             raise self.broken
         new = _New(key, msgspec.msgpack.encode(call), asyncio.get_running_loop().create_future())
         self._new.append(new)
-        if not self._asked:
-            self._asked, begin = True, partial(self._loop.call_soon_threadsafe, self._begin)
-            if self._task is None and self._pause is None:
-                begin()
-            else:
-                # If functions that block this event loop end one after the other, a call for each of their results
-                # would keep the next function waiting.
-                asyncio.get_running_loop().call_soon(begin)
+        if self._idle:
+            self._idle = False
+            self._loop.call_soon_threadsafe(self._begin)
+        elif not self._asked:
+            # If functions that block this event loop end one after the other, a call for each of their results would
+            # keep the next function waiting.
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._ask)
         await new.kept
 
     def check(self, call: KeptCall) -> None:
@@ -149,6 +149,11 @@ class CallMemory:
                 limit=self._limit,
             )
 
+    def _ask(self) -> None:
+        """Let the results be written. The callers' event loop calls this at the beginning of its next round."""
+        self._asked = False
+        self._loop.call_soon_threadsafe(self._begin)
+
     def _begin(self) -> None:
         """Begin to write the results. If a call to the server is under way, write them after it."""
         self._more = True
@@ -160,7 +165,7 @@ class CallMemory:
 
     async def _write(self) -> None:
         while self._more:
-            self._more = self._asked = False
+            self._more = False
             new = [self._new.popleft() for _ in range(len(self._new))]
             error: BaseException | None = None
             try:
@@ -174,8 +179,9 @@ class CallMemory:
         self._task, self._pause = None, self._loop.call_later(_WAIT_S, self._end_pause)
 
     def _end_pause(self) -> None:
-        self._pause = None
-        if self._new:
+        self._pause, self._idle = None, True
+        if self._new:  # such a result came just before, or in a long round of the callers' event loop
+            self._idle = False
             self._begin()
 
     async def _write_part(self, part: dict[str, bytes]) -> None:
