@@ -497,8 +497,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
-        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type with checks that its JSON Schema cannot
-        express, such as a validator in Python.
+        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that has no JSON Schema, or one that
+        senders cannot check.
         """
         from ray_messaging.addressing.channels import check_subtopic
         from ray_messaging.model.json_types import described

@@ -33,7 +33,7 @@ class Span(NamedTuple):
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
     """Return the rows of messages as spans; raise ConfigError for a message that was not fetched from this mailbox.
 
-    Messages that foreign clients published are in no mailbox. They have no rows, and are not committed.
+    A message that a foreign client published is in no mailbox. It has no row, and is not committed.
     """
     return spans_in(slices_of(messages), mailbox)
 

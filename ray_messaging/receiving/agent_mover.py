@@ -47,9 +47,10 @@ _NEWS_S = 1.0  # the longest wait for news of steps in one call
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
-    """Raise an error if agents cannot move from the mailbox that has `record` to mailbox `target` (None: to none).
+    """Raise an error if agents cannot leave the mailbox of `record` for mailbox `target` (None: for no mailbox).
 
-    Raises: AlreadyExists if both are the same mailbox; UnknownName if the mailbox does not host one of the agents.
+    Raises: AlreadyExists if both are the same mailbox; UnknownName if one of the agents is not in the mailbox of
+    `record`.
     """
     if target == record.mailbox and agents:
         agent = next(iter(agents))
@@ -67,7 +68,7 @@ def moved_records(
 ) -> tuple[MailboxRecord, MailboxRecord | None]:
     """Return the new records of both mailboxes after a move of agents from `source` to `target`.
 
-    If `target` is None, the agents are removed. With steps, `version` is the version that the move gives the directory.
+    If `target` is None, the agents are removed. In steps, `version` is the version of the directory after the move.
     """
     claimed = source.by_subtopic()
     left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
@@ -262,7 +263,7 @@ class UnreadMessages:
 
     @asynccontextmanager
     async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
-        """Hold back messages for agents. When the messages fetched for them are committed, yield the move's deadline.
+        """Hold back messages for agents. Once the messages fetched for them are committed, yield the move's deadline.
 
         There is one move at a time. If the move fails, an attempt that reaches the server later has no effect.
 
@@ -410,7 +411,7 @@ def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Record the rows of pieces as taken and acknowledged. Return the rows that were not acknowledged before."""
+    """Record the rows of pieces as taken and acknowledged. Return the rows that were not yet acknowledged."""
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None

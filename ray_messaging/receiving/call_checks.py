@@ -11,7 +11,7 @@ CommitMode = Literal["next", "acked"]
 
 
 def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:
-    """Raise ConfigError for an unknown `commit`, or a `limit` that is below 1, no number, or given with `complete`."""
+    """Raise ConfigError for an unknown `commit`, and for a `limit` that is invalid or is given with `complete`."""
     if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
         raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and limit < 1:

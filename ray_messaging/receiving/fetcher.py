@@ -46,7 +46,7 @@ class FetchGate:
     """Exclusive access to a messager's messages, for one transaction at a time.
 
     It also has the state after the last transaction. If the outcome of the last transaction is unknown, the next caller
-    first asks the server for it.
+    first asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -78,7 +78,8 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches. Keep the messages of later ones, to put them back on failure."""
+        """Begin a transaction: commit earlier fetches, and keep what is fetched from now on, to put it back on failure.
+        """
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -161,7 +162,7 @@ class Iteration(AsyncIterator[Message]):
 
 
 class Fetcher:
-    """The part of a messager that fetches. Its inbox gets messages after the first subscription.
+    """The part of a messager that fetches. After the first subscription, messages come into its inbox.
 
     `unavailable` builds the error for a messager that is not open, and so cannot fetch. It is None while the messager
     can fetch.
@@ -252,7 +253,7 @@ class Fetcher:
         self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
-        """Return slices as messages. Their `more` says whether the mailbox may have other messages."""
+        """Return slices as Messages, whose `more` says whether the mailbox may have other messages."""
         return Messages(self._exp_id, slices, more or self.inbox.size > 0 or self.inbox.behind)
 
     async def take(
@@ -271,8 +272,9 @@ class Fetcher:
         Args:
             limit: The most messages; None: no limit.
             timeout: Seconds to wait; None: no limit.
-            check: Raises an error if the caller may not take messages any more. If it returns True, none are taken.
-            complete: Take all that the mailbox has now.
+            check: A function that raises an error if the caller may not take messages any more. If it returns True, no
+                messages are taken.
+            complete: Take all messages that the mailbox has now.
         """
         if complete:
             await self.inbox.undisturbed.wait()

@@ -58,7 +58,7 @@ class _WatchedLease:
 
 
 class LeaseWatch:
-    """Watch over other messagers' leases. Each messager watches some leases, and removes leases that have ended."""
+    """Watch over other messagers' leases. Each messager watches some of them, and removes those that have ended."""
 
     def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport
@@ -125,7 +125,7 @@ class MailboxLease:
 
     Args:
         epoch: A function that returns the reader's epoch, or None before there is a reader.
-        stop: A function that is called with an error if the lease can no longer be renewed.
+        stop: A function to which an error is passed if the lease can no longer be renewed.
     """
 
     def __init__(

@@ -77,12 +77,12 @@ class ReadSize:
         self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
-        """Return how many frames the next read takes at most, if the inbox has room for `capacity` messages."""
+        """Return the most frames for the next read, if the inbox has room for `capacity` messages."""
         most = min(self._times * _FRAMES, self._times * _READ_BYTES // self._bytes)
         return max(1, min(most, capacity // self._rows))
 
     def note(self, rows: int, nbytes: int) -> None:
-        """Record the most messages, and the most bytes, that a frame of the last read had."""
+        """Record how many messages, and how many bytes, the largest frames of the last read had."""
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:

@@ -279,7 +279,7 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Host the agents that the directory has for this mailbox, because other processes may have moved some."""
+        """Host the agents that this mailbox has by the directory, because other processes may have moved some."""
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted
@@ -302,7 +302,7 @@ class Subscription:
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop listening; with `commit`, commit fetched messages before.
+        """Stop listening. With `commit`, commit fetched messages first.
 
         Remove the mailbox if its messager has no name.
         """

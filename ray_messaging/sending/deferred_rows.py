@@ -49,7 +49,7 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and for each row of the batch the deferred row that it was made from."""
+    """A request for verdicts: a batch, and the deferred row from which each of its rows was made."""
 
     batch: Batch
     places: list[DeferredRow]
@@ -81,7 +81,7 @@ class DeferredRows:
         return len(self._places)
 
     def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
-        """Queue deferred rows, and later rows of the same sender and recipient; return the other rows (None: all).
+        """Queue deferred rows, and rows that must wait behind these; return the other rows (None: all).
 
         Args: `rows` are the rows that got verdicts (None: all), under the verdict epoch `epoch`.
         """

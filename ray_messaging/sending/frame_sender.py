@@ -56,7 +56,7 @@ _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class CallUnderWay(NamedTuple):
-    """A call whose reply was not processed yet. `alone` says that it was made while no other call was under way."""
+    """A call whose reply was not processed yet. `alone` is true if no other call was under way when it was made."""
 
     frames: list[OutboundFrame]
     nbytes: int
@@ -111,9 +111,9 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes of the directory in its present version; while calls are under way, those of these calls.
+        """Return the routes of the present directory, or while calls are under way, the routes of these calls.
 
-        The server refuses calls that were made by old routes. When no call is under way any more, new frames are made.
+        The server refuses calls that were made by old routes. Once no call is under way, the frames are made again.
         """
         return self.router.routes if self.calls else self.directory.routing
 
@@ -154,7 +154,7 @@ class FrameSender(Destination):
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Claim a higher epoch if a frame may still reach the server although its send has raised OutcomeUnknown."""
+        """Claim a higher epoch, if some frame may still reach the server after its send has raised OutcomeUnknown."""
         if self._fence_at is not None:
             await self.take_epoch()
 
@@ -194,7 +194,7 @@ class FrameSender(Destination):
 
     @property
     def retry_at(self) -> float | None:
-        """Return the loop time at which `send` must be called again, or None if no frame waits for a time."""
+        """Return the loop time at which `send` must be called again, or None if no frame waits for a later time."""
         if self.calls:
             return None
         queued = min((queue.retry_at for queue in self.queues.values() if queue.frames), default=None)
@@ -211,8 +211,8 @@ class FrameSender(Destination):
     async def send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now; raise Fenced if another sender has our name.
 
-        Args: With `ahead`, calls are made while there is room, and left under way. After `replied` was called, the next
-        `send` processes the replies.
+        Args: With `ahead`, calls are made while there is room, and `send` returns before their replies. After `replied`
+        was called, the next `send` processes the replies.
         """
         try:
             ahead = ahead and self._is_calm()
@@ -321,8 +321,8 @@ class FrameSender(Destination):
     ) -> SendReply:
         """Make one call with numbered frames.
 
-        If the call was repeated because no reply came, its first copy may still reach the server. Then `attempted`
-        stays true until the caller has processed the reply, and sets it to False.
+        If the call was repeated because no reply came, its first copy may still reach the server. In this case
+        `attempted` stays true until the caller has processed the reply, and sets `attempted` to False.
         """
         await self.keep_agents()
         self.attempted = True
@@ -470,7 +470,7 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that is too large even for its mailbox when it is empty."""
+        """Build the error for a frame that would not fit even into its empty mailbox."""
         record = self.directory.records.get(frame.mailbox)
         # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)

@@ -28,7 +28,7 @@ class CheckedMessage(NamedTuple):
 
 
 class MessageChecks:
-    """The checks of one messager's messages. All agents may send, until `allow_only` names those that may.
+    """The checks of one messager's messages. All agents may send, until `allow_only` names the agents that may.
 
     Args: `user_is_explicit` says that a from_id of None always means the user. Otherwise None may also mean that
     from_id was left out. If only some agents may send, such a message is refused.

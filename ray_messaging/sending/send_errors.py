@@ -92,7 +92,7 @@ def fenced(sender: str, epoch: int) -> Fenced:
 
 
 def reader_fenced(conclusion: Conclusion) -> Fenced:
-    """Build the error for a transaction whose mailbox has a newer reader, or whose mailbox the server has lost."""
+    """Build the error for a transaction whose mailbox has a newer reader, or is no longer on the server."""
     return Fenced(
         f"a newer reader has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
         f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "
@@ -103,7 +103,7 @@ def reader_fenced(conclusion: Conclusion) -> Fenced:
 
 
 def behind() -> TransactionError:
-    """Build the error for a transaction after the server has lost an earlier one that it had confirmed."""
+    """Build the error for a transaction, if the server has lost an earlier transaction that it had confirmed."""
     return TransactionError(
         "the server has lost a transaction that it had confirmed (was it restored from a backup?), so nothing of this "
         "one was done: close this messager and open it again; it then goes on with the data that the server has"
