@@ -132,8 +132,7 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether row `low` was acknowledged before it was taken, and the row before which this stays the same.
-        """
+        """Return whether row `low` was acknowledged before it was taken, and the first row of which this is not so."""
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:

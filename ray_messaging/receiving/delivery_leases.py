@@ -163,7 +163,7 @@ class DeliveryLeases:
     async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit leases in one write. `leases` maps each lease to the rows that are committed (None: all its rows).
+        """Commit leases in one write. `leases` has, with each lease, the rows to commit (None: all its rows).
 
         Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """

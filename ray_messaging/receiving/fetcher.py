@@ -78,8 +78,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches, and keep what is fetched from now on, to put it back on failure.
-        """
+        """Begin a transaction: commit earlier fetches, and keep later ones, so that a failure can put them back."""
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
