@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
+from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.cluster.run.run_actor import RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.common.progress_line import ProgressLine
@@ -448,7 +449,7 @@ class _Tasks:
         self._runs: dict[str, list[PlannedRun]] = {}  # the runs that go on from each beginning, under its key
         # The numbers of calls of each beginning, under its key. They are added to the calls of the first run that goes
         # on from it.
-        self._calls: dict[str, tuple[int, int]] = {}
+        self._calls: dict[str, CallCounts] = {}
         if shared_steps is not None:
             self._waiting = []
             for planned in left:
@@ -476,8 +477,8 @@ class _Tasks:
         if isinstance(task, PlannedRun):
             yield task, ended
         elif isinstance(task, ForkedRun):
-            first = self._calls.pop(task.before.key, (0, 0))
-            yield task.planned, ended._replace(calls=(ended.calls[0] + first[0], ended.calls[1] + first[1]))
+            first = self._calls.pop(task.before.key, CallCounts())
+            yield task.planned, ended._replace(calls=CallCounts.together([first, ended.calls]))
         else:
             runs = self._runs.pop(task.planned.key)
             if ended.end is None:
@@ -509,7 +510,7 @@ def _drive(
                 found = answer or EndedRun({}, None, 0.0, _died(planned.row))
                 for run, each in tasks.ended(task, found):
                     ended.add(run, each)
-                    shown.count(failed=each.error is not None, saved=each.calls[1])
+                    shown.count(failed=each.error is not None, saved=each.calls.store)
             ended.flush_if_due()
             shown.show_if_due()
 

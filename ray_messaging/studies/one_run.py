@@ -15,7 +15,7 @@ from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
-from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.result import CallCounts, Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
@@ -45,7 +45,7 @@ class EndedRun(NamedTuple):
     seconds: float
     error: str | None = None
     series: bytes | None = None
-    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
+    calls: CallCounts = CallCounts()
     end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
 
 
@@ -116,16 +116,14 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
     try:
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
-            calls = result.calls.model, result.calls.store
-            return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
+            return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
         return EndedRun({}, None, time.perf_counter() - begun, _told(error))
-    calls = result.calls.model, result.calls.store
     series = None if result.collected is None else _ipc(result.collected)
-    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
+    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, result.calls)
 
 
 def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:
