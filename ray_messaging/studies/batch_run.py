@@ -24,11 +24,11 @@ from ray_messaging.model.aggregates import Aggregate, Count
 from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
-from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
+from ray_messaging.studies.one_run import DIED, OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster, workers_for
 from ray_messaging.studies.run_workers import ProcessWorkers, packed
 from ray_messaging.studies.study import Study
-from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
+from ray_messaging.studies.study_folder import LOGS, StudyFolder
 
 # If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
 _DEATHS = 3
@@ -501,7 +501,7 @@ def _drive(
             for task, answer in workers.wait(_LOOK_S):
                 running -= 1
                 planned = task if isinstance(task, PlannedRun) else task.planned
-                if answer is None:
+                if answer is None or answer.died:
                     name = f"{type(task).__name__} {planned.key}"
                     deaths[name] += 1
                     if deaths[name] < _DEATHS:

@@ -19,7 +19,7 @@ from ray_messaging.cluster.run.result import CallCounts, Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.errors import Closed, ConfigError, ServerFailed, StepFailed, TransitError
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
 from ray_messaging.model.series_columns import STEP, is_text
@@ -32,6 +32,9 @@ OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
+# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
+# makes the run again.
+DIED = "WorkerDied: "
 
 
 class EndedRun(NamedTuple):
@@ -47,6 +50,11 @@ class EndedRun(NamedTuple):
     series: bytes | None = None
     calls: CallCounts = CallCounts()
     end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
+
+    @property
+    def died(self) -> bool:
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
+        return self.error is not None and self.error.startswith(DIED)
 
 
 class BeginningRun(NamedTuple):
@@ -66,6 +74,14 @@ class ForkedRun(NamedTuple):
     before: PlannedRun
     step: int
     beginning: bytes
+
+
+class _ClusterFailed(Exception):
+    """An error that says that a part of the cluster is gone, or cannot be reached."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
@@ -121,7 +137,8 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
-        return EndedRun({}, None, time.perf_counter() - begun, _told(error))
+        said = f"{DIED}{_told(error.error)}" if isinstance(error, _ClusterFailed) else _told(error)
+        return EndedRun({}, None, time.perf_counter() - begun, said)
     series = None if result.collected is None else _ipc(result.collected)
     return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, result.calls)
 
@@ -164,13 +181,18 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
 
 def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments: Mapping[str, Any]) -> Result:  # noqa: ANN401 - a function
     """Return the result of a run in an experiment of its own, by `Messaging.run`."""
+    from ray.exceptions import RayActorError  # noqa: PLC0415 - brings Ray
+
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - brings Ray
 
     rules, given = arguments["rules"], {name: value for name, value in arguments.items() if name != "rules"}
     name = f"study-{planned.key}-{token_hex(4)}"  # the same row may be in several studies on one cluster
     steps = Steps(seed=planned.seed, digest=True)
-    with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
-        return messaging.run(model, progress=False, **given)
+    try:
+        with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
+            return messaging.run(model, progress=False, **given)
+    except (Closed, RayActorError, ServerFailed, TransitError) as error:
+        raise _ClusterFailed(error) from error
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

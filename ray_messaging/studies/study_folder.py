@@ -21,14 +21,12 @@ from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.one_run import DIED, EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
 LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder whose name is the run's key
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
-# If the worker of a run died, the run's error begins with this text. The next call makes the run again.
-DIED = "WorkerDied: "
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
 _KEYS = b"ray_messaging.runs"  # the metadata key, in a file of series, of the runs' keys, one for each row group
@@ -53,7 +51,7 @@ class StoredRun(NamedTuple):
 
     @property
     def died(self) -> bool:
-        """Return whether the run has no result because its worker died."""
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
         return self.error is not None and self.error.startswith(DIED)
 
 
