@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
+from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.cluster.run.run_actor import RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.common.progress_line import ProgressLine
@@ -23,11 +24,11 @@ from ray_messaging.model.aggregates import Aggregate, Count
 from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
-from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
+from ray_messaging.studies.one_run import DIED, OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster, workers_for
 from ray_messaging.studies.run_workers import ProcessWorkers, packed
 from ray_messaging.studies.study import Study
-from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
+from ray_messaging.studies.study_folder import LOGS, StudyFolder
 
 # If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
 _DEATHS = 3
@@ -448,7 +449,7 @@ class _Tasks:
         self._runs: dict[str, list[PlannedRun]] = {}  # the runs that go on from each beginning, under its key
         # The numbers of calls of each beginning, under its key. They are added to the calls of the first run that goes
         # on from it.
-        self._calls: dict[str, tuple[int, int]] = {}
+        self._calls: dict[str, CallCounts] = {}
         if shared_steps is not None:
             self._waiting = []
             for planned in left:
@@ -476,8 +477,8 @@ class _Tasks:
         if isinstance(task, PlannedRun):
             yield task, ended
         elif isinstance(task, ForkedRun):
-            first = self._calls.pop(task.before.key, (0, 0))
-            yield task.planned, ended._replace(calls=(ended.calls[0] + first[0], ended.calls[1] + first[1]))
+            first = self._calls.pop(task.before.key, CallCounts())
+            yield task.planned, ended._replace(calls=CallCounts.together([first, ended.calls]))
         else:
             runs = self._runs.pop(task.planned.key)
             if ended.end is None:
@@ -500,7 +501,7 @@ def _drive(
             for task, answer in workers.wait(_LOOK_S):
                 running -= 1
                 planned = task if isinstance(task, PlannedRun) else task.planned
-                if answer is None:
+                if answer is None or answer.died:
                     name = f"{type(task).__name__} {planned.key}"
                     deaths[name] += 1
                     if deaths[name] < _DEATHS:
@@ -509,7 +510,7 @@ def _drive(
                 found = answer or EndedRun({}, None, 0.0, _died(planned.row))
                 for run, each in tasks.ended(task, found):
                     ended.add(run, each)
-                    shown.count(failed=each.error is not None, saved=each.calls[1])
+                    shown.count(failed=each.error is not None, saved=each.calls.store)
             ended.flush_if_due()
             shown.show_if_due()
 

@@ -15,11 +15,11 @@ from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
-from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.result import CallCounts, Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.errors import Closed, ConfigError, ServerFailed, StepFailed, TransitError
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
 from ray_messaging.model.series_columns import STEP, is_text
@@ -32,6 +32,9 @@ OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
+# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
+# makes the run again.
+DIED = "WorkerDied: "
 
 
 class EndedRun(NamedTuple):
@@ -45,8 +48,13 @@ class EndedRun(NamedTuple):
     seconds: float
     error: str | None = None
     series: bytes | None = None
-    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
+    calls: CallCounts = CallCounts()
     end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
+
+    @property
+    def died(self) -> bool:
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
+        return self.error is not None and self.error.startswith(DIED)
 
 
 class BeginningRun(NamedTuple):
@@ -66,6 +74,14 @@ class ForkedRun(NamedTuple):
     before: PlannedRun
     step: int
     beginning: bytes
+
+
+class _ClusterFailed(Exception):
+    """An error that says that a part of the cluster is gone, or cannot be reached."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
@@ -116,16 +132,15 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
     try:
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
-            calls = result.calls.model, result.calls.store
-            return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
+            return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
-        return EndedRun({}, None, time.perf_counter() - begun, _told(error))
-    calls = result.calls.model, result.calls.store
+        said = f"{DIED}{_told(error.error)}" if isinstance(error, _ClusterFailed) else _told(error)
+        return EndedRun({}, None, time.perf_counter() - begun, said)
     series = None if result.collected is None else _ipc(result.collected)
-    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
+    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, result.calls)
 
 
 def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:
@@ -166,13 +181,18 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
 
 def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments: Mapping[str, Any]) -> Result:  # noqa: ANN401 - a function
     """Return the result of a run in an experiment of its own, by `Messaging.run`."""
+    from ray.exceptions import RayActorError  # noqa: PLC0415 - brings Ray
+
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - brings Ray
 
     rules, given = arguments["rules"], {name: value for name, value in arguments.items() if name != "rules"}
     name = f"study-{planned.key}-{token_hex(4)}"  # the same row may be in several studies on one cluster
     steps = Steps(seed=planned.seed, digest=True)
-    with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
-        return messaging.run(model, progress=False, **given)
+    try:
+        with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
+            return messaging.run(model, progress=False, **given)
+    except (Closed, RayActorError, ServerFailed, TransitError) as error:
+        raise _ClusterFailed(error) from error
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

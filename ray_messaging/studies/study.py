@@ -64,8 +64,11 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return how many calls of `me.remember` were made, and how many the store of `Calls(store=)` saved."""
-        return CallCounts(model=sum(run.calls[0] for run in self._runs), store=sum(run.calls[1] for run in self._runs))
+        """Return the numbers of calls by `me.remember`, of their tokens, and their cost, in all runs without an error.
+
+        A beginning that several runs share counts once.
+        """
+        return CallCounts.together(run.calls for run in self._runs)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -75,7 +78,7 @@ class Study:
         text = f"Study({self.folder!r}: {_counted(len(self), 'run')} of {self._record['model']}, "
         text += f"{_counted(rows, 'row')} of parameters"
         text += f", {failed:,} failed" if failed else ""
-        return f"{text}, {self.calls.store:,} calls saved)" if self.calls.store else f"{text})"
+        return f"{text}, {calls})" if (calls := str(self.calls)) else f"{text})"
 
     def _repr_html_(self) -> str:
         rows = self._summary(LEVEL)

@@ -2,11 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,15 @@ class CallCounts(NamedTuple):
 
     def __str__(self) -> str:
         return calls_text(self._asdict(), self.currency)
+
+    @classmethod
+    def together(cls, counts: Iterable[Self]) -> Self:
+        """Return the sums of the counts of several runs that have the same currency."""
+        found, whole = [*counts], Counter[str]()
+        for each in found:
+            whole.update({name: value for name, value in each._asdict().items() if name not in ("spent", "currency")})
+        currencies = (each.currency for each in found if each.currency)
+        return cls(**whole, spent=any(each.spent for each in found), currency=next(currencies, ""))
 
 
 def calls_text(counts: Mapping[str, int], currency: str) -> str:
