@@ -54,8 +54,8 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(
-                f"{mailbox!r} cannot acknowledge a message that it has not fetched, and that came {where}: "
-                "acknowledge the messages that its own fetch returned"
+                f"{mailbox!r} cannot acknowledge a message that it has not fetched; this message came {where}. "
+                "Acknowledge only messages that its own fetch returned"
             )
     return spans
 

@@ -419,8 +419,8 @@ def too_many(mailbox: str, messages: int) -> CommitFailed:
     """Build the error for acknowledgements in too many separate ranges."""
     return CommitFailed(
         f"{messages:,} messages of {mailbox!r} are not acknowledged: at most {MOST_RANGES:,} separate ranges of "
-        "messages can be acknowledged while older messages are not. Acknowledge the older messages first, or fetch "
-        "fewer at a time",
+        "messages can be acknowledged before older messages are. Acknowledge the older messages first, or fetch "
+        "fewer messages at a time",
         group=mailbox,
         messages=messages,
     )

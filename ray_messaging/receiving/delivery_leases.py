@@ -223,8 +223,9 @@ class DeliveryLeases:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
         return CommitFailed(
             f"{messages:,} messages of group {name!r} were held for {held_s:,.1f} s, so another fetch got them too, "
-            "and both handle them: messages that a handle holds for longer than MessagingConfig.loan_s "
-            f"({self._lease_s:g} s), or gives up, go to the next fetch. Fetch fewer at a time, or raise loan_s",
+            "and they are handled twice: messages that a handle holds for longer than MessagingConfig.loan_s "
+            f"({self._lease_s:g} s), or gives up, go to the next fetch. Fetch fewer messages at a time, or raise "
+            "loan_s",
             group=name,
             messages=messages,
             held_s=held_s,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _UNLIMITED = nullcontext()
 _TRANSACTION_OPEN = (
     "a transaction of this messager is open: fetch by `tx.fetch_messages()` in its block, and leave the block before "
-    "anything else fetches, commits, or opens another one"
+    "you fetch or commit in another way, or open another transaction"
 )
 
 
@@ -200,7 +200,8 @@ class Fetcher:
         """
         if self._commits is None:
             raise NotListening(
-                "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
+                "this messager does not listen on any channel: `await messager.subscribe_and_start_listening([...])` "
+                "first"
             )
         if self.inbox.error is not None:
             raise self.inbox.error.with_traceback(None)
@@ -351,9 +352,10 @@ class Fetcher:
         fits = there <= settings.complete_messages and nbytes <= settings.complete_bytes
         if not fits or not await self.inbox.reach(end.entry, settings.complete_messages, lambda: self.commits):
             raise FetchTooLarge(
-                f"{max(there, self.inbox.size):,} messages wait in {self.name!r}, of {nbytes:,} bytes, and a complete "
-                f"fetch takes {settings.complete_messages:,} of {settings.complete_bytes:,} bytes. Nothing was taken: "
-                "fetch in parts, while `messages.more` says that there is more, or raise "
+                f"{max(there, self.inbox.size):,} messages with {nbytes:,} bytes wait in {self.name!r}, and a fetch "
+                f"with complete=True takes at most {settings.complete_messages:,} messages with "
+                f"{settings.complete_bytes:,} bytes. Nothing was fetched: fetch in parts, while `messages.more` is "
+                "True, or raise "
                 "MessagingConfig.complete_messages or complete_bytes",
                 messages=max(there, self.inbox.size),
                 size=nbytes,
@@ -414,7 +416,9 @@ class Fetcher:
         commits = self.commits
         await self.gate.wait_free()
         if self._fetching.locked():
-            raise TransactionError("a fetch or an iteration waits for this messager's messages: let it end first")
+            raise TransactionError(
+                "another fetch or iteration is waiting for messages of this messager: let it end first"
+            )
         await self.gate.open(commits)
         return self.gate
 

@@ -147,7 +147,11 @@ class Reader:
             self.stop(error)
         except Exception as error:
             logger.exception("the reader of mailbox %s stopped", self._mailbox)
-            self.stop(MessagingError(f"the reader failed ({type(error).__name__}: {error}): please report this"))
+            self.stop(
+                MessagingError(
+                    f"the task that reads the mailbox failed ({type(error).__name__}: {error}): please report this"
+                )
+            )
 
     async def _read(self) -> None:
         inbox, last, size = self._inbox, self._inbox.read_to, ReadSize(self._frame_rows)
@@ -240,7 +244,7 @@ class Reader:
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""
         if batch.lines is None:
-            raise FrameError("this is no valid frame: it has no payloads")
+            raise FrameError("this frame is not valid: it has no payloads")
         rows = batch.rows
         if batch.sender.startswith(FOREIGN_SENDER):
             self.foreign += rows
@@ -254,6 +258,6 @@ class Reader:
     async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:
         """Write an unreadable frame to the dead letters; return a piece that only moves the cursor."""
         self.unreadable += 1
-        logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
+        logger.warning("entry %s of mailbox %s becomes a dead letter: %s", entry, self._mailbox, error)
         await self._persist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
         return Piece(entry, None, 0, 0, 0)

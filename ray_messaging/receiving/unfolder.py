@@ -65,7 +65,7 @@ class Unfolder:
             self._named |= {} if found is None else {digest: found}
         if found is None:
             raise FrameError(
-                "this broadcast is for the agents that the mailbox had when it was sent: the mailbox has other "
-                "agents now, and this process does not know the former ones"
+                "this broadcast is for the agents that the mailbox had when it was sent. The mailbox has other agents "
+                "now, and this process does not know the former agents"
             )
         return found

@@ -30,7 +30,7 @@ from ray_messaging.sending.pending_batch import PendingBatch, caused_by_one
 def no_from_id(group: str) -> UnknownSender:
     """Build the error for a message without a from_id."""
     return UnknownSender(
-        f"this message has no from_id, so nothing of this call was sent: name the agent of group {group!r} that sends "
+        f"a message has no from_id, so no message of this call was sent: pass the agent of group {group!r} that sends "
         "it, or from_id=None for the user, as in Outgoing(channel, payload, from_id=None)",
         value=None,
         group=group,
@@ -199,8 +199,8 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
         raise InvalidColumns(
-            "payloads must be a list of dicts, Msgs or objects, one of these for all messages, columns(...), a pyarrow "
-            f"table or a DataFrame, not {type(payloads).__name__}"
+            "payloads must be a list of dicts, Msgs or objects, a single one for all messages, columns(...), a "
+            f"pyarrow table or a DataFrame, not {type(payloads).__name__}"
         )
 
     def encoded(rows: slice) -> Payloads:

@@ -182,8 +182,10 @@ class DeferredRows:
         except MessagingError as error:
             self._fail_all(request, error)
         except Exception as error:
-            logger.exception("deferred verdicts could not be awaited")
-            self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
+            logger.exception("waiting for the verdicts of a slow rule failed")
+            self._fail_all(
+                request, OutcomeUnknown(f"waiting for the verdicts of a slow rule failed ({error}): please report this")
+            )
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
         """Wait for verdicts of the current interceptor. If another interceptor replaces it, ask that one."""

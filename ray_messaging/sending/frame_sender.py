@@ -405,7 +405,9 @@ class FrameSender(Destination):
             return
         gap = FrameFate.GAP in reply.fates
         if gap:
-            logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
+            logger.error(
+                "the server has lost messages that it had stored for %s: was it restored from older data?", self.sender
+            )
         if gap or reply.repeated:
             # With a higher epoch the server refuses delayed copies of the call. Without it, the server could accept a
             # late frame, because it has lost the frame's number, or because that number belongs to another frame now.
@@ -479,7 +481,10 @@ class FrameSender(Destination):
 
     async def _recover(self) -> None:
         """Continue after the server was restored from a backup that is older than our epoch."""
-        logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
+        logger.error(
+            "the server has lost all that %s has sent since it was opened: was the server restored from older data?",
+            self.sender,
+        )
         await self.take_epoch()
         await self.reload()
         self.router.forget_kept()

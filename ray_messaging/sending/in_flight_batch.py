@@ -256,7 +256,7 @@ class InFlightBatch:
         if isinstance(error, OutcomeUnknown) and others:
             # The text also names the other errors, because the caller must not send all rows again: some would be sent
             # twice.
-            text += f". Others of these failed for another reason: {others[0]}"
+            text += f". Other messages of this call failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
         codes = self.outcome.codes

@@ -148,7 +148,7 @@ class MessageChecks:
 
     def _unknown(self, from_id: AgentId | None) -> UnknownSender:
         return UnknownSender(
-            f"agent {from_id!r} is not one of group {self._name!r}, so nothing of this call was sent: send its "
+            f"agent {from_id!r} is not in group {self._name!r}, so no message of this call was sent: send its "
             f"messages by its own group, messaging.group_of({from_id!r}); or let this group send for any agent: "
             "MessagingConfig(strict_senders=False)",
             value=from_id,

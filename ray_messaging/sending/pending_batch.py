@@ -311,13 +311,13 @@ class TransactionBatch(PendingBatch, eq=False):
         rows, nbytes = len(self) + more_rows, self.nbytes + more_bytes
         if rows > BATCH_ROWS:
             raise TransactionError(
-                f"a transaction sends at most {BATCH_ROWS:,} messages, this one would send {rows:,}: fetch fewer at a "
-                "time, so that each transaction sends less"
+                f"a transaction sends at most {BATCH_ROWS:,} messages, but this one would send {rows:,}: fetch fewer "
+                "messages at a time, so that each transaction sends less"
             )
         if nbytes > BATCH_BYTES:
             raise PayloadTooLarge(
-                f"a transaction sends at most {BATCH_BYTES:,} bytes of payload, this one would send {nbytes:,}: fetch "
-                "fewer messages at a time, or send references to the data",
+                f"a transaction sends at most {BATCH_BYTES:,} bytes of payload, but this one would send {nbytes:,}: "
+                "fetch fewer messages at a time, or send references to the data",
                 size=nbytes,
                 limit=BATCH_BYTES,
             )

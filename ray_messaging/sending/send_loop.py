@@ -105,8 +105,10 @@ class SendLoop:
         except MessagingError as error:
             self._break(error)
         except Exception as error:
-            logger.exception("the outbox of %s stopped", self._frames.sender)
-            broken = OutcomeUnknown(f"the outbox failed ({type(error).__name__}: {error}): please report this")
+            logger.exception("%s has stopped sending", self._frames.sender)
+            broken = OutcomeUnknown(
+                f"the task that sends messages failed ({type(error).__name__}: {error}): please report this"
+            )
             broken.__cause__ = error
             self._break(broken)
 
