@@ -100,7 +100,7 @@ def test_one_web_server_has_all_seats_and_a_fork_has_what_people_did(start, tmp_
         assert one.url.partition("/seat/")[0] == other.url.partition("/seat/")[0]
         assert one.wait_until_ready(0)
         assert not other.wait_until_ready(0)
-        with pytest.raises(ConfigError, match="share one web server, with host="):
+        with pytest.raises(ConfigError, match="share one web server, which has host="):
             messaging.seat(2, port=8267)  # and no run waits for 2
         ray.get(messaging.interceptor.set_seat_away.remote(3, away=True))
         run, found = running(messaging)
