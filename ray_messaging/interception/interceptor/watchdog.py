@@ -81,8 +81,8 @@ class RunningRule:
     def take_back(self) -> None:
         """End an interrupt that came too late, when the rule had already ended.
 
-        The interrupt is raised here, because Python takes one that is cancelled (by None) for pending for ever: then all
-        functions of the process are slower, and in Python 3.11 a profiler hangs.
+        The interrupt is raised here and caught. If it were cancelled instead, Python would look for it for ever, which
+        slows all functions of the process, and in Python 3.11 hangs a profiler.
         """
         while self.struck:
             try:
