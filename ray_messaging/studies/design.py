@@ -36,7 +36,7 @@ class PlannedRun(NamedTuple):
 def design_of(parameters: object, replicates: object, seed: int) -> list[PlannedRun]:
     """Return the runs of a design, row by row; raise ConfigError for parameters or replicates that are invalid.
 
-    The seed depends only on the replicate. So two runs with the same replicate, which are compared, differ only in
+    The seed depends only on the replicate. So two runs of the same replicate, which a study compares, differ only in
     their parameters.
     """
     if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:

@@ -91,7 +91,7 @@ Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
 class RunTemplate:
     """The arguments that all runs of a study share.
 
-    `given` maps the names of arguments to their values, which for names in OF_THE_ROW may be functions of the row.
+    `given` maps the names of arguments to their values. The values of names in OF_THE_ROW may be functions of the row.
     `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
     """
 
@@ -112,7 +112,7 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` gets besides parameters.
+        """Return how many other arguments than parameters a function in `given` gets.
 
         A condition gets the collected values.
         """
@@ -124,8 +124,8 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
 
     An error of the model, or of another user's function, is part of the result.
 
-    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
-    its own).
+    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
+    server.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned

@@ -128,7 +128,7 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
-        """Return the runs that have ended, by key. A run that was made again is returned only once."""
+        """Return the runs that have ended, by key. A run that was made twice is returned only once."""
         while True:
             there = self.files()
             try:
@@ -222,7 +222,7 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run, even if the study has grown or ended since the run was read."""
+        """Return the series of one run. This works even if the study has grown or ended since the run was read."""
         assert run.series is not None
         if (table := self._series(*run.series, run.key)) is None:
             for name in filter(_OF_SERIES.fullmatch, self.files()):

@@ -26,7 +26,7 @@ _MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the serv
 
 
 class ToldMessage(NamedTuple):
-    """A message that an agent has sent ahead: the recipient, the step of delivery, and the rest of the message."""
+    """A message of an agent that runs ahead: the recipient, the step of delivery, and the rest of the message."""
 
     to: AgentId
     deliver: int
@@ -38,7 +38,7 @@ class ToldMessage(NamedTuple):
 
 
 class ToldStep(NamedTuple):
-    """A step that an agent has ended ahead, and what the agent has sent to agents of other groups in it."""
+    """A step that an agent has ended while it ran ahead, and what it sent in that step to agents of other groups."""
 
     agent: AgentId
     step: int
@@ -59,10 +59,10 @@ decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
 class AheadNews:
-    """The news for a group, and those from it.
+    """The news that a group gets from other groups, and the news that it sends to them.
 
     It is made in the actor's event loop. Args: `hear` is called there with the news of the other groups of `run`. The
-    stream may have news of earlier runs, whose model or agents may have been others.
+    stream may also have news of earlier runs, which may have had another model or other agents.
     """
 
     def __init__(self, store: "RedisSteps", run: str, group: str, hear: Callable[[Told], None]) -> None:
@@ -83,7 +83,7 @@ class AheadNews:
         self._loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
-        """Neither tell nor hear any more."""
+        """Send no more news, and take no more."""
         await end(self._reading)
         if self._writing is not None:
             await end(self._writing)
