@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 _MOST = 256  # the most steps of agents in one entry of the stream
+_MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the server keeps many entries in memory
 
 
 class ToldMessage(NamedTuple):
@@ -76,8 +77,9 @@ class AheadNews:
 
     def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
         """Tell the other groups, from any thread; `steps` and `anew` are as in `Told`."""
-        for low in range(0, max(1, len(steps)), _MOST):
-            self._new.append(Told(self._run, self._group, anew and not low, steps[low : low + _MOST]))
+        first, *others = _in_entries(steps)
+        self._new.append(Told(self._run, self._group, anew, first))
+        self._new.extend(Told(self._run, self._group, anew=False, steps=each) for each in others)
         self._loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
@@ -115,3 +117,22 @@ class AheadNews:
                 place, news = entry, decode_told(told)
                 if news.run == self._run and news.group != self._group:
                     self._hear(news)
+
+
+def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
+    """Return the steps for each entry of the stream, and at least one entry.
+
+    A step whose messages do not fit into an entry is left out: the other groups wait until it is committed.
+    """
+    found: list[list[ToldStep]] = [[]]
+    size = 0
+    for step in steps:
+        nbytes = sum(len(each.line) for each in step.sent)
+        if nbytes > _MOST_BYTES:
+            continue
+        if len(found[-1]) == _MOST or size + nbytes > _MOST_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(step)
+        size += nbytes
+    return found

@@ -79,14 +79,20 @@ class RunningRule:
                     self.take_back()
 
     def take_back(self) -> None:
-        """Cancel an interrupt that came too late, when the rule had already ended."""
+        """End an interrupt that came too late, when the rule had already ended.
+
+        The interrupt is raised here and caught. If it were cancelled instead, Python would look for it for ever, which
+        slows all functions of the process, and in Python 3.11 hangs a profiler.
+        """
         while self.struck:
             try:
                 with self._lock:
-                    _interrupt(threading.get_ident(), None)
                     self.struck = False
-            except Stuck:  # the interrupt came before it was cancelled
-                continue
+                    _interrupt(threading.get_ident(), id(Stuck))  # it replaces one that has not been raised yet
+                    while True:  # until Python raises it
+                        pass
+            except Stuck:
+                continue  # it may have been raised before `struck` was cleared
 
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
