@@ -171,7 +171,7 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
         raise FrameError(
-            f"a call over the group's lane has {len(body)} bytes, but {at + sum(sizes)} by its table of sizes"
+            f"a call over the group's socket has {len(body)} bytes, but {at + sum(sizes)} by its table of sizes"
         )
     parts: list[bytes] = []
     for size in sizes:
