@@ -78,9 +78,9 @@ def test_a_question_waits_while_its_group_and_the_interceptor_die(start):
 
 def test_what_has_no_seats_is_refused_and_steps_go_on_without_a_person_after_some_time(start):
     with start(seat_timeout_s=0.2) as messaging:
-        with pytest.raises(ConfigError, match="agent 1 has a seat, and is no agent of this run"):
+        with pytest.raises(ConfigError, match="agent 1 has a seat, but is not an agent of this run"):
             messaging.run(person, agents=1, until=1, progress=False)
-        with pytest.raises(ConfigError, match='agent 1 has a seat, and by="group" calls the model for whole groups'):
+        with pytest.raises(ConfigError, match='agent 1 has a seat, but by="group" calls the model for whole groups'):
             messaging.run(lambda group, step: None, by="group", agents=4, until=1, progress=False)
         result = messaging.run(person, agents=4, groups=1, until=2, timeout=0.1, only_active=True, progress=False)
         assert result.states[0] == {"heard": []}
