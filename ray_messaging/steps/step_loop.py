@@ -20,8 +20,8 @@ from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender
 from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
+from ray_messaging.steps.box_frames import GroupBoxes
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.group_boxes import GroupBoxes
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
