@@ -30,11 +30,10 @@ from ray_messaging.sending.pending_batch import PendingBatch
 from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts
-from ray_messaging.steps.step_broadcasts import StepBroadcasts
-from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
+from ray_messaging.steps.step_account import StepAccount, StepCounts, encode_blocked
+from ray_messaging.steps.step_destination import AttemptBoxes, StepBroadcasts, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences
-from ray_messaging.transports.step_values import BoxFrame, Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
+from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
 from ray_messaging.transports.transport_values import FrameFate, SendStatus
 
 if TYPE_CHECKING:
@@ -61,16 +60,12 @@ class AttemptSender:
         self._known = False  # whether the directory is at least as new as it was when the step was opened
         self._number = 0  # the number of the next message
         self.sealed = -1  # the last step that all groups have closed, as the answer to the last commit says
-        self._boxes = AttemptBoxes(store, engine.name, attempt, step)
-        self._destination = StepDestination(engine, self._boxes)
+        self._ended: list[InFlightBatch] = []  # the batches of the step whose rows have their fates
+        self.boxes = AttemptBoxes(store, engine.name, attempt, step)
+        self._destination = StepDestination(engine, self.boxes)
         self._broadcasts = StepBroadcasts(engine, self._destination)
         account.audiences = self._broadcasts.digests
         self.moved = MovedAudiences(store, engine.audiences)
-
-    @property
-    def own(self) -> Sequence[BoxFrame]:
-        """Return the frames that the open step has written for its own group, which reads them in the next step."""
-        return self._boxes.own
 
     async def reload(self) -> None:
         """Load the newest version of the mailboxes' directory from the server."""
@@ -106,6 +101,7 @@ class AttemptSender:
             await self._write_moves(step)
         await self._announce(step.number)
         sent = step.sends.take()
+        self._ended.clear()
         # If the group sends nothing and this process hosts the group, the directory need not be loaded again.
         silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
@@ -117,8 +113,7 @@ class AttemptSender:
             if found is not None:
                 return found
             await self._arrived(self._send(batches), step.number)
-        counts = self._account.take(step.number)
-        closing = self._closing(step, self._boxes.rows, counts, changed=changed)
+        closing, counts = self._closing(step, self.boxes.rows, changed=changed)
         closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
         self._destination.queues.reset()
         return self._following(closed, closing), counts
@@ -169,13 +164,16 @@ class AttemptSender:
             raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
         await self.moved.check(step.moves, step.number, self._engine.directory)
         for write in step.moves.writes(step.number):
-            reply = await self._boxes.send([write], FOREIGN)
+            reply = await self.boxes.send([write], FOREIGN)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
                 raise self._aborted(step.number, f"the server did not take its moves ({reply.fates[0].name})")
 
-    def _closing(self, step: Step, rows: int, counts: StepCounts, *, changed: bool) -> Closing:
-        blocked = self._account.take_blocked()
-        return Closing(rows, counts.encode(), step.state, changed, step.series, blocked, step.calls)
+    def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:
+        """Return the facts with which a step is closed, and its counts."""
+        sent = [(each.outgoing, each.outcome) for each in self._ended]
+        counts = self._account.of_step(step.number, sent)
+        blocked = encode_blocked((batch, outcome.blocks) for batch, outcome in sent)
+        return Closing(rows, counts.encode(), step.state, changed, step.series, blocked, step.calls), counts
 
     # -- sending a step in one call -------------------------------------------------------------------------------
 
@@ -190,25 +188,24 @@ class AttemptSender:
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
         if not batches or destination.schemas.version or least > CALL_BYTES:
             return None
-        before, first, closed = self._account.copy(), self._number, None
+        first, closed = self._number, None
         with suppress(MailboxFull):  # a server whose memory is full still accepts a call that only closes the step
             frames = await self._arrived(self._frames_of(batches), step.number)
             if frames:
-                await self._answer(destination.keep_agents(), step.number)
+                await self._arrived(destination.keep_agents(), step.number)
                 self._settle(frames)
-                counts = self._account.take(step.number)
                 rows = sum(frame.rows for frame in frames if in_box(frame))
-                closing = self._closing(step, rows, counts, changed=changed)
-                request = self._boxes.request(frames, frames[0].verdict_epoch)
-                call = self._store.commit(request, self._boxes.tag, closing, go_on=go_on)
+                closing, counts = self._closing(step, rows, changed=changed)
+                request = self.boxes.request(frames, frames[0].verdict_epoch)
+                call = self._store.commit(request, self.boxes.tag, closing, go_on=go_on)
                 closed = await self._answer(call, step.number)
         destination.queues.reset()
         if closed is None:
             # Later several calls send the messages with the same numbers, so that the messages get the same verdicts.
             self._number = first
-            self._account.restore(before)
+            self._ended.clear()
             return None
-        self._boxes.keep_own(frames)
+        self.boxes.keep_own(frames)
         return self._following(closed, closing), counts
 
     async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
@@ -244,8 +241,8 @@ class AttemptSender:
         """Do nothing. Outside of steps this frees capacity for further sends, but sends in steps take no capacity."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Count a batch's messages by their fates."""
-        self._account.add(batch.outgoing, batch.outcome)
+        """Keep a batch for the account of the step."""
+        self._ended.append(batch)
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)
 

@@ -18,13 +18,12 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, step_generator, uniform_rows
+from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.step_inbox import EVERYBODY, StepInbox
 from ray_messaging.steps.step_moves import StepMoves
-from ray_messaging.steps.step_routes import StepQuestionIds
-from ray_messaging.steps.step_sends import StepSends
+from ray_messaging.steps.step_sends import StepQuestionIds, StepSends
 from ray_messaging.transaction import check_state
 
 

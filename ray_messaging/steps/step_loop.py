@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
@@ -19,13 +18,12 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender
-from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.box_frames import GroupBoxes
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
+from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, whole_number
 from ray_messaging.steps.step_inbox import HeardBroadcasts, StepInbox
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
@@ -133,16 +131,13 @@ class StepLoop:
         self.committed = -1  # the last step that was committed
         self.sealed = -1  # the last step that all groups have committed, as the answer to this group's last commit said
         self.state: bytes | None = None  # the state after the last committed step
-        # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
-        self.fates: Counter[str] = Counter()
-        self.unheard: dict[str, int] = {}  # for each of a few addresses, how many messages were undeliverable
         # Whether a run's driver opens the first step of each of its calls for all groups. Then this group may begin the
         # step although it has not asked for it.
         self.is_told = False
         self.ahead = 0  # for how many steps after the open one calls may be made
         self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
         self._taken: DrivenGroup | None = None
-        self._account = StepAccount(digest=settings.digest, later=later)
+        self.account = StepAccount(digest=settings.digest, later=later)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. A request for the next step commits the current step.
@@ -178,9 +173,9 @@ class StepLoop:
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
-            before = await self._sent_before()
-            self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
-            self.fates, self.unheard = Counter(before.total), before.unheard
+            left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
+            mine = left.get(self._group)
+            self.account.before = StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
             found: Opened | Waiting | Done | None = None
             news = ""  # the latest position in the stream of news that this loop knows ("": none)
             while True:
@@ -210,14 +205,13 @@ class StepLoop:
                 news = opened.news
                 go_on = number + 1 < self.until
                 self._expect(box, number + 1, news)
-                found, counts = await sender.commit(step, changed=changed, go_on=go_on)
-                box.hand_over(sender.own)
+                found, self.account.before = await sender.commit(step, changed=changed, go_on=go_on)
+                box.hand_over(sender.boxes.own)
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 step.sends.end()
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.sealed = sender.sealed
-                self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
             transport.end_steps()  # The calls below are given up as early as calls outside of steps.
             if step is not None:
@@ -253,7 +247,7 @@ class StepLoop:
         Raises: the same errors as `_take`.
         """
         taken = await self._take(self.until, leave=leave)
-        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
+        sender = AttemptSender(self._engine, self._store, taken.attempt, self.account, taken.closed + 1)
         await sender.reload()
         directory = self._engine.directory
         self._host(directory, taken.closed + 1)
@@ -301,12 +295,6 @@ class StepLoop:
                 )
             found = again
         return found
-
-    async def _sent_before(self) -> StepCounts:
-        """Return the counts that the group stored with its last committed step."""
-        left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
-        mine = left.get(self._group)
-        return StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
 
     async def _renew(self, attempt: int) -> None:
         while True:
@@ -401,7 +389,7 @@ class StepLoop:
             arrivals = await self._arrivals(opened.step, record, directory)
             self.before = record.at(opened.step - 1, directory.dates).agents()
         found = await self._boxes.read(opened, box, record, moved)
-        self._account.hear(found.outside if self._settings.digest else [])
+        self.account.hear(found.outside)
         settings, blocked = self._engine.settings, NOTHING_BLOCKED
         if opened.blocked:
             groups = [self._group, SUPERVISOR, *(arrival.group for arrival in arrivals)]

@@ -36,13 +36,13 @@ from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
-from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import BlockedSend
 from ray_messaging.steps.step_inbox import EVERYBODY
 from ray_messaging.steps.step_sends import FULL, StepSends
 

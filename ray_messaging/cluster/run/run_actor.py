@@ -43,7 +43,7 @@ from ray_messaging.model.calls import NO_CALLS, CallsNow
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
@@ -220,11 +220,12 @@ class RunActor:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
-            ended = max(loop.committed + 1, 0)
+            ended, counted = max(loop.committed + 1, 0), loop.account.before
             collected: bytes | None = b""
             if with_collected:
                 collected = self._collected[1] if self._collected[0] == loop.committed else None
-            return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
+            fates = Counter(counted.total)
+            return GroupResult(states, fates, ended, ids, counted.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self) -> None:
         """Tell in a while which calls are under way, and again and again."""
