@@ -24,7 +24,7 @@ from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, whole_number
-from ray_messaging.steps.step_inbox import HeardBroadcasts, StepInbox
+from ray_messaging.steps.step_inbox import StepInbox
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
@@ -399,7 +399,7 @@ class StepLoop:
             opened.step,
             seed=self._settings.seed,
             agents=self.places,
-            inbox=StepInbox(self._engine.exp_id, self.places, found.batches, HeardBroadcasts(found.folded)),
+            inbox=StepInbox(self._engine.exp_id, self.places, found.batches, found.folded),
             sends=StepSends(
                 self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes, directory.audiences
             ),
