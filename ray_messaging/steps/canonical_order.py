@@ -179,9 +179,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         sender="",
         epoch=0,
         first=0,
-        from_ids=from_ids.take(order)
-        if from_ids.kinds is not None
-        else IdColumn(from_ranks.astype(np.int64, copy=False)),
+        from_ids=senders,
         rows=len(order),
         to_ids=receivers,
         topics=tuple(table),
