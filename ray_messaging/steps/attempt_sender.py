@@ -81,7 +81,7 @@ class AttemptSender:
             # The step needs the audiences' versions, and the agents' groups, that are valid in this step.
             await self.reload()
             self._known = True
-        if await self.moved.follow(opened.step, directory):
+        if directory.audiences.has_positions() and await self.moved.follow(opened.step, directory):
             await self.reload()
 
     async def commit(
@@ -99,7 +99,8 @@ class AttemptSender:
         """
         if step.moves:
             await self._write_moves(step)
-        await self._announce(step.number)
+        if not self._announced:
+            await self._announce(step.number)
         sent = step.sends.take()
         self._ended.clear()
         # If the group sends nothing and this process hosts the group, the directory need not be loaded again.
@@ -141,18 +142,17 @@ class AttemptSender:
                 await backoff.sleep()
 
     async def _announce(self, step: int) -> None:
-        """Send the interceptor an empty batch, once, so that it knows of this attempt at the step.
+        """Send the interceptor an empty batch, so that it knows of this attempt at the step.
 
         The interceptor then undoes what an earlier attempt at this step has changed in its state. Without the empty
         batch it would not know of the attempt if the step sends no messages, or if delegated rules let all of them
         pass.
         """
-        if not self._announced:
-            try:
-                await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
-            except MessagingError as error:
-                raise self._lost(step, error) from error
-            self._announced = True
+        try:
+            await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
+        except MessagingError as error:
+            raise self._lost(step, error) from error
+        self._announced = True
 
     async def _write_moves(self, step: Step) -> None:
         """Write the positions to which the step moves agents in audiences.

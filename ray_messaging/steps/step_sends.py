@@ -199,7 +199,9 @@ class StepSends:
         elif get_ident() != self.thread or len(self.cells) >= FULL:
             self._check_sending()
         if subtopic is not self.subtopic or deliver_at is not self.deliver_at:
-            self._begin_run(subtopic, deliver_at)
+            self.check_open()
+            self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
+            self.subtopic, self.deliver_at = subtopic, deliver_at
         # This repeats what `check_id` and `encode_payload` do for most messages, because a call takes a tenth of a
         # send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
@@ -243,7 +245,7 @@ class StepSends:
         outside = None if batch.extension is None else batch.extension.asked_outside.get(row)
         asker = "" if outside is None else outside.mailbox
         place = self._begin_apart(from_id, Route(topic, self._deliver(deliver_at), replies=True, asker=asker))
-        self._replies[self._waiting] = batch.message_id(row), outside
+        self._replies[len(self.cells) // _CELLS] = batch.message_id(row), outside
         self._append(line, to_id, place)
 
     def broadcast(
@@ -362,20 +364,9 @@ class StepSends:
         if self._over:
             raise Closed(f"step {self.step} is over: send, and set the state, in the step that the loop yields now")
 
-    @property
-    def _waiting(self) -> int:
-        """Return how many messages are not in a batch yet."""
-        return len(self.cells) // _CELLS
-
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
         key = line if line.find(NULL) < 0 else (line,)
         self.cells += (self.lines.setdefault(key, len(self.lines)), to_id, place)
-
-    def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
-        """Begin a sequence of messages with one route; raise the errors of `send` about subtopic and step."""
-        self.check_open()
-        self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
-        self.subtopic, self.deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
         """Prepare a single message with its own route; return the sender's place.
@@ -397,7 +388,8 @@ class StepSends:
 
     def _take_route(self, route: Route) -> None:
         """Give the next message a route. Later messages have it too, until a send sets another one."""
-        self._routed.extend((self._waiting, self._routes.setdefault(route, len(self._routes))))
+        number = len(self.cells) // _CELLS  # the number of the next message that is not in a batch yet
+        self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
 
     def _place_of(self, from_id: AgentId | None) -> int:

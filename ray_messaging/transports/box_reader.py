@@ -162,24 +162,17 @@ class BoxReader:
         self._frames = list(frames)
         return list(covers)
 
-    async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
-        """Wait briefly for the news, and take the beginning of the box from them.
-
-        The rest of the news is not needed, because the answer of the server has the same facts.
-        """
-        await asyncio.wait((awaited,), timeout=_BESIDE_S)
-        if awaited.done():
-            self._awaited = None
-            with suppress(MessagingError):  # the next call raises the error, if it persists
-                await awaited
-
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
         """Return the frames of the committed attempts that `covers` list, in order of arrival.
 
         Raises: FrameError if the server has lost some of the frames.
         """
-        if self._awaited is not None:
-            await self._take_start(self._awaited)
+        # The news bring the beginning of the box. The rest of them is not needed, because the answer of the server has
+        # the same facts.
+        if (awaited := self._awaited) is not None and (await asyncio.wait((awaited,), timeout=_BESIDE_S))[0]:
+            self._awaited = None
+            with suppress(MessagingError):  # the next call raises the error, if it persists
+                await awaited
         if not covers:
             return []
         written = counted(self._written, covers)
