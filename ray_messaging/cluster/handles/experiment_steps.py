@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 import numpy as np
@@ -31,14 +31,11 @@ class RunProgress:
     Args: `more` returns further text for the display ("": none).
     """
 
-    def __init__(
-        self, steps: "ExperimentSteps", until: int, *, shown: bool, more: Callable[[], str] = lambda: ""
-    ) -> None:
+    def __init__(self, steps: "ExperimentSteps", until: int, *, more: Callable[[], str] = lambda: "") -> None:
         self._more = more
         self._steps = steps
         self._until = until
-        self._shown = shown
-        self._line = ProgressLine(until, shown=shown)
+        self._line = ProgressLine(until, shown=True)
         self._step = 0  # the step that was shown last
         self._ended = False  # whether the last line says that the steps are done
         self._seen: deque[tuple[int, float]] = deque()  # the latest steps, and the time at which each was first seen
@@ -57,8 +54,6 @@ class RunProgress:
 
     def show(self) -> None:
         """Show how far the run is, if the display is due. Call this often, because it also measures the rate."""
-        if not self._shown:
-            return
         try:
             progress = self._steps.progress()
         # The groups may still reach the server. If they cannot, they raise errors themselves.
@@ -211,13 +206,14 @@ class ExperimentSteps:
         check_timeout(timeout)
         until = step_count("wait", until, 0)
         deadline = None if timeout is None else time.monotonic() + timeout
-        with RunProgress(self, until, shown=progress) as bar:
+        with RunProgress(self, until) if progress else nullcontext() as bar:
             while (now := self._patient_progress(deadline)).sealed + 1 < until:
                 left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
                     raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by: {groups}")
-                bar.show()
+                if bar is not None:
+                    bar.show()
                 with suppress(ConnectionFailed):  # `_patient_progress` limits how long this is tried
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
@@ -360,7 +360,8 @@ class Run(AbstractContextManager["Run"]):
 
             self._late = _unfinished(self._late)
             looks, calls = ending.condition is not None, Counter[str]()
-            with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
+            shown = RunProgress(steps, until, more=self._calls_text) if progress else nullcontext()
+            with end, shown as bar:
                 while looks and not end.asked and not self._is_fulfilled() and self.step < until:
                     last = min(until, ending.before(self.step))
                     self._parts = watch(go_on(last, with_states=False, stands=True, with_collected=True))
@@ -566,13 +567,13 @@ def _unfinished(refs: Sequence[Any]) -> list[Any]:
 def _watch(
     refs: Sequence[Any],
     end: EarlyEnd,
-    bar: RunProgress,
+    bar: RunProgress | None,
     lost: Callable[[BaseException | None], Closed | None],
     opening: Opening | None,
     *,
     early: bool,
 ) -> list[GroupResult]:
-    """Wait for all groups, and show the progress; raise the first error at once.
+    """Wait for all groups, and show the progress on `bar`; raise the first error at once.
 
     Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
 
@@ -596,7 +597,7 @@ def _watch(
             raise
         if waiting and (end.asked or spent):
             end.tell()
-        if waiting:
+        if waiting and bar is not None:
             bar.show()
     return _results(refs)
 

@@ -211,7 +211,11 @@ class RunActor:
             except BudgetSpent:
                 spent = True
             finally:
-                self._tell_no_more()
+                if self._telling is not None:
+                    self._telling.cancel()
+                if self._tell_calls is not None and self._told_calls.calls:
+                    self._told_calls = NO_CALLS
+                    self._tell_calls(NO_CALLS)
             loop = self._loop
             assert loop is not None
             # If the two steps differ, the states here are not the committed ones. Another process ran the last
@@ -234,19 +238,12 @@ class RunActor:
 
     def _tell(self) -> None:
         assert isinstance(self._society, AgentLoop)
-        self._say(self._society.calls_now())
-        self._tell_later()
-
-    def _tell_no_more(self) -> None:
-        """Tell that no calls are under way, at the end of a call of `run`."""
-        if self._telling is not None:
-            self._telling.cancel()
-        self._say(NO_CALLS)
-
-    def _say(self, now: CallsNow) -> None:
-        if self._tell_calls is not None and (now.calls or self._told_calls.calls):
+        assert self._tell_calls is not None
+        now = self._society.calls_now()
+        if now.calls or self._told_calls.calls:
             self._tell_calls(now)
             self._told_calls = now
+        self._tell_later()
 
     async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
         """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.
@@ -331,7 +328,8 @@ class RunActor:
             society.tracer = tracer
         with self._watch.over(step.number), tracer.step(step.number):
             if isinstance(society, AgentLoop):
-                await society.run(step, self._calls_of(step.number, step, loop), self._may_run_ahead(step, loop))
+                ahead = self._may_run_ahead(step, loop) if self._ahead else None
+                await society.run(step, self._calls_of(step.number, step, loop), ahead)
             else:
                 await society.run(step)
         self._collected = step.number, step.series
@@ -347,10 +345,8 @@ class RunActor:
             calls.parent = partial(parent_calls, self._parent_calls, number, step.places.agents)
         return calls
 
-    def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead | None:
-        """Return which steps may run ahead: only the open step if rules may change what agents hear. None: no step."""
-        if not self._ahead:
-            return None
+    def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead:
+        """Return which steps may run ahead: only the open step if rules may change what agents hear."""
         assert self._messager is not None
         engine = self._messager.engine
         self._is_judged = self._is_judged or bool(len(step.blocked))
