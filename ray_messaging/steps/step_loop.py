@@ -26,7 +26,7 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, whole_number
 from ray_messaging.steps.step_inbox import StepInbox
 from ray_messaging.steps.step_sends import StepSends
-from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.box_reader import Answer, BoxReader
 from ray_messaging.transports.step_values import (
     SUPERVISOR,
     Done,
@@ -37,7 +37,6 @@ from ray_messaging.transports.step_values import (
     Opened,
     StepSettings,
     WaitFor,
-    Waiting,
     box_name,
     without_steps,
 )
@@ -50,9 +49,6 @@ logger = logging.getLogger(__name__)
 # A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
 # floats, can still represent it exactly.
 _LOOP_BITS = 12
-# How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
-# The news and the run's call of the group take about the same time.
-_TOLD_S = 0.01
 
 
 def check_until(until: object) -> int:
@@ -176,7 +172,7 @@ class StepLoop:
             left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
             mine = left.get(self._group)
             self.account.before = StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
-            found: Opened | Waiting | Done | None = None
+            found: Answer | None = None
             news = ""  # the latest position in the stream of news that this loop knows ("": none)
             while True:
                 if (number := self.committed + 1) >= self.until:
@@ -304,24 +300,26 @@ class StepLoop:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    async def _open(
-        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
-    ) -> Opened | None:
+    async def _open(self, attempt: int, number: int, found: Answer | None, box: BoxReader) -> Opened | None:
         """Wait until the step is open. Return None if the group no longer takes part, or if the step is not to run.
 
         Args: `found` is the server's last answer about the step, if there is one.
         """
+        ask = partial(self._store.open, self._group, attempt, number)
         while not isinstance(found, Opened):
             if isinstance(found, Done) or number >= self.until:
                 return None
-            if found is None:
-                found = await self._ask(attempt, number, box)
-                continue
-            news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
             self._check_open()
-            if news.opened >= number:
-                return await self._opened_by(news, number, box)
-            found = await self._store.open(self._group, attempt, number)
+            news = await (box.ask(ask) if found is None else box.wait(found.news, STEP_NEWS_TIMEOUT_S))
+            if not isinstance(news, News):
+                found = news
+                continue
+            self._check_open()
+            if news.opened < number:
+                found = await ask()
+                continue
+            covers = tuple(await box.covers(news)) if news.boxes else ()
+            return Opened(number, covers, news.directory, news.blocked, news.place)
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
@@ -333,31 +331,6 @@ class StepLoop:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
         elif self.is_told and news:
             box.expect_opening(news, step, STEP_NEWS_TIMEOUT_S)
-
-    async def _ask(self, attempt: int, number: int, box: BoxReader) -> Opened | Waiting | Done:
-        """Ask the server to open a step.
-
-        If a run's driver opens the step for this group, the news of that may come before the answer.
-        """
-        self._check_open()
-
-        async def ask(after_s: float) -> Opened | Waiting | Done:
-            await asyncio.sleep(after_s)
-            return await box.beside(self._store.open(self._group, attempt, number))
-
-        if not box.expects_opening:
-            return await ask(0)
-        asking = asyncio.create_task(ask(_TOLD_S), name="ray_messaging step question")
-        try:
-            news = await box.told_before(asking)
-            return await asking if news is None else await self._opened_by(news, number, box)
-        finally:
-            await end(asking)
-
-    async def _opened_by(self, news: News, number: int, box: BoxReader) -> Opened:
-        """Return a step that news have opened."""
-        covers = tuple(await box.covers(news)) if news.boxes else ()
-        return Opened(number, covers, news.directory, news.blocked, news.place)
 
     def _check_open(self) -> None:
         """Raise Closed if the messager was closed. Otherwise the loop would commit, and wait for other groups."""
