@@ -71,7 +71,7 @@ from ray_messaging.transports.step_values import (
     overtaken,
     without_steps,
 )
-from ray_messaging.transports.transport_values import FrameFate, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
 _REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
@@ -124,7 +124,7 @@ class RedisSteps:
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
         """
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
-        since = await self._link.script("join_steps", keys, [self._keys.prefix, group, int(again)])
+        since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
             raise AlreadyExists(
                 f"group {group!r} is leaving, and has steps to close before it has left: let it join again after "
@@ -247,7 +247,7 @@ class RedisSteps:
 
         Raises: Fenced if another driver has taken over the group, or if the step is not the group's next step.
         """
-        reply = await self._link.script("open_step", [self._steps], [self._keys.prefix, group, attempt, step])
+        reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
         return _opening(reply, group, attempt, step)
 
     async def go_on(self, step: int, until: int, groups: Sequence[str], block_s: float) -> int:
@@ -277,24 +277,24 @@ class RedisSteps:
         in the box's step; or that group does not take part in the step after the tag's step. If the attempt does not
         have the step open, the status is STEP_OVER, and nothing is written.
         """
-        keys, args, large = await self._sending(request, tag)
+        keys, args = self._sending(request, tag)
+        large = add_writes(args, await self._in_boxes(request, tag))
         cuts: list[None] = []
         reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None), large)
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
 
-    async def _sending(
-        self, request: SendRequest, tag: StepTag, closing: Sequence[Any] = ()
-    ) -> tuple[list[str], list[Any], list[int]]:
-        """Return the keys and arguments of a script that writes frames, and the positions of large arguments.
+    async def _in_boxes(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
+        """Write the bodies of large frames to other servers.
 
-        Bodies of large frames are written to other servers before, if there are any; then the script writes stand-ins.
+        Return the call's frames, with stand-ins for the large ones.
         """
-        writes = request.writes if self.bodies is None else await self.bodies.put(request, tag)
-        keys = [self._keys.meta, self._steps, self._keys.step(tag.group), self._keys.sent(tag.group)]
-        group, epoch = (self._keys.prefix, tag.group), request.interceptor_epoch
-        args = [*group, tag.attempt, tag.sent, request.sender, epoch, *closing]
-        large = _large(args)
-        return keys, args, large + add_writes(args, writes)
+        return request.writes if self.bodies is None else await self.bodies.put(request, tag)
+
+    def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
+        """Return the keys of a script that writes frames, and its arguments before the frames."""
+        key = self._keys.step(tag.group)
+        args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
+        return [self._keys.meta, self._steps, key, self._keys.sent(tag.group)], args
 
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
@@ -307,7 +307,7 @@ class RedisSteps:
         has series or calls and the server's memory is full. After an error nothing has changed.
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
-        args = [self._keys.prefix, group, attempt, step, *_closing(closing, go_on=go_on)]
+        args = [*self._of(group), attempt, step, *_closing(closing, go_on=go_on)]
         reply = await self._link.script(script, [self._steps, self._keys.step(group)], args, large=_large(args))
         return _closed(reply, group, attempt, step)
 
@@ -321,7 +321,9 @@ class RedisSteps:
 
         Raises: Fenced in the same cases as `close`.
         """
-        keys, args, large = await self._sending(request, tag, _closing(closing, go_on=go_on))
+        keys, args = self._sending(request, tag)
+        args += _closing(closing, go_on=go_on)
+        large = [*_large(args), *add_writes(args, await self._in_boxes(request, tag))]
         reply = await self._link.script("commit_step", keys, args, large=large)
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
@@ -527,9 +529,12 @@ class RedisSteps:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
+    def _of(self, group: str) -> list[str]:
+        return [self._keys.prefix, group]
+
     async def _script(self, name: str, group: str, *args: Any) -> Any:  # noqa: ANN401 - a reply
         keys = [self._steps, self._keys.step(group)]
-        return await self._link.script(name, keys, [self._keys.prefix, group, *args])
+        return await self._link.script(name, keys, [*self._of(group), *args])
 
 
 def _not_ours(has: int, group: str, attempt: int) -> Fenced:
