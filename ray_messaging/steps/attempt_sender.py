@@ -32,7 +32,7 @@ from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts, encode_blocked
 from ray_messaging.steps.step_destination import AttemptBoxes, StepBroadcasts, StepDestination, in_box
-from ray_messaging.steps.step_moves import MovedAudiences
+from ray_messaging.steps.step_moves import MovedAudiences, StepMoves
 from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
 from ray_messaging.transports.transport_values import FrameFate, SendStatus
 
@@ -98,7 +98,7 @@ class AttemptSender:
         Fenced if another driver has taken over the group.
         """
         if step.moves:
-            await self._write_moves(step)
+            await self._write_moves(step.moves, step.number)
         if not self._announced:
             await self._announce(step.number)
         sent = step.sends.take()
@@ -154,19 +154,19 @@ class AttemptSender:
             raise self._lost(step, error) from error
         self._announced = True
 
-    async def _write_moves(self, step: Step) -> None:
-        """Write the positions to which the step moves agents in audiences.
+    async def _write_moves(self, moves: StepMoves, step: int) -> None:
+        """Write the positions to which a step moves agents in audiences.
 
         Raises: UnknownName, InvalidColumns or ConfigError for moves that cannot be made; StepAborted if the positions
         could not be written.
         """
         if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
             raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
-        await self.moved.check(step.moves, step.number, self._engine.directory)
-        for write in step.moves.writes(step.number):
+        await self.moved.check(moves, step, self._engine.directory)
+        for write in moves.writes(step):
             reply = await self.boxes.send([write], FOREIGN)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                raise self._aborted(step.number, f"the server did not take its moves ({reply.fates[0].name})")
+                raise self._aborted(step, f"the server did not take its moves ({reply.fates[0].name})")
 
     def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:
         """Return the facts with which a step is closed, and its counts."""
