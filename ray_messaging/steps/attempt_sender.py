@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
+_Ended = tuple[Committed | Refused, Closing, StepCounts]  # the answer to a close, and what the close has stated
 _ROW_BYTES = 8  # the fewest bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
 
 
@@ -105,19 +106,25 @@ class AttemptSender:
         self._ended.clear()
         # If the group sends nothing and this process hosts the group, the directory need not be loaded again.
         silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
+        ended: _Ended | None = None
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
                 await self.reload()
             prepared = self._broadcasts.prepared(sent, step.sends.agents, step.number)
             batches = await self._arrived(prepared, step.number)
-            found = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
-            if found is not None:
-                return found
-            await self._arrived(self._send(batches), step.number)
-        closing, counts = self._closing(step, self.boxes.rows, changed=changed)
-        closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
+            ended = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
+            if ended is None:
+                await self._arrived(self._send(batches), step.number)
+        if ended is None:
+            closing, counts = self._closing(step, self.boxes.rows, changed=changed)
+            closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
+            ended = closed, closing, counts
         self._destination.queues.reset()
-        return self._following(closed, closing), counts
+        closed, closing, counts = ended
+        if isinstance(closed, Refused):
+            raise _not_closed(closed, self._group, closing)
+        self.sealed = closed.sealed
+        return closed.following, counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
         """Close a step.
@@ -179,7 +186,7 @@ class AttemptSender:
 
     async def _commit_whole(
         self, step: Step, batches: Sequence[PendingBatch], *, changed: bool, go_on: bool
-    ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
+    ) -> _Ended | None:
         """Send and close a step in one call; return None, and do nothing, if several calls are needed.
 
         The fates of all rows are known before the call, because the call writes everything or nothing.
@@ -199,14 +206,14 @@ class AttemptSender:
                 request = self.boxes.request(frames, frames[0].verdict_epoch)
                 call = self._store.commit(request, self.boxes.tag, closing, go_on=go_on)
                 closed = await self._answer(call, step.number)
-        destination.queues.reset()
         if closed is None:
+            destination.queues.reset()
             # Later several calls send the messages with the same numbers, so that the messages get the same verdicts.
             self._number = first
             self._ended.clear()
             return None
         self.boxes.keep_own(frames)
-        return self._following(closed, closing), counts
+        return closed, closing, counts
 
     async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
         """Get verdicts on batches, and return the frames to write.
@@ -339,12 +346,6 @@ class AttemptSender:
                 step=step,
                 group=self._group,
             ) from error
-
-    def _following(self, closed: Committed | Refused, closing: Closing) -> Opened | Waiting | Done | None:
-        if isinstance(closed, Committed):
-            self.sealed = closed.sealed
-            return closed.following
-        raise _not_closed(closed, self._group, closing)
 
 
 def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend | ConfigError:
