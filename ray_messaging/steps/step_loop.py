@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -131,6 +131,9 @@ class StepLoop:
         # step although it has not asked for it.
         self.is_told = False
         self.ahead = 0  # for how many steps after the open one calls may be made
+        # A function that takes a step and agents, and reads the results of calls that these agents have made in that
+        # step of the run from which this run was forked.
+        self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
         self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
         self._taken: DrivenGroup | None = None
         self.account = StepAccount(digest=settings.digest, later=later)
@@ -191,7 +194,11 @@ class StepLoop:
                 self._host(self._engine.directory, number)
                 step = await self._step(opened, taken.attempt, box)
                 self._taken = taken
-                self._memories = {each: calls for each, calls in self._memories.items() if each >= number}
+                # If agents have come, the results of the parent run that these agents need are not known yet.
+                lacking = self.parent_calls is not None and self.before != self.places.agents
+                self._memories = {
+                    each: calls for each, calls in self._memories.items() if each >= number and not lacking
+                }
                 began = time.perf_counter()
                 yield step
                 self._check_open()
@@ -228,14 +235,11 @@ class StepLoop:
             # `ahead` steps after it.
             again = step <= self._taken.closed + 1 + self.ahead
             limit = self._engine.settings.payload_bytes
-            self._memories[step] = CallMemory(
-                self._store, self._group, self._taken.attempt, step, limit=limit, again=again
-            )
+            made = CallMemory(self._store, self._group, self._taken.attempt, step, limit=limit, again=again)
+            if self.parent_calls is not None:
+                made.parent = partial(self.parent_calls, step, self.places.agents)
+            self._memories[step] = made
         return self._memories[step]
-
-    def forget_calls(self) -> None:
-        """Forget the remembered calls of the open step, and of steps after it. `calls_of` reads them again."""
-        self._memories = {}
 
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
         """Become the group's driver, and make the sender of its steps.

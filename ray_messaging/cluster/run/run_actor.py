@@ -42,7 +42,6 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import NO_CALLS, CallsNow
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
-from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
@@ -254,6 +253,11 @@ class RunActor:
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
         if self._loop is None or self._steps is None:
             self._loop = step_loop(self._messager.engine, self._later)
+            self._loop.ahead = self._ahead
+            if self._parent_calls is not None:
+                from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+                self._loop.parent_calls = partial(parent_calls, self._parent_calls)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
         loop.until, loop.is_told = end, stands and self._is_told
@@ -318,9 +322,6 @@ class RunActor:
 
     async def _run_step(self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes) -> None:
         await homes.prepare(step.places.agents)
-        loop.ahead = self._ahead
-        if self._parent_calls is not None and step.before != step.places.agents:
-            loop.forget_calls()  # they lack the parent's results of the agents that have come
         assert self._watch is not None
         assert self._messager is not None
         tracer = self._messager.engine.tracer
@@ -329,21 +330,12 @@ class RunActor:
         with self._watch.over(step.number), tracer.step(step.number):
             if isinstance(society, AgentLoop):
                 ahead = self._may_run_ahead(step, loop) if self._ahead else None
-                await society.run(step, self._calls_of(step.number, step, loop), ahead)
+                await society.run(step, loop.calls_of(step.number), ahead)
             else:
                 await society.run(step)
         self._collected = step.number, step.series
         if isinstance(society, AgentLoop) and society.moves:
             await move_agents(self._messager, society.moves, step.number)
-
-    def _calls_of(self, number: int, step: Step, loop: StepLoop) -> CallMemory:
-        """Return the remembered calls of the open step, or of a step after it."""
-        calls = loop.calls_of(number)
-        if self._parent_calls is not None and calls.parent is None:
-            from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
-
-            calls.parent = partial(parent_calls, self._parent_calls, number, step.places.agents)
-        return calls
 
     def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead:
         """Return which steps may run ahead: only the open step if rules may change what agents hear."""
@@ -352,7 +344,7 @@ class RunActor:
         self._is_judged = self._is_judged or bool(len(step.blocked))
         free = engine.verdict_client.judges_nothing and not self._is_judged
         numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
-        memories = {number: self._calls_of(number, step, loop) for number in numbers}
+        memories = {number: loop.calls_of(number) for number in numbers}
         if free and self._others and self._news is None and isinstance(self._society, AgentLoop):
             self._news = AheadNews(engine.transport.steps, self._run, self._messager.name, self._society.hear)
         tell = None if self._news is None else self._news.tell
