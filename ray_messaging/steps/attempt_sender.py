@@ -31,7 +31,7 @@ from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts, encode_blocked
-from ray_messaging.steps.step_destination import AttemptBoxes, StepBroadcasts, StepDestination, in_box
+from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences, StepMoves
 from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
 from ray_messaging.transports.transport_values import FrameFate, SendStatus
@@ -64,8 +64,7 @@ class AttemptSender:
         self._ended: list[InFlightBatch] = []  # the batches of the step whose rows have their fates
         self.boxes = AttemptBoxes(store, engine.name, attempt, step)
         self._destination = StepDestination(engine, self.boxes)
-        self._broadcasts = StepBroadcasts(engine, self._destination)
-        account.audiences = self._broadcasts.digests
+        account.audiences = self._destination.digests
         self.moved = MovedAudiences(store, engine.audiences)
 
     async def reload(self) -> None:
@@ -110,7 +109,7 @@ class AttemptSender:
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
                 await self.reload()
-            prepared = self._broadcasts.prepared(sent, step.sends.agents, step.number)
+            prepared = self._destination.prepared(sent, step.sends.agents, step.number)
             batches = await self._arrived(prepared, step.number)
             ended = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
             if ended is None:

@@ -135,6 +135,10 @@ class StepDestination(Destination):
             observer=engine.observer,
         )
         self.router.shut = boxes.shut
+        # For each audience to which the group broadcasts, the hash of its pairs.
+        self.digests: dict[AudiencePairs, bytes] = {}
+        # By audience and topic: how many agents hear each sender, and the senders and routes for which this holds.
+        self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
 
     @property
     def routes(self) -> Routes:
@@ -179,18 +183,7 @@ class StepDestination(Destination):
         """
         self.written(frame, [0] * len(frame.publish))
 
-
-class StepBroadcasts:
-    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are the group's agents.
-
-    A pair is a sender and one agent that hears the sender.
-    """
-
-    def __init__(self, engine: Engine, destination: Destination) -> None:
-        self._engine = engine
-        self._destination = destination
-        self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
-        self.digests: dict[AudiencePairs, bytes] = {}
+    # -- broadcasts -----------------------------------------------------------------------------------------------
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
         """Return batches in a form that can be sent. A batch of broadcasts then knows how many agents hear each sender.
@@ -211,7 +204,7 @@ class StepBroadcasts:
         return made
 
     async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
-        records = self._destination.routes.records.values()
+        records = self.routes.records.values()
         # If no group hosts a hearer, there must be a row for that hearer, because its message is published and gets a
         # note for the log.
         whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
@@ -225,7 +218,7 @@ class StepBroadcasts:
 
         The result is cached until senders or audience change.
         """
-        routes = self._destination.routes
+        routes = self.routes
         # A move of agents may count only from a later step on, although it is in the directory already. So the routes
         # of two steps may differ, although the version of the directory is the same.
         key, everybody = (audience, topic), routes if audience == EVERYBODY else None
