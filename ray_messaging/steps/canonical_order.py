@@ -187,7 +187,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         step=steps[order] if isinstance(steps, np.ndarray) else steps,
         sent_at=_times(batches, rows, order),
         lines=lines,
-        labels=_labels(batches, rows, order),
+        labels=_labels(batches, rows, order) if any(batch.labels for batch in batches) else {},
         extension=Extension(ordinal=taken),
     )
     if any(each.expects_answer is not None or each.in_reply_to is not None for each in extensions):
@@ -235,8 +235,6 @@ def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any: 
 
 def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
     """Return, for each label, its rows, as positions in `order`."""
-    if not any(batch.labels for batch in batches):
-        return {}
     places = np.empty(len(order), np.uint32)
     places[order] = np.arange(len(order), dtype=np.uint32)
     found: dict[str, list[NDArray[np.uint32]]] = {}

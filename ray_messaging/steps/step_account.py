@@ -218,6 +218,13 @@ def check_step_number(step: object) -> int:
     return number
 
 
+def step_count(call: str, given: object, least: int) -> int:
+    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
+    if (number := whole_number(given)) is None or number < least:
+        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
+    return number
+
+
 def whole_number(value: object) -> int | None:
     """Return an int of at least 0, or None for anything else."""
     try:

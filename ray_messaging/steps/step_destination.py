@@ -46,22 +46,18 @@ class AttemptBoxes:
         self.shut: set[str] = set()
         self.group = group
         self.attempt = attempt
+        self.tag = StepTag(group, step, attempt)  # the tag of the frames that are written in the open step
         self._store = store
 
     def begin(self, step: int) -> None:
         """Write the frames of this open step from now on."""
         if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
             self.shut.clear()
-        self.step, self.rows, self.own = step, 0, []
+        self.step, self.rows, self.own, self.tag = step, 0, [], StepTag(self.group, step, self.attempt)
 
     def request(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendRequest:
         """Return the request of a call that writes frames. The attempt's number takes the place of a sender's epoch."""
         return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
-
-    @property
-    def tag(self) -> StepTag:
-        """Return the tag of the frames that are written in the open step."""
-        return StepTag(self.group, self.step, self.attempt)
 
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
         """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, Self
 
-import numpy as np
-
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
@@ -17,7 +15,7 @@ from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
-from ray_messaging.steps.step_account import StepCounts, digest_of
+from ray_messaging.steps.step_account import StepCounts, digest_of, step_count
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Collected, Progress
 
@@ -290,13 +288,6 @@ class ExperimentSteps:
     def _sealed(self, step: int) -> dict[str, StepCounts]:
         found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
         return found
-
-
-def step_count(call: str, given: object, least: int) -> int:
-    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
-    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
-        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
-    return int(given)
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:

@@ -351,8 +351,11 @@ class AgentLoop:
         self._holder.reset()
         if step.number == self.change.step:
             self._change_states()
-        called = self._called(step)
-        agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
+        called: NDArray[np.intp] | slice = EVERYBODY
+        agents = self._agents
+        if self.only_active or self._stopped:
+            called = self._called(step)
+            agents = [agents[place] for place in called.tolist()]
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
@@ -477,10 +480,8 @@ class AgentLoop:
         # All states are encoded again, because the state of an agent that has stopped may have changed, too.
         self._forms = []
 
-    def _called(self, step: Step) -> NDArray[np.intp] | slice:
-        """Return the places of the agents for which the model is called."""
-        if not self.only_active and not self._stopped:
-            return EVERYBODY
+    def _called(self, step: Step) -> NDArray[np.intp]:
+        """Return the places of the agents for which the model is called, if it is not called for all."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)
