@@ -121,7 +121,7 @@ def sum_of_like(
     to_ids: NDArray[np.int64],
     payloads: Sequence[bytes],
 ) -> int:
-    """Return the same number as `sum_of` in a third of the time. The rows may differ in the given columns only.
+    """Return the same number as `sum_of` in a third of the time, for rows that differ only in the given columns.
 
     Args: `like` is one of these rows. No row is a question, an answer or a broadcast.
     """
@@ -221,10 +221,10 @@ class HashedLater(NamedTuple):
 
 
 class LaterDigests:
-    """The rows that a group has sent in this process, in its last `count` steps. Other steps have no digest.
+    """The rows that a group has sent from this process in its last `count` steps. There are no digests of other steps.
 
-    Steps before `first` have none either, because the run goes on for so long that nobody asks for them. When the
-    rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
+    There are none of steps before `first` either, because the run goes on for so long that nobody asks for them. When
+    the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
     """
 
     def __init__(self, first: int, count: int) -> None:
@@ -260,9 +260,9 @@ class LaterDigests:
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
     """Yield messages from outside, in the order of their arrival, with their ordinals and how often each counts.
 
-    A broadcast may be its sender's second message for one hearer, and the third for another hearer. So it is yielded
-    once for each such ordinal, and counts once for each hearer with that ordinal. All messages for one agent arrive in
-    one box, so the rows do not depend on how agents are spread over groups.
+    A broadcast may be its sender's second message for one hearer, and the third message for another hearer. So the
+    broadcast is yielded once for each of these ordinals, and counts once for each hearer that has the ordinal. All
+    messages for one agent arrive in one box, so the rows do not depend on how agents are spread over groups.
 
     Args: `pairs` has the hearers of each row.
     """

@@ -62,7 +62,7 @@ class Route(NamedTuple):
 
 
 class RowRoutes(NamedTuple):
-    """The routes of the messages of one batch, whose routes have the same lane (see `Route.lane`).
+    """The routes of one batch's messages. All of them have the same lane (see `Route.lane`).
 
     `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
     messages are questions, or is None if no message is.
@@ -126,8 +126,8 @@ class Replied(NamedTuple):
 class StepSends:
     """The messages of one attempt at a step. The n-th message of a sender in the step has ordinal n.
 
-    Single messages are kept in a list until there are enough for a batch. A batch has equal payloads only once. If
-    successive messages have the same sender or subtopic, only the first of them is checked for it.
+    Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. If
+    successive messages have the same sender or subtopic, it is checked only once.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -216,7 +216,7 @@ class StepSends:
         self._append(line, recipient, place)
 
     def number_of(self, line: bytes) -> int | None:
-        """Return the number of a payload that orjson has encoded, or None if `encode_payload` has to encode it."""
+        """Return the number of a payload that orjson has encoded, or None if only `encode_payload` can encode it."""
         if (
             len(line) <= self._payload_bytes
             and (MAYBE_NULL not in line or line.find(NULL) < 0)
@@ -238,7 +238,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the question in a slice that has one row; raise the same errors as `send`."""
+        """Answer the question in a slice of one row; raise the same errors as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)
@@ -511,8 +511,8 @@ class StepSends:
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch have the same lane (see `Route.lane`). A later row of a sender is never in an earlier batch. So
-    rules judge the sender's messages in the order in which they were sent, whatever other agents are in its group.
+    The rows of a batch have the same lane (see `Route.lane`). The rows of a sender keep their order over the batches.
+    So rules judge a sender's messages in the order of sending, whatever other agents are in the sender's group.
 
     Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.
     """
