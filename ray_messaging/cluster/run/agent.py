@@ -320,6 +320,7 @@ class AgentLoop:
         self._concurrency = concurrency
         self._timeout = timeout
         self._agents: list[Agent] = []
+        self._were_called: list[Agent] = []  # those for which the model was called in the last step, or all agents
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
         # By an agent's place, its generator; by ~place, its generator for `step_rng`.
@@ -355,6 +356,7 @@ class AgentLoop:
             self._change_states()
         called = self._called(step)
         agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
+        self._were_called = agents
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
@@ -502,12 +504,20 @@ class AgentLoop:
 
     def forget(self) -> None:
         """Forget the agents of a run that has ended, because they and this object refer to each other."""
-        self._agents = []
+        self._agents = self._were_called = []
 
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the state of each agent."""
         return {agent.id: agent.state for agent in self._agents}
+
+    @property
+    def states_of_called(self) -> dict[AgentId, dict[str, Any]]:
+        """Return the states of the agents for which the model was called in the last step.
+
+        If another process has run that step, return the states of all agents.
+        """
+        return {agent.id: agent.state for agent in self._were_called}
 
     @property
     def ids(self) -> dict[str, NDArray[Any]]:
@@ -526,7 +536,7 @@ class AgentLoop:
         Args: `before` has the agents to which the state belongs (None: the same as `agents`). `arrivals` has the agents
         that have come from other groups, with the states of those groups.
         """
-        self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
+        self._agents = self._were_called = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
         for each in self._agents if kind_of else ():
             each.kind = kind_of[each.id]
