@@ -59,7 +59,7 @@ def encode_exactly(value: object, place: str) -> bytes:
     # If this fails, the code below finds the part of the value that cannot be encoded.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         encoded = _encode(value)
-        if _examined([value])[0]:
+        if _examined([value], {type(value)})[0]:
             return encoded
     return _encode(_whole(value, place))
 
@@ -70,13 +70,15 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
     # Values that msgpack alone cannot encode exactly are left to `encode_exactly`.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         forms = [Ext(_FORMS[tuple].code, _encode(pair)) for pair in pairs.items()]
-        if _examined(keys)[0] and _examined(values)[0]:
+        if _examined(keys, {*map(type, keys)})[0] and _examined(values, {*map(type, values)})[0]:
             return _encode(forms)
     return encode_exactly([*pairs.items()], place)
 
 
-def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
+def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
     """Encode a list of dicts, which errors call `place`; return the bytes, and equal dicts that nobody else can change.
+
+    `kinds` are the types of the dicts.
 
     The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
     from the bytes.
@@ -84,7 +86,7 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     try:
-        encoded, (plain, alone) = _encode(values), _examined(values)
+        encoded, (plain, alone) = _encode(values), _examined(values, kinds)
     except (TypeError, ValueError, OverflowError, RecursionError):
         plain = alone = False  # the code below finds the part that cannot be encoded
     if not plain:
@@ -92,15 +94,15 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     return encoded, values if alone else decode_exactly(encoded)
 
 
-def _examined(values: list[Any]) -> tuple[bool, bool]:
+def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
     """Return whether msgpack alone encodes values exactly, and whether each dict and list in them has one owner.
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
-    value must not contain itself; the caller has made sure of that by encoding the values first.
+    value must not contain itself; the caller has made sure of that by encoding the values first. `kinds` are the types
+    of the values.
     """
     level, alone = values, True
     while True:
-        kinds = {*map(type, level)}
         within = kinds - _LEAVES
         if not within <= _CONTAINERS:
             return False, False
@@ -114,6 +116,7 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
         # because these have no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the
         # object refers to this dict, too, so `alone` is false, and `_parts` is used.
         level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
+        kinds = {*map(type, level)}
 
 
 def _parts(container: Any) -> Iterable[Any]:  # noqa: ANN401 - a dict or a list

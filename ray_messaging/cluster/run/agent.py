@@ -580,7 +580,7 @@ class AgentLoop:
         After that, as after a restart, a state shares no object with another agent or with the model. With
         `only_active`, only the states of agents for which the model was called are encoded again.
         """
-        self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
+        self._stopped = sorted(self._stopped + [agent._place for agent in called if agent.stopped])
         changed = called if self._forms else self._agents
         encoded = self._keep(changed)
         if not self.only_active:
@@ -600,10 +600,11 @@ class AgentLoop:
         Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
         states = [agent.state for agent in agents]
-        for agent in () if {dict}.issuperset(map(type, states)) else agents:
+        kinds = {*map(type, states)}
+        for agent in () if kinds <= {dict} else agents:
             self._check_state(agent, function)
         try:
-            encoded, kept = kept_exactly(states, _STATE)
+            encoded, kept = kept_exactly(states, kinds, _STATE)
         except InvalidPayload:
             for agent in agents:
                 self._check_state(agent, function)
