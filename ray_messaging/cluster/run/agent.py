@@ -242,6 +242,7 @@ class Agent:
     def stop(self) -> None:
         """Leave the simulation after this step. The model's function is not called for this agent any more."""
         self.stopped = True
+        self._society.stopping.add(self._place)
 
 
 class StateChange(NamedTuple):
@@ -306,6 +307,7 @@ class AgentLoop:
         self._kinds = {} if kinds is None else kinds
         self.moves: dict[AgentId, str] = {}  # by agent that moves after this step, the group to which it moves
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
+        self.stopping: set[int] = set()  # the places of the agents that stop after this step
         self.only_active = only_active
         # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
@@ -353,7 +355,7 @@ class AgentLoop:
             self._change_states()
         called = self._called(step)
         agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
-        self.staying = set()
+        self.staying, self.stopping = set(), set()
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
         here = self.seats and self.seats.intersection(agent.id for agent in agents)
@@ -580,7 +582,7 @@ class AgentLoop:
         After that, as after a restart, a state shares no object with another agent or with the model. With
         `only_active`, only the states of agents for which the model was called are encoded again.
         """
-        self._stopped = sorted(self._stopped + [agent._place for agent in called if agent.stopped])
+        self._stopped = sorted([*self._stopped, *self.stopping])
         changed = called if self._forms else self._agents
         encoded = self._keep(changed)
         if not self.only_active:
