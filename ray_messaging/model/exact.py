@@ -79,9 +79,10 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
 def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
     """Encode a list of dicts, which errors call `place`; return the bytes, and equal dicts that nobody else can change.
 
-    `kinds` has the types of the dicts, because a subclass may be among them. The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
+    The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
     from the bytes.
 
+    Args: `kinds` has the types of the dicts, because some may be of a subclass.
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     try:
@@ -101,8 +102,9 @@ def _examined(values: list[Any], kinds: set[type], most: int = _LISTED + 1) -> t
     """Return whether msgpack alone encodes values exactly, and whether each dict and list in them has one owner.
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
-    value must not contain itself; the caller has made sure of that by encoding the values first. `kinds` are the types
-    of the values. `most` is what getrefcount returns for a value that has one owner and is in this list.
+    value must not contain itself; the caller has made sure of that by encoding the values first.
+
+    Args: `kinds` has the types of the values. `most` is what getrefcount returns at most for a value with one owner.
     """
     level, alone = values, True
     while True:

@@ -173,7 +173,8 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         keys.insert(1, steps)
     last = len(keys) - 1
     order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, last - 1, last))
-    table = {name: place for place, name in enumerate(dict.fromkeys(name for batch in batches for name in batch.topics))}
+    names = dict.fromkeys(name for batch in batches for name in batch.topics)
+    table = {name: place for place, name in enumerate(names)}
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
     joined = Batch(
         sender="",

@@ -1,6 +1,6 @@
 """Digests of a group's steps. They take a third of a step's time, so they are computed only when they are asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ray_messaging.model.batch import Batch
@@ -37,10 +37,10 @@ class LaterDigests:
         """
         if step < self._first:
             return
-        self._nbytes += sum(each.batch.nbytes for each in rows) - sum(each.batch.nbytes for each in self._kept.get(step, ()))
+        self._nbytes += _size(rows) - _size(self._kept.get(step, ()))
         self._kept[step], self._sums[step] = rows, known
         past = step - self._count
-        self._nbytes -= sum(each.batch.nbytes for each in self._kept.pop(past, ()))
+        self._nbytes -= _size(self._kept.pop(past, ()))
         self._sums.pop(past, None)
         if self._nbytes > KEPT_BYTES:
             for number in [*self._kept]:
@@ -52,3 +52,7 @@ class LaterDigests:
             self._sums[step] += sum_of_batch(each.batch, each.codes, each.blocks, {})
             self._nbytes -= each.batch.nbytes
         return self._sums.get(step, 0)
+
+
+def _size(rows: Iterable[HashedLater]) -> int:
+    return sum(each.batch.nbytes for each in rows)
