@@ -355,7 +355,7 @@ class AgentLoop:
             self._change_states()
         called = self._called(step)
         agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
-        self.staying, self.stopping = set(), set()
+        self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
         here = self.seats and self.seats.intersection(agent.id for agent in agents)
@@ -530,7 +530,7 @@ class AgentLoop:
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
         for each in self._agents if kind_of else ():
             each.kind = kind_of[each.id]
-        self._active, self._forms = [], []
+        self._active, self._forms, self.stopping = [], [], set()
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self.group, state, AgentSet.of(agents) if before is None else before)
         known: dict[AgentId, tuple[dict[str, Any], bool, bool]] = {}
@@ -582,7 +582,8 @@ class AgentLoop:
         After that, as after a restart, a state shares no object with another agent or with the model. With
         `only_active`, only the states of agents for which the model was called are encoded again.
         """
-        self._stopped = sorted([*self._stopped, *self.stopping])
+        if self.stopping:
+            self._stopped, self.stopping = sorted({*self._stopped, *self.stopping}), set()
         changed = called if self._forms else self._agents
         encoded = self._keep(changed)
         if not self.only_active:
