@@ -122,7 +122,9 @@ HIDDEN = {
 FIRST_IN_SEARCH = {"rules.md"}  # a search for "black list" would otherwise find the models that have one
 ZOO = "examples/zoo.md"  # one page has all programs of the folder
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
-WIDE = 104  # columns of code between both side bars on a screen of 1,400 pixels: assets/site.css
+# Columns of code between both side bars on a screen of 1,400 pixels, as assets/site.css has it: in the usual type, and
+# in the small type of drawings and whole programs. A longer line, such as a user's rights on a server, wraps.
+USUAL, SMALL = 104, 120
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -136,7 +138,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for plot in sorted((ROOT / "benchmarks/results").glob("*.png")):
         files.append(File.generated(config, plot.name, abs_src_path=str(plot)))
     for example in sorted((ROOT / "examples").glob("*.py")):
-        text = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
+        text = f"# `{example.name}`\n\n```python\n{example.read_text()}```\n"
         files.append(File.generated(config, f"examples/{example.stem}.md", content=text))
     files.append(File.generated(config, ZOO, content=_zoo()))
     return files
@@ -156,10 +158,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def _in_small_type(block: re.Match[str]) -> str:
-    """Return a block of code, in small type if it has long lines."""
-    if max(map(len, block["code"].splitlines()), default=0) <= WIDE:
+    """Return a block of code, in small type if it has long lines, which wrap if they are longer still."""
+    columns = max(map(len, block["code"].splitlines()), default=0)
+    if columns <= USUAL:
         return block[0]
-    return f"```{{.{block['language'] or 'text'} .wide}}\n{block['code']}```"
+    wraps = " .wraps" if columns > SMALL else ""
+    return f"```{{.{block['language'] or 'text'} .wide{wraps}}}\n{block['code']}```"
 
 
 def _with_links(source: str, text: str) -> str:
@@ -184,7 +188,7 @@ def _with_links(source: str, text: str) -> str:
 def _zoo() -> str:
     """Return the page of the zoo's programs."""
     programs = sorted((ROOT / "examples/zoo").glob("*.py"))
-    return "# The zoo\n\n" + "\n".join(f"## {each.name}\n\n```python\n{each.read_text()}```\n" for each in programs)
+    return "# The zoo\n\n" + "\n".join(f"## `{each.name}`\n\n```python\n{each.read_text()}```\n" for each in programs)
 
 
 def _reference() -> dict[str, str]:

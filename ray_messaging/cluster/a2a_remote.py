@@ -52,22 +52,24 @@ ANSWERS = "answers"  # the key of a payload that says which message it answers
 
 
 class RemoteFailure(Exception):
-    """The outside agent has not answered, or not in a form that can be read."""
+    """The outside agent has not answered, or its answer cannot be read."""
 
 
 class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     """An outside agent under an id of the experiment. In steps it is a model for `messaging.run`.
 
-    Args: `experiment` is the name of the experiment. The others are as for `Messaging.remote_agent`.
+    Args: `experiment` is the name of the experiment. The other arguments are as for `Messaging.remote_agent`.
     """
 
     def __init__(
         self, agent: AgentId, url: str, *, experiment: str, token: str | None, wait_s: float, late_steps: int
     ) -> None:
         if not is_http_address(url):
-            raise ConfigError(f"{url!r} is no address of an agent: write http(s)://host[:port]/path", value=url)
+            raise ConfigError(f"{url!r} is not the URL of an agent: write http(s)://host[:port]/path", value=url)
         if urlsplit(url).username is not None:
-            raise ConfigError("the address of the agent has a password, which errors would show: pass token=")
+            raise ConfigError(
+                "the URL of the agent has a password, which errors would show: leave it out, and pass token="
+            )
         if not wait_s > 0 or late_steps < 0:
             raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
         self.id = check_id(agent)
@@ -136,7 +138,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         return None
 
     def close(self) -> None:
-        """Remove the group that hosts the agent, and cancel all waiting for its answers. A second call does nothing."""
+        """Remove the group that hosts the agent, and wait for no more answers. A second call does nothing."""
         if self._loop is None:
             return
         for future in (self._serving, *self._asked.values()):
@@ -241,7 +243,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
                 if known.status.state in _ENDED | _FAILED:
                     return _answer(known)
             if known is None:
-                raise RemoteFailure("it has sent neither a message nor a task")
+                raise RemoteFailure("its answer is neither a message nor a task")
             return await _result(client, known)
 
     @asynccontextmanager
@@ -349,7 +351,9 @@ class _Bounded(httpx.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if (encoding := response.headers.get("content-encoding", "identity").lower()) != "identity":
             await response.aclose()
-            raise RemoteFailure(f"its response is compressed ({encoding[:20]}), which was not asked for")
+            raise RemoteFailure(
+                f"its response is compressed ({encoding[:20]}), although the request did not ask for that"
+            )
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
         return response

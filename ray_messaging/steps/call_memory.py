@@ -32,12 +32,13 @@ class _New(NamedTuple):
 
 
 class CallMemory:
-    """Results of one group's remembered calls in one step, by key. The server has them until the step is committed.
+    """Results of one group's remembered calls in one step, by key. The server keeps them until the step is committed.
 
     All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
     during a call to the server are written together by the next call.
 
-    Args: `limit` is the most bytes of one result; `again` says that earlier attempts at the step may have kept results.
+    Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
+    kept results.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
@@ -131,8 +132,8 @@ class CallMemory:
         size = len(memoryview(call.result))
         if size > self._limit:
             raise PayloadTooLarge(
-                f"the result of a call has {size:,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}: "
-                "return less from the call, or raise the limit",
+                f"the result of a call has {size:,} bytes, but the limit, MessagingConfig.payload_bytes, is "
+                f"{self._limit:,}: return less from the call, or raise the limit",
                 size=size,
                 limit=self._limit,
             )
@@ -164,14 +165,14 @@ class CallMemory:
                     return
             except MessagingError as error:
                 raise self._break(str(error)) from error
-            self._break("it has another driver, or is closed")
+            self._break("the group has another driver, or the step is closed")
         assert self.broken is not None
         raise self.broken
 
     def _break(self, why: str) -> StepAborted:
         self.broken = StepAborted(
             f"step {self.step} of group {self._group!r} is not committed, because results of its calls could not be "
-            f"kept: {why}",
+            f"stored: {why}",
             step=self.step,
             group=self._group,
         )

@@ -47,9 +47,9 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """The counts that a group stores with a step: messages by fate, and the sum of their digests.
 
     `digest` is b"" if digests were not computed. `total` counts the messages of this and all earlier steps, by fate.
-    `outside` counts the messages that the group has read in the step and that senders outside of the steps sent. If
-    digests are computed, the sum includes these messages. `unheard` says, for a few addresses, how many of the
-    undeliverable messages in `total` were sent to the address.
+    `outside` counts the messages from senders outside of the steps that the group has read in the step. If digests are
+    computed, the sum includes these messages. `unheard` maps a few addresses to the number of undeliverable messages in
+    `total` that were sent to this address.
     """
 
     fates: dict[str, int]
@@ -209,7 +209,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     sealed = (await store.progress()).sealed
     if number > sealed:
         raise UnknownName(
-            f"step {number} is not committed by all groups yet; the last step that is: "
+            f"step {number} is not committed by all groups yet; the last such step is: "
             f"{sealed if sealed >= 0 else 'none'}. Call messaging.steps.wait(until={number + 1}) first",
             kind="step",
             value=number,
@@ -217,8 +217,8 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     left = await store.closed_step(number)
     if not left:
         raise UnknownName(
-            f"step {number} is no longer kept: the server keeps the counts of the last steps before {sealed} only. The "
-            "event log has all steps: start with log_dir=, and ask messaging.log",
+            f"step {number} is no longer kept: the server keeps only the counts of the last steps before {sealed}. "
+            "The event log has all steps: start with log_dir=, and use messaging.log",
             kind="step",
             value=number,
         )

@@ -56,12 +56,12 @@ class AttemptBoxes:
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
         """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.
 
-        Raises: StepAborted if another attempt has taken over the step, or if a late call may still write a refused
+        Raises: StepAborted if another attempt has taken over the step, or if a delayed call may still write a refused
         frame; StepTooLarge for a full box; ConfigError if there are no verdicts.
         """
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
-            raise self._aborted("has another driver, or was closed: the messages of this attempt do not count")
+            raise self._aborted("has another driver, or was closed, so the messages of this attempt do not count")
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
         for write, fate in zip(writes, reply.fates, strict=True):
@@ -70,7 +70,7 @@ class AttemptBoxes:
                 self.keep_own([write])
             elif reply.repeated or fate is FrameFate.GAP:
                 raise self._aborted(
-                    "has sends with an unknown outcome: the step is not committed, and the group's next driver runs it "
+                    "has sends with an unknown outcome, so the step is not committed: the group's next driver runs it "
                     "again"
                 )
             elif fate is FrameFate.TOO_LARGE:
@@ -96,8 +96,8 @@ class AttemptBoxes:
         mailbox, _, step = box.rpartition("@")
         return StepTooLarge(
             f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
-            f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. Only the end of a step empties it: send less in "
-            "a step, or split the group",
+            f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. A mailbox must have room for all messages of a "
+            f"step: send less in a step, or split the group",
             rows=size.rows,
             limit_rows=size.limit_rows,
             nbytes=size.nbytes,
@@ -169,7 +169,7 @@ class StepDestination(Destination):
     def stored(self, frame: OutboundFrame) -> None:
         """Set the fates of the rows of a frame that was written, or that will be written with the step's commit.
 
-        Messages on plain channels are published only when all groups have closed the step. Whether they will have
-        subscribers is not known yet, so they count as undeliverable.
+        Messages on plain channels are published only when all groups have closed the step. It is not known yet whether
+        they will have subscribers, so they count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))

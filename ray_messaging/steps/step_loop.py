@@ -77,8 +77,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
     if settings is None:
         raise ConfigError(
-            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and first call "
-            "`await messager.host_agents(ids, subtopics)`"
+            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and call `await "
+            "messager.host_agents(ids, subtopics)` first"
         )
     engine.step_loops += 1
     # A later messager with this name has a higher epoch. So its driver has a higher start number, and takes over the
@@ -90,7 +90,7 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
     """Return a loop with which a Ray task drives the steps of a group that another process hosts.
 
-    A task that Ray runs again does not wait for the lease of its earlier execution, because that is dead.
+    If Ray runs a task again, the new execution does not wait for the lease of the earlier execution, which is dead.
 
     Raises: ConfigError if the experiment has no steps.
     """
@@ -107,8 +107,8 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven by this process.
 
-    Args: `engine` has the group's name. `driver` names this process, and says how often it was started. `later`, if
-    given, keeps the rows of the steps, and computes their digests only if they are asked for.
+    Args: `engine` has the group's name. `driver` has the name of this process, and how often the process was started.
+    `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class StepLoop:
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. A request for the next step commits the current step.
 
-        With `leave` the group does not take part in steps from `until` on, and other groups do not wait for it.
+        With `leave` the group takes no part in step `until` and later steps, and other groups do not wait for it.
 
         Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
@@ -159,10 +159,10 @@ class StepLoop:
                 yield step
 
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
-        """Yield the steps before `until`, as `steps` does; then yield None until the caller has raised `until`.
+        """Yield the steps before `until`, as `steps` does, and then None again and again until `until` is raised.
 
-        While it yields None, this process stays the group's driver. So further steps begin without asking the server
-        for the driver and for the group's counts.
+        Meanwhile this process stays the group's driver. So further steps begin without a question to the server about
+        the driver and the group's counts.
         """
         self.until = check_until(until)
         transport = self._engine.transport
@@ -293,8 +293,8 @@ class StepLoop:
             again = await self._store.take(self._group, self._driver, STEP_LEASE_S, over, ends)
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
-                    f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
-                    "time. End that task, or leave the group to it",
+                    f"group {self._group!r} already has a driver, {again.driver.task!r}, and only one task at a time "
+                    "can drive a group: end that task, or leave the group to it",
                     kind="driver",
                     value=self._group,
                     owner=again.driver.task,
@@ -430,7 +430,7 @@ class StepLoop:
             if left is None:
                 logger.warning(
                     "%d agents come to group %r in step %d without their state, because group %r was removed before "
-                    "that: remove a group one step after its agents have moved",
+                    "that step: remove a group one step after its agents have moved",
                     len(agents), self._group, step, group,
                 )  # fmt: skip
                 found.append(Arrival(agents, group, None, agents))

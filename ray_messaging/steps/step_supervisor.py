@@ -53,9 +53,9 @@ _ATTEMPT_BITS = 12
 class StepSupervisor:
     """The member of an experiment's steps that closes each step after all groups have closed it.
 
-    Before it closes the step, it writes what rules on the whole step have decided. After a fault in the middle of a
-    step, the supervisor begins the step again with a higher attempt number. Then nothing that it wrote in the earlier
-    attempt counts.
+    Before the supervisor closes a step, it writes what rules on the whole step have decided. After a fault in the
+    middle of a step, it begins the step again with a higher attempt number, and what it wrote in the earlier attempt
+    does not count.
 
     Args: `epoch` is the interceptor's epoch, or FOREIGN for a user's own interceptor, which has no epoch on the server.
     `audiences` has the pairs of the audiences to which groups broadcast.
@@ -85,7 +85,7 @@ class StepSupervisor:
         self._total: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Close the steps until the supervisor no longer takes part in them, or a later interceptor has taken over."""
+        """Close step after step until the supervisor leaves the steps, or until a later interceptor has taken over."""
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             self._start += 1
@@ -97,7 +97,7 @@ class StepSupervisor:
             except MessagingError as error:
                 self.failed_at = self.failed_at if self.error else time.monotonic()
                 self.error = f"{type(error).__name__}: {error}"
-                logger.warning("the rules judge a step again, because this failed: %s", self.error)
+                logger.warning("the rules will judge a step again, because of this error: %s", self.error)
                 await backoff.sleep()
             else:
                 return
@@ -122,7 +122,7 @@ class StepSupervisor:
             if not isinstance(closed, Committed):
                 raise StepAborted(
                     f"step {number} is not closed: the server has acknowledged {closing.rows:,} messages that rules "
-                    f"sent in this step, but now it has {closed.rows:,} of them",
+                    f"sent in this step, but now has only {closed.rows:,} of them",
                     step=number,
                     group=SUPERVISOR,
                 )
@@ -186,7 +186,7 @@ class StepSupervisor:
         if reply.status is not SendStatus.OK or lost:
             number = self._boxes.step
             raise StepAborted(
-                f"the server did not take what the rules changed in step {number} ({reply.status.name}, {lost})",
+                f"the server did not accept what the rules changed in step {number} ({reply.status.name}, {lost})",
                 step=number,
                 group=SUPERVISOR,
             )

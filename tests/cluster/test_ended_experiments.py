@@ -55,7 +55,7 @@ async def test_an_old_messager_with_unhandled_messages_raises_closed(exp_id):
     await host.send_message(host.get_agent_chat_channel(50), {"n": 1}, 50)
     assert numbers(await host.fetch_messages(timeout=60)) == [1]
     await asyncio.to_thread(old.shutdown)
-    with pytest.raises(Closed, match="could not commit what was fetched last"):
+    with pytest.raises(Closed, match="could not commit the messages that it fetched last"):
         await host.close()
 
 
@@ -79,7 +79,7 @@ def test_an_experiment_that_has_lost_its_embedded_server_says_so_and_ends(exp_id
     ray.kill(find_actor(f"{exp_id}/server"))
     kill(messaging.interceptor)
     wait_for(lambda: "lost its embedded server" in str(messaging.health()), "the interceptor's failure")
-    with pytest.raises(Closed, match="lost its embedded server with Ray node"):
+    with pytest.raises(Closed, match="lost its embedded server, because Ray node"):
         messaging.create_group("late", [1])
     messaging.shutdown()
     assert "Traceback" not in caplog.text
@@ -101,7 +101,7 @@ def test_an_actor_that_fails_to_close_is_reported_in_one_line(monkeypatch, caplo
     leave([stuck])
     assert known_dead(stuck)
     assert [record.message for record in caplog.records] == [
-        "an actor could not close well: what was fetched last could not be committed"
+        "an actor could not close without an error: what was fetched last could not be committed"
     ]
     gc.collect()
     assert not unhandled

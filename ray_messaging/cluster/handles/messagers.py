@@ -54,7 +54,7 @@ def named_messager(
 
 
 def tell_metrics(metrics: Callable[[], list[Family]], experiment: Experiment, name: str) -> RayMetrics:
-    """Return a reporter of a group's metrics to Ray, whose `start` must be called."""
+    """Return an object that reports a group's metrics to Ray. The caller must call its `start`."""
     return RayMetrics(metrics, (("experiment", experiment.exp_id), ("messager", name)))
 
 
@@ -104,7 +104,9 @@ def gone_for(run: str) -> IsDead:
                 return await asyncio.to_thread(owner_known_dead, owner.rpartition("/")[2])
         except TimeoutError:
             logger.warning(
-                "Ray has not answered whether %s is dead, so its mailbox is free only once its lease has expired", owner
+                "Ray has not answered whether %s is dead, so its mailbox can be used again only after its lease has "
+                "expired",
+                owner,
             )
             return False
 

@@ -19,7 +19,7 @@ Address = tuple[str, int, tuple[str, ...]]
 
 
 class Seat:
-    """A person's seat at an agent. `url` is the link for the person: whoever has it can act for the agent."""
+    """The place of a person who acts for an agent. `url` is the person's link: whoever has it can act for the agent."""
 
     def __init__(self, connection: ExperimentConnection, agent: AgentId, pages: str, token: str) -> None:
         self.agent = agent
@@ -77,8 +77,8 @@ class SeatPages:
         if address != self._address:
             host, port, allowed = self._address
             raise ConfigError(
-                f"the seats of {self._connection.exp_id!r} share one web server, with host={host!r}, port={port} and "
-                f"allow_host={list(allowed)!r}: pass the same for each seat"
+                f"the seats of {self._connection.exp_id!r} share one web server, which has host={host!r}, port={port} "
+                f"and allow_host={list(allowed)!r}: pass these for each seat"
             )
 
     def _keep(self) -> None:

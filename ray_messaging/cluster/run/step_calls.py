@@ -144,7 +144,7 @@ class StepCalls:
 
     def _too_late(self, agent: "Agent", now: float) -> MessagingError:
         assert self.timeout is not None
-        text = f"it was not done after timeout={self.timeout} s"
+        text = f"it had not ended after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
         # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
         # is late may have begun long before, and only waited for the loop.
@@ -258,7 +258,7 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     """Build the error for a model that did not return None. `which` is the name of the model's first parameter."""
     found = type(answer).__name__
     return TypeError(
-        f"it returned an object of type {found}, and must return None: keep results in {which}.state, or send them in "
+        f"it returned an object of type {found}, but must return None: keep results in {which}.state, or send them in "
         "messages"
     )
 
@@ -305,7 +305,7 @@ class _Flight:
 
 
 class Flights:
-    """The calls of one step, which the look-ahead and the step itself share: each is made once."""
+    """The calls of one step. The look-ahead and the step itself share them, so that each call is made once."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, _Flight] = {}
@@ -331,7 +331,7 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls that were told, once the step that told them is committed; return whether any are left."""
+        """Forget the calls that a step has reported, once that step is committed; return whether any calls are left."""
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
         self.failed = {key: record for key, record in self.failed.items() if id(record) not in told}
@@ -349,9 +349,9 @@ class RememberedCalls:
 
     Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
     `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
-    gets the number of calls for each source of results, and the number of retries. `flights` has the calls that the
-    step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the look-ahead,
-    and a result counts only once the step itself asks for it.
+    gets the numbers of calls by where their results came from, and the number of retries. `flights` has the calls that
+    the step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the
+    look-ahead, and a result counts only once the step itself asks for it.
     """
 
     memory: CallMemory
@@ -396,7 +396,7 @@ class RememberedCalls:
             asyncio.get_running_loop()
         except RuntimeError:
             raise ConfigError(
-                "me.remember needs an async model: async def person(me, inbox), and in it await me.remember(...)"
+                "me.remember needs an async model: write async def person(me, inbox), and in it await me.remember(...)"
             ) from None
         sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)
