@@ -14,6 +14,7 @@ from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.model.typed.typed_values import column_of, part_of
 
 _SHORT = 2**16
+_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the number of its payload
 CONTEXT_BYTES = 25  # a W3C traceparent in binary: the trace id has 16 bytes, the span id 8, the flags 1
 
 
@@ -106,6 +107,11 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         """
         fold = self.fold
         return self.rows if fold is None else fold.pairs
+
+    @property
+    def nbytes(self) -> int:
+        """Return about how many bytes of memory the rows take."""
+        return _ROW_BYTES * self.rows + (0 if self.lines is None else self.lines.nbytes)
 
     def message_id(self, row: int) -> str:
         """Return the id of one message.

@@ -71,6 +71,7 @@ class FrameRouter:
         self._kept: set[bytes] = set()
         # Boxes that accept no messages, because their group does not take part in the box's step.
         self.shut: set[str] = set()
+        self.in_memory = False  # whether frames carry their messages as batches, because no other process reads them
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of rows that have no fate yet (None: all).
@@ -271,14 +272,17 @@ class FrameRouter:
             note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
             note, frame = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER), frame, places)
-        data = b"" if mailbox == UNOWNED else encode(frame)
-        nbytes = len(data)
+        handed = frame if self.in_memory and mailbox != UNOWNED else None
+        data = b"" if mailbox == UNOWNED or self.in_memory else encode(frame)
+        nbytes = len(data) if handed is None else handed.nbytes
         if note is not None:
             nbytes += len(note.frame) + len(note.note)
         if publish:
             nbytes += sum(len(channel) + len(message) for channel, message in publish)
         queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
-        return OutboundFrame(queue, 0, batch.rows, data, publish, note, in_flight=in_flight, taken=rows, nbytes=nbytes)
+        return OutboundFrame(
+            queue, 0, batch.rows, data, publish, note, handed, in_flight=in_flight, taken=rows, nbytes=nbytes
+        )
 
     # -- broadcasts with one row for each pair --------------------------------------------------------------------
 

@@ -85,6 +85,8 @@ class RedisSteps:
     If `bodies` is given, large frames are on other servers.
     """
 
+    in_memory = False  # whether frames are written as batches, because only this process reads them
+
     def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
         self._link = link
         self._keys = keys

@@ -11,6 +11,7 @@ import msgspec
 from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, MailboxRecord
 from ray_messaging.audiences.audience_kinds import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
+from ray_messaging.model.batch import Batch
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 
@@ -90,7 +91,7 @@ class FrameWrite(msgspec.Struct):
 
     `noted` is written to the log stream in the same call, or dropped if no event log is registered. A write for the
     mailbox LOG has only `noted`. A call has at most one write for "", because only one list of subscriber counts is
-    kept.
+    kept. Steps in memory get the messages as `batch`, and no `frame`.
     """
 
     mailbox: str
@@ -99,6 +100,7 @@ class FrameWrite(msgspec.Struct):
     frame: bytes = b""
     publish: Sequence[Published] = ()
     noted: LoggedFrame | None = None
+    batch: Batch | None = None
 
 
 class Conclusion(msgspec.Struct):
