@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
@@ -24,10 +24,12 @@ from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
 from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
-from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster, workers_for
-from ray_messaging.studies.run_workers import ProcessWorkers, packed
+from ray_messaging.studies.run_workers import ProcessWorkers, packed, workers_for
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
+
+if TYPE_CHECKING:
+    from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
 # If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
 _DEATHS = 3
@@ -409,7 +411,7 @@ def _carry_out(
     files: StudyFolder,
     record: Mapping[str, Any],
     design: Sequence[PlannedRun],
-    made: Callable[..., ProcessWorkers | RayWorkers | WholeCluster],
+    made: "Callable[..., ProcessWorkers | RayWorkers | WholeCluster]",
     workers: int | None,
     shared_steps: _SharedSteps | None,
     *,
@@ -488,7 +490,7 @@ class _Tasks:
 
 
 def _drive(
-    ended: "_EndedRuns", tasks: _Tasks, made: ProcessWorkers | RayWorkers | WholeCluster, shown: "StudyProgress"
+    ended: "_EndedRuns", tasks: _Tasks, made: "ProcessWorkers | RayWorkers | WholeCluster", shown: "StudyProgress"
 ) -> None:
     deaths = Counter[str]()
     running = 0

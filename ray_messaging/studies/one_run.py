@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from secrets import token_hex
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
@@ -26,6 +24,9 @@ from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # These two arguments, and `start`, are used only when a run begins, so they cannot change in a later step.
 OF_THE_BEGINNING = "agents", "groups"
@@ -226,7 +227,9 @@ def _digest(result: Result) -> str:
     return blake2b(whole, digest_size=16).hexdigest()
 
 
-def _ipc(table: pa.Table) -> bytes:
+def _ipc(table: "pa.Table") -> bytes:
+    import pyarrow as pa  # noqa: PLC0415 - 80 MB that a run without series need not load
+
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)

@@ -16,15 +16,19 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import cloudpickle
 
 import ray_messaging
 from ray_messaging.cluster.unpicklable import dumped, sent
+from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
+
+if TYPE_CHECKING:
+    from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
 _CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
 _END_S = 5.0  # a process that has been told to end is killed after this many seconds
@@ -92,6 +96,25 @@ def run_packed(template: bytes, planned: Task, server: LocalServer | None = None
     its own).
     """
     return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
+
+
+def workers_for(
+    template: bytes, count: int | None, *, here: bool = False, whole_cluster: bool = False
+) -> "ProcessWorkers | RayWorkers | WholeCluster":
+    """Return workers for runs: Ray tasks, or processes of this machine. With `whole_cluster`, there is only one worker.
+
+    They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
+
+    Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
+    of this machine.
+    """
+    ray = sys.modules.get("ray")  # a process that has not imported Ray does not use it
+    uses_ray = not here and (os.environ.get("RAY_ADDRESS") or (ray is not None and ray.is_initialized()))
+    if not whole_cluster and not uses_ray:
+        return ProcessWorkers(template, count or usable_cores())
+    from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster  # noqa: PLC0415 - imports Ray, half a second
+
+    return WholeCluster(template) if whole_cluster else RayWorkers(template, count)
 
 
 class ProcessWorkers:

@@ -160,6 +160,7 @@ WITHOUT_RAY = """
 import sys
 from ray_messaging import Mean, batch_run
 
+assert {"ray", "pandas"}.isdisjoint(sys.modules)  # the workers begin after these imports
 FACTOR = 2  # of this program, which the workers have not run
 
 def person(me, inbox, *, chance):
@@ -169,11 +170,12 @@ batch_run(
     person, {"chance": [1, 2]}, agents=2, until=2, workers=1, folder=sys.argv[1], progress=False,
     outcomes=[Mean("heard"), {"ray": lambda result: "ray" in sys.modules}],
 )
+assert "ray" not in sys.modules
 """
 
 
 @pytest.mark.long
-def test_a_worker_runs_the_model_of_a_program_and_needs_no_ray(tmp_path):
+def test_a_worker_runs_the_model_of_a_program_and_neither_needs_ray(tmp_path):
     """To import Ray takes longer, and more memory, than a short run."""
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_RAY)
