@@ -466,7 +466,7 @@ def society_of(
 ) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
-    model, start = as_one(model), as_one(options.start)
+    model, start = as_one(model, 2), as_one(options.start, 1)
     if options.by == "group":
         return CrowdSociety(
             plan.name, model, start=start, shared=shared, thread=thread, collector=collector, kinds=plan.kinds
