@@ -495,10 +495,15 @@ def _drive(
     deaths = Counter[str]()
     running = 0
     with made as workers, shown:
-        while tasks or running:
+        while True:
             while tasks and workers.free:
                 workers.start(tasks.pop())
                 running += 1
+            # All workers have runs again, and do not wait for the files.
+            ended.flush_if_due()
+            shown.show_if_due()
+            if not running:
+                return
             for task, answer in workers.wait(_LOOK_S):
                 running -= 1
                 planned = task if isinstance(task, PlannedRun) else task.planned
@@ -512,8 +517,6 @@ def _drive(
                 for run, each in tasks.ended(task, found):
                     ended.add(run, each)
                     shown.count(failed=each.error is not None, saved=each.calls[1])
-            ended.flush_if_due()
-            shown.show_if_due()
 
 
 def _died(row: Row) -> str:

@@ -13,8 +13,10 @@ import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -24,14 +26,13 @@ import ray_messaging
 from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import LogError, MessagingError
 from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
 
 if TYPE_CHECKING:
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
-_CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
-_END_S = 5.0  # a process that has been told to end is killed after this many seconds
+_CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(*map(int, sys.argv[1:]))"
 # A process uses one core, like Ray's workers. Otherwise the libraries in each process would start a thread for each
 # core, and slow each other down.
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -121,10 +122,21 @@ class ProcessWorkers:
     """Workers that are Python processes of this machine. They end with this process, even if it is killed."""
 
     def __init__(self, template: bytes, count: int) -> None:
-        self._template = template
         self._count = count
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, Task]] = {}
+        # All workers read one file. A pipe has no room for a large template, so this process would wait until a worker
+        # reads it, before it starts the next one.
+        try:
+            self._begin = TemporaryFile()  # noqa: SIM115 - `__exit__` closes it
+            self._begin.write(pickle.dumps((sys.path, template)))
+            self._begin.flush()
+        except OSError as error:
+            raise LogError(
+                f"the arguments of the study, {len(template):,} bytes, cannot be written to a temporary file: {error}; "
+                "free space there, or let the environment variable TMPDIR name another folder",
+                path=gettempdir(),
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +144,7 @@ class ProcessWorkers:
     def __exit__(self, *_error: object) -> None:
         for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
             worker.end()
+        self._begin.close()
 
     @property
     def free(self) -> bool:
@@ -141,7 +154,7 @@ class ProcessWorkers:
     def start(self, planned: Task) -> None:
         """Give a run to a worker."""
         while True:
-            worker = self._idle.pop() if self._idle else _Worker(self._template)
+            worker = self._idle.pop() if self._idle else _Worker(self._begin.fileno())
             try:
                 # `pickle` may be unable to handle a parameter whose class is in the user's program.
                 worker.pipe.send_bytes(dumped(planned))
@@ -178,41 +191,40 @@ class _Worker:
     It ends when its standard input is closed, even in the middle of a run.
     """
 
-    def __init__(self, template: bytes) -> None:
+    def __init__(self, begin: int) -> None:
         self.pipe, theirs = Pipe()
         self._process = subprocess.Popen(  # noqa: S603 - this very Python
-            [sys.executable, "-c", _CHILD, str(theirs.fileno())],
+            [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(begin)],
             stdin=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), begin],
             env={**_ONE_CORE, **os.environ},
             start_new_session=True,  # Ctrl-C is meant for the calling program, and must not reach the worker
         )
         theirs.close()
-        with suppress(BrokenPipeError, ConnectionResetError):  # the worker has died, which `wait` notices
-            self.pipe.send((sys.path, template))
 
     def end(self) -> None:
-        """End the process, and wait for its end."""
+        """Kill the process, which keeps nothing, and wait for its end."""
         self.pipe.close()
+        self._process.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait()
 
 
-def serve_runs(descriptor: int) -> None:
+def serve_runs(descriptor: int, begin: int) -> None:
     """Carry out the runs that come over a pipe, until the pipe or the standard input ends.
 
     This runs in a worker's process.
+
+    Args: `begin` is the descriptor of a file that has the path for imports, and the template.
     """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        sys.path[:], template = pipe.recv()
+        with mmap(begin, 0, access=ACCESS_READ) as data:
+            sys.path[:], template = pickle.loads(data)  # noqa: S301 - made by `ProcessWorkers`
+        os.close(begin)
         while True:
             planned = pipe.recv()
             try:

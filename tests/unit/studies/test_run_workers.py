@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,8 +17,9 @@ from support.patience import wait_for
 from support.studies import work_here
 
 from ray_messaging import Mean, Study, batch_run
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies import run_workers
+from ray_messaging.studies.design import design_of
 
 KEPT = "runs.parquet", "series.parquet"
 
@@ -154,6 +156,22 @@ def test_a_parameter_may_be_of_a_class_of_the_program(tmp_path):
     assert start(program, tmp_path / "s").wait() == 0
     (found,) = Study(tmp_path / "s").to_pandas().to_dict("records")
     assert (found["mood"], found["error"]) == ("sad", None)
+
+
+def test_all_processes_begin_at_once_however_large_the_template_is(monkeypatch):
+    """They import our modules for as long as a short run takes, and one after the other they would do so alone."""
+    monkeypatch.setattr(run_workers, "_CHILD", "import sys; sys.stdin.read()")  # it reads nothing of the template
+    with run_workers.ProcessWorkers(bytes(2**24), 3) as workers:
+        for planned in design_of({"chance": [1, 2, 3]}, 1, 0):
+            workers.start(planned)
+        assert not workers.free
+
+
+def test_a_template_that_cannot_be_written_is_an_error_with_a_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(LogError, match=r"4 bytes, cannot be written .* TMPDIR") as raised:
+        run_workers.ProcessWorkers(bytes(4), 1)
+    assert raised.value.path == str(tmp_path / "missing")
 
 
 WITHOUT_RAY = """
