@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
-from ray_messaging.cluster.run.run_actor import RunOptions, store_of
-from ray_messaging.cluster.run.run_plan import check_run
+from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
 from ray_messaging.config import Calls, check_calls
@@ -23,7 +22,7 @@ from ray_messaging.model.aggregates import Aggregate, Count
 from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
-from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
+from ray_messaging.studies.run_tasks import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.run_workers import ProcessWorkers, packed, workers_for
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
@@ -155,6 +154,8 @@ def batch_run(
     shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
+        from ray_messaging.cluster.run.run_actor import store_of  # noqa: PLC0415 - imports what only workers need
+
         store_of(calls)  # if the store cannot be used, this raises the error before a worker begins
     _check_together({"whole_cluster": whole_cluster, "logs": logs, "vary_from": vary_from, "workers": workers})
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None

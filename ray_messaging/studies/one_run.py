@@ -3,18 +3,16 @@
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import blake2b
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.cluster.run.agent import users_trace
-from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
 from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed
@@ -24,84 +22,20 @@ from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
+from ray_messaging.studies.run_tasks import (
+    OF_THE_BEGINNING,
+    OF_THE_ROW,
+    BeginningRun,
+    EndedRun,
+    ForkedRun,
+    RunTemplate,
+    Task,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# These two arguments, and `start`, are used only when a run begins, so they cannot change in a later step.
-OF_THE_BEGINNING = "agents", "groups"
-# These arguments may be functions of a row of parameters.
-OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
-
-
-class EndedRun(NamedTuple):
-    """The result of a run: its outcomes, or its error with the place in the code.
-
-    `series` is a table in Arrow's format.
-    """
-
-    outcomes: dict[str, Any]
-    digest: str | None
-    seconds: float
-    error: str | None = None
-    series: bytes | None = None
-    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
-    end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
-
-
-class BeginningRun(NamedTuple):
-    """The steps before `step`, which several runs share. `planned` has the parameters of these steps."""
-
-    planned: PlannedRun
-    step: int
-
-
-class ForkedRun(NamedTuple):
-    """The steps of a run from `step` on.
-
-    `beginning` is the state before `step`. `before` has the parameters of the steps before it.
-    """
-
-    planned: PlannedRun
-    before: PlannedRun
-    step: int
-    beginning: bytes
-
-
-Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
-
-
-@dataclass(frozen=True)
-class RunTemplate:
-    """The arguments that all runs of a study share.
-
-    `given` maps the names of arguments to their values, which for names in OF_THE_ROW may be functions of the row.
-    `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
-    """
-
-    model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
-    given: Mapping[str, Any]
-    outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
-    start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
-    whole_cluster: bool = False  # each run is over groups, Ray actors on the whole cluster
-
-    def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
-        """Return the functions that may take parameters by name, each with the number of its other arguments."""
-        found = {name: (each, 2) for name, each in functions_in("model", self.model)}
-        if self.start is not None:
-            found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
-        found |= {name: (self.given[name], self.values_of(name)) for name in OF_THE_ROW if callable(self.given[name])}
-        return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
-
-    def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` gets besides parameters.
-
-        A condition gets the collected values.
-        """
-        return int(name == "until" and self.given["max_steps"] is not None)
 
 
 def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
@@ -109,8 +43,8 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
 
     An error of the model, or of another user's function, is part of the result.
 
-    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
-    its own).
+    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
+    server.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned

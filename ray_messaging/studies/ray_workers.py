@@ -10,7 +10,7 @@ from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
-from ray_messaging.studies.one_run import EndedRun, Task
+from ray_messaging.studies.run_tasks import EndedRun, Task
 from ray_messaging.studies.run_workers import WorkerAnswer, run_packed
 
 

@@ -25,11 +25,11 @@ import cloudpickle
 import ray_messaging
 from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.operating_system import usable_cores
-from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import LogError, MessagingError
-from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
+from ray_messaging.studies.run_tasks import EndedRun, RunTemplate, Task
 
 if TYPE_CHECKING:
+    from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
 _CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(*map(int, sys.argv[1:]))"
@@ -90,12 +90,14 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def run_packed(template: bytes, planned: Task, server: LocalServer | None = None) -> EndedRun:
+def run_packed(template: bytes, planned: Task, server: "LocalServer | None" = None) -> EndedRun:
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
-    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
-    its own).
+    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
+    server.
     """
+    from ray_messaging.studies.one_run import carry_out  # noqa: PLC0415 - imports what only workers need
+
     return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
 
 
@@ -218,6 +220,8 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
     Args: `begin` is the descriptor of a file that has the path for imports, and the template.
     """
+    from ray_messaging.embedded.local_server import LocalServer  # noqa: PLC0415 - imports what only workers need
+
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import DIGEST, ERROR, KEY, MADE, REPLICATE, SAVED, SECONDS, SEED, PlannedRun
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.run_tasks import EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
