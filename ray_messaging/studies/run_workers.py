@@ -5,6 +5,7 @@ lost, and `wait` reports that. All workers get the same bytes, which contain the
 worker that starts later does not use files that were edited meanwhile.
 """
 
+import gc
 import os
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from multiprocessing.connection import Connection, Pipe, wait
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
-_CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(*map(int, sys.argv[1:]))"
+# Without the garbage collector, which finds nothing in new modules, the imports take nine tenths of the time.
+_CHILD = (
+    "import gc, sys; gc.disable(); from ray_messaging.studies.run_workers import serve_runs; "
+    "serve_runs(*map(int, sys.argv[1:]))"
+)
 # A process uses one core, like Ray's workers. Otherwise the libraries in each process would start a thread for each
 # core, and slow each other down.
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -225,6 +231,10 @@ def serve_runs(descriptor: int, begin: int) -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
+    with ThreadPoolExecutor(1) as meanwhile:
+        meanwhile.submit(server.begin_anew)  # if the server does not start, the first run tries it again, and fails
+        import ray_messaging.studies.one_run  # noqa: F401, PLC0415 - imports what only workers need
+    gc.enable()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         with mmap(begin, 0, access=ACCESS_READ) as data:
             sys.path[:], template = pickle.loads(data)  # noqa: S301 - made by `ProcessWorkers`
