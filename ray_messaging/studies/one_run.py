@@ -15,7 +15,7 @@ from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.errors import Closed, ConfigError, ServerFailed, StepFailed, TransitError
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
 from ray_messaging.model.series_columns import STEP, is_text
@@ -23,6 +23,7 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
 from ray_messaging.studies.run_tasks import (
+    DIED,
     OF_THE_BEGINNING,
     OF_THE_ROW,
     BeginningRun,
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str, type(None))
 
 
+class _ClusterFailed(Exception):
+    """An error that says that a part of the cluster is gone, or cannot be reached."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
     """Carry out a task, and return the result.
 
@@ -51,16 +60,15 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
     try:
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
-            calls = result.calls.model, result.calls.store
-            return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
+            return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
-        return EndedRun({}, None, time.perf_counter() - begun, _told(error))
-    calls = result.calls.model, result.calls.store
+        said = f"{DIED}{_told(error.error)}" if isinstance(error, _ClusterFailed) else _told(error)
+        return EndedRun({}, None, time.perf_counter() - begun, said)
     series = None if result.collected is None else _ipc(result.collected)
-    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
+    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, result.calls)
 
 
 def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:
@@ -101,13 +109,18 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
 
 def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments: Mapping[str, Any]) -> Result:  # noqa: ANN401 - a function
     """Return the result of a run in an experiment of its own, by `Messaging.run`."""
+    from ray.exceptions import RayActorError  # noqa: PLC0415 - brings Ray
+
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - brings Ray
 
     rules, given = arguments["rules"], {name: value for name, value in arguments.items() if name != "rules"}
     name = f"study-{planned.key}-{token_hex(4)}"  # the same row may be in several studies on one cluster
     steps = Steps(seed=planned.seed, digest=True)
-    with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
-        return messaging.run(model, progress=False, **given)
+    try:
+        with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
+            return messaging.run(model, progress=False, **given)
+    except (Closed, RayActorError, ServerFailed, TransitError) as error:
+        raise _ClusterFailed(error) from error
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

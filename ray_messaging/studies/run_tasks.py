@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.kinds import functions_in
+from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.studies.design import PlannedRun
 
 # These two arguments, and `start`, are used only when a run begins, so they cannot change in a later step.
 OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
+# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
+# makes the run again.
+DIED = "WorkerDied: "
 
 
 class EndedRun(NamedTuple):
@@ -24,8 +28,13 @@ class EndedRun(NamedTuple):
     seconds: float
     error: str | None = None
     series: bytes | None = None
-    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
+    calls: CallCounts = CallCounts()
     end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
+
+    @property
+    def died(self) -> bool:
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
+        return self.error is not None and self.error.startswith(DIED)
 
 
 class BeginningRun(NamedTuple):
