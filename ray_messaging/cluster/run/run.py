@@ -27,8 +27,8 @@ from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import (

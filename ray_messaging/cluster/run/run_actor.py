@@ -23,7 +23,7 @@ from ray_messaging.cluster.run.kinds import as_one
 from ray_messaging.cluster.run.look_ahead import Ahead
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
+from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, RunOptions, changeable
 from ray_messaging.cluster.run.seated import people_by
 from ray_messaging.common.backoff import ACTOR_START_RETRY, Backoff
 from ray_messaging.common.process_tuning import tune_process
@@ -77,18 +77,6 @@ class GroupResult(NamedTuple):
     spent: bool
     sealed: int
     collected: bytes | None = b""
-
-
-class RunOptions(NamedTuple):
-    """The options with which the model of a run is called."""
-
-    start: Any
-    by: str
-    concurrency: int
-    timeout: float | None
-    collect: Any = None
-    collect_every: int = 1
-    only_active: bool = False
 
 
 class RunInputs(NamedTuple):
@@ -470,7 +458,7 @@ def society_of(
 ) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
-    model, start = as_one(model), as_one(options.start)
+    model, start = as_one(model, 2), as_one(options.start, 1)
     if options.by == "group":
         return CrowdSociety(
             plan.name, model, start=start, shared=shared, thread=thread, collector=collector, kinds=plan.kinds
