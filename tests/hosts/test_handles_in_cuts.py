@@ -45,7 +45,7 @@ def test_handles_lose_nothing_that_was_acknowledged_and_errors_say_enough(name):
         assert {*acknowledged} <= {*heard}  # nothing lost
         for told in found["errors"][sender]:
             assert told["error"].startswith("OutcomeUnknown: ")
-            assert f"group {sender!r}" in told["error"]
+            assert f"group {sender!r} of experiment 'talk' (at 10.77.0.2)" in told["error"]
             assert "send again" in told["error"]
             assert told["took_s"] < 120
     assert {group for group, errors in found["errors"].items() if errors} <= {there}
