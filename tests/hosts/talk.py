@@ -2,7 +2,7 @@
 
 python talk.py JSON, with `ray` and `groups`. It prints lines of JSON: the groups' hosts once all have heard each other,
 and what `messaging.health()` says when an empty line comes on stdin. When "end" comes, each group sends further
-messages, and the result is printed once all messages that were acknowledged have arrived.
+messages, and the result, with the health then, is printed once all messages that were acknowledged have arrived.
 """
 
 import itertools
@@ -95,7 +95,9 @@ def main(options):
             problems = [str(each) for each in health.problems]
             say(health=health.level, took_s=time.monotonic() - began, problems=problems)
         end(talkers)
+        after = messaging.health()
         say(
+            after=[after.level, *map(str, after.problems)],
             ended={name: host_of(talker.group, hosts) for name, talker in talkers.items()},
             acknowledged={name: talker.acknowledged for name, talker in talkers.items()},
             heard={name: talker.heard for name, talker in talkers.items()},
