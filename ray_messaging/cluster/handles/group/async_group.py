@@ -139,11 +139,9 @@ class AsyncGroup(StampedHandle):
 
     @property
     def _actor_name(self) -> str:
-        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
-
-    @property
-    def _actor_and_host(self) -> str:
-        return f"{self._actor_name} (at {self._route.host})" if self._route.host else self._actor_name
+        """Return the name of the actor in errors, with its last known host."""
+        host = f" (at {self._route.host})" if self._route.host else ""
+        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}{host}"
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -216,7 +214,7 @@ class AsyncGroup(StampedHandle):
                             return receipts_of(reply.answer[0], batches)
                         begun_in = lane.process if reply.begun else None
                     ref = self.actor.answer.remote(call, frames, begun_in)
-                    receipts: Receipts = await value_of(self.waiting, ref, actor_name=self._actor_and_host, sends=True)
+                    receipts: Receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
                     return receipts
         except OutcomeUnknown as error:
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
