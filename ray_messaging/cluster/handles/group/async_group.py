@@ -125,7 +125,8 @@ class AsyncGroup(StampedHandle):
         self._fetches = self._received = 0  # the numbers of the last fetch, and of the last one with commit="acked"
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
         self._restarting = False  # whether the group's actor has died during a send
-        wait_s, route = experiment.settings.send_timeout_s, LaneRoute()
+        wait_s, self._route = experiment.settings.send_timeout_s, LaneRoute()
+        route = self._route
         self._lane = waiting.shared(lambda: GroupLane(actor, self._actor_name, wait_s, waiting, route))
         self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
         self._keep = keep  # a reference to the experiment's actors, which end with the last reference
@@ -138,7 +139,9 @@ class AsyncGroup(StampedHandle):
 
     @property
     def _actor_name(self) -> str:
-        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
+        """Return the name of the actor in errors, with its last known host."""
+        host = f" (at {self._route.host})" if self._route.host else ""
+        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}{host}"
 
     # -- sending --------------------------------------------------------------------------------------------------
 

@@ -69,10 +69,14 @@ class LaneReply(NamedTuple):
 
 
 class LaneRoute:
-    """The address of an actor's lane, if it is known, and the time until which the lane is not used."""
+    """The address of an actor's lane, if it is known, and the time until which the lane is not used.
+
+    `host` is the host of the last known address, so that errors can name it when the address is not known any more.
+    """
 
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
+        self.host = ""
         self.by_ray_until = 0.0  # until this time, in monotonic seconds, Ray calls are made
 
 
@@ -135,7 +139,7 @@ class GroupLane:
             if address is None:
                 answer = self._actor.lane.remote()
                 address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
-                self._route.address = address
+                self._route.address, self._route.host = address, address.host
             keep_memory()
             return await LoopConnection.open(address) if self._shared else LaneConnection(address)
         except (MessagingError, OSError) as error:
