@@ -22,7 +22,6 @@ from ray_messaging.model.fates import UNDELIVERABLE
 from ray_messaging.receipt import Addresses, Outcome, Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
-from ray_messaging.sending.bulk_input import is_unspread
 from ray_messaging.wire.frames import decode, encode
 
 _COUNT = Packer("<I")
@@ -237,7 +236,7 @@ def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     sent = _read(_sent, header)
     # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
-    broadcast = bool(batches) and (is_unspread(batches[0]) or any(fates.pairs is not None for fates in sent))
+    broadcast = bool(batches) and (batches[0].unspread or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
     parts = []

@@ -147,7 +147,8 @@ class Accumulator:
         # send's time.
         self._thread = get_ident()
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
-        self._bulks = 0  # how many bulk sends and transactions have not ended
+        # How many bulk sends and transactions have not ended. Whoever begins one calls `bulk_done` at its end.
+        self.bulks = 0
         self._flushes: list[asyncio.Future[None]] = []
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
@@ -364,7 +365,7 @@ class Accumulator:
         if len(transaction):
             await self.enter()
             transaction.trace = self.tracer.open()
-        self._bulks += 1
+        self.bulks += 1
         transaction.future.add_done_callback(self.bulk_done)
         self.put(transaction)
 
@@ -450,18 +451,14 @@ class Accumulator:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def bulk_begun(self) -> None:
-        """Record that a bulk send has begun. The caller must call `bulk_done` when it has ended."""
-        self._bulks += 1
-
     def bulk_done(self, _future: object = None) -> None:
         """Record the end of a bulk send or of a transaction."""
-        self._bulks -= 1
+        self.bulks -= 1
         if self._flushes:
             self._end_flushes()
 
     def _end_flushes(self) -> None:
-        if self.rows == 0 and self._bulks == 0:
+        if self.rows == 0 and self.bulks == 0:
             for done in self._flushes:
                 if not done.done():
                     done.set_result(None)
@@ -469,7 +466,7 @@ class Accumulator:
 
     async def flush(self) -> None:
         """Wait until every accepted message has its receipt."""
-        if self.rows or self._bulks:
+        if self.rows or self.bulks:
             done = self._loop.create_future()
             self._flushes.append(done)
             await done

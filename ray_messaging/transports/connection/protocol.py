@@ -107,25 +107,16 @@ def reply_error(text: str) -> Exception:
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
-class LargeCommand(list[Any]):
-    """A command with large arguments. Their positions are in `large`."""
-
-    __slots__ = ("large",)
-
-    def __init__(self, args: Sequence[Any], large: Sequence[int]) -> None:
-        super().__init__(args)
-        self.large = large
-
-
 def pieces_of(args: Sequence[Any]) -> list[bytes]:
     """Return an encoded command as a list of byte strings.
 
-    Each large argument of a LargeCommand is an item of the list, so it is not copied.
+    Each large argument is an item of the list, so it is not copied.
     """
-    if not isinstance(args, LargeCommand):
+    large = [at for at, arg in enumerate(args) if type(arg) is bytes and len(arg) >= LARGE]
+    if not large:
         return [hiredis.pack_command(tuple(args))]
     pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
-    for at in args.large:
+    for at in large:
         pieces += [b"%b%b$%d\r\n" % (before, _items(args[low:at]), len(args[at])), args[at]]
         before, low = b"\r\n", at + 1
     return [*pieces, before + _items(args[low:])]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_to
 
-from ray_messaging.audiences.cache import UNRESOLVED
 from ray_messaging.cluster.lane_calls import (
     AckCall,
     BatchFates,
@@ -28,7 +27,7 @@ from ray_messaging.errors import CommitFailed, FrameError
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Origin
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import AudiencePairs, Extension
+from ray_messaging.model.extension import UNRESOLVED, AudiencePairs, Extension
 from ray_messaging.model.fates import BLOCKED, DELIVERED, UNDELIVERABLE
 from ray_messaging.receipt import Outcome, Receipts
 from ray_messaging.receiving.ack_ranges import Span
