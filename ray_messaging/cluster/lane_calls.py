@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from struct import Struct as Packer
 from struct import pack
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -136,18 +136,11 @@ _sent, _lent, _committed = (
 )
 
 
-class Parts(NamedTuple):
-    """The body of a call or an answer: `head`, the part before the frames, and the `frames`."""
-
-    head: bytes
-    frames: Sequence[bytes]
-
-
-def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> Parts:
-    """Encode a call, or an answer that has this header."""
+def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+    """Encode a call, or an answer, that has this header. Return the pieces of its body, the last of which are frames."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
-    return Parts(pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, frames)
+    return pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, *frames
 
 
 def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
@@ -179,13 +172,10 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     return parts
 
 
-_ALIVE = Parts(b"alive", ())
-
-
-def answer_of(answer: Answer) -> Parts:
-    """Encode an answer. Leased messages are encoded as the frames that were read from the mailbox."""
+def answer_of(answer: Answer) -> tuple[bytes, ...]:
+    """Encode an answer as `body_of` does. Leased messages are encoded as the frames that were read from the mailbox."""
     if answer is None:
-        return _ALIVE
+        return (b"alive",)
     if isinstance(answer, Receipts):
         return body_of(tuple(_fates_of(outcome) for outcome, _, _ in answer.parts))
     if isinstance(answer[1], Messages):

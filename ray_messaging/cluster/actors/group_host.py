@@ -143,11 +143,10 @@ class GroupLaneServer(LaneServer):
 
     async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
         try:
-            head, found = answer_of(await self._group.answer(call, frames))
+            return answer_of(await self._group.answer(call, frames))
         except MessagingError as error:
             logger.debug("a call over the group's lane failed, and comes again by Ray: %r", error)
             return b""
-        return head, *found
 
 
 @dataclass

@@ -237,7 +237,7 @@ class Wire(TakenSocket):
         # `_left` counts sent bytes up to the end of the oldest waiting call. If this call is the oldest one, the count
         # begins anew.
         if self._timer is None or len(self._waiting) == 1:
-            self._left, self._left_at = self._sent(call), now
+            self._left, self._left_at = self._written - self._transport.get_write_buffer_size(), now
         self._watch(min(call.due, now + stall_s))
 
     def _watch(self, at: float) -> None:
@@ -248,10 +248,6 @@ class Wire(TakenSocket):
             self._timer.cancel()
         self._timer, self._look_at = self._loop.call_at(at, self._look), at
 
-    def _sent(self, call: _Call) -> int:
-        """Return how many bytes have left the write buffer, up to the end of this call's command."""
-        return min(self._written - self._transport.get_write_buffer_size(), call.end)
-
     def _look(self) -> None:
         self._timer = None
         # Calls whose callers were cancelled need no check.
@@ -259,7 +255,7 @@ class Wire(TakenSocket):
         if not waiting:
             return
         first, now = waiting[0], self._loop.time()
-        left = self._sent(first)
+        left = min(self._written - self._transport.get_write_buffer_size(), first.end)
         if left != self._left:
             self._left, self._left_at = left, now
         due = min(call.due for call in waiting)
