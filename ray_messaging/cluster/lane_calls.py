@@ -137,7 +137,7 @@ _sent, _lent, _committed = (
 
 
 def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> tuple[bytes, ...]:
-    """Encode a call, or an answer, that has this header. Return the pieces of its body, the last of which are frames."""
+    """Encode a call or an answer that has this header. Return the pieces of its body; the frames are the last ones."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
     return pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, *frames

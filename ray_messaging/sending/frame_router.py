@@ -12,7 +12,7 @@ from ray_messaging.audiences.folding import agents_digest, fold, row_kinds
 from ray_messaging.default_limits_and_leases import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Fold
+from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.fates import DELIVERED, UNDELIVERABLE
 from ray_messaging.receipt import PairFates
 from ray_messaging.sending import logged_frames
@@ -147,7 +147,7 @@ class FrameRouter:
         if rows is not None and not len(rows):
             return {}
         whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
-        asker = self._asker_of(batch)
+        asker = None if batch.extension is None else self._asker_of(batch.extension)
         if asker is not None and whole:
             in_flight.copies = None
             return {asker: None}
@@ -187,14 +187,13 @@ class FrameRouter:
             low = high
         return found
 
-    def _asker_of(self, batch: Batch) -> str | None:
-        """For a batch of answers, return the queue of the asker's mailbox.
+    def _asker_of(self, extension: Extension) -> str | None:
+        """For the extension of a batch of answers, return the queue of the asker's mailbox.
 
         Return None if the messages are no answers. Also return None if the asker's mailbox is gone; then the answers go
         to the mailboxes of their recipients.
         """
-        extension = batch.extension
-        if extension is None or extension.in_reply_to is None:
+        if extension.in_reply_to is None:
             return None
         # When all groups have closed the step, the server finds out whether the asker's mailbox is gone.
         if extension.asked_outside:

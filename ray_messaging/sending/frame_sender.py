@@ -340,7 +340,8 @@ class FrameSender(Destination):
         If the call was repeated because no reply came, its first copy may still reach the server. Then `attempted`
         stays true until the caller has processed the reply, and sets it to False.
         """
-        await self.keep_agents()
+        if self.router.unkept:
+            await self.keep_agents()
         self.attempted = True
         reply = await self._call(frames, verdict_epoch, conclusion)
         self.attempted = reply.repeated
