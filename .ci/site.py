@@ -122,7 +122,9 @@ HIDDEN = {
 FIRST_IN_SEARCH = {"rules.md"}  # a search for "black list" would otherwise find the models that have one
 ZOO = "examples/zoo.md"  # one page has all programs of the folder
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
-WIDE = 104  # columns of code between both side bars on a screen of 1,400 pixels: assets/site.css
+# Columns of code between both side bars on a screen of 1,400 pixels, as assets/site.css has it: in the usual type, and
+# in the small type of drawings and whole programs. A longer line, such as a user's rights on a server, wraps.
+USUAL, SMALL = 104, 120
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -156,10 +158,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def _in_small_type(block: re.Match[str]) -> str:
-    """Return a block of code, in small type if it has long lines."""
-    if max(map(len, block["code"].splitlines()), default=0) <= WIDE:
+    """Return a block of code, in small type if it has long lines, which wrap if they are longer still."""
+    columns = max(map(len, block["code"].splitlines()), default=0)
+    if columns <= USUAL:
         return block[0]
-    return f"```{{.{block['language'] or 'text'} .wide}}\n{block['code']}```"
+    wraps = " .wraps" if columns > SMALL else ""
+    return f"```{{.{block['language'] or 'text'} .wide{wraps}}}\n{block['code']}```"
 
 
 def _with_links(source: str, text: str) -> str:

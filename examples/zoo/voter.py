@@ -8,7 +8,10 @@ from examples.zoo.claims import Claim
 from ray_messaging import columns, run
 
 NAME = "Voter model"
-SOURCE = "M. Kimura, T. Ohta, Genetics 61 (1969) 763; V. Sood, S. Redner, Phys. Rev. Lett. 94 (2005) 178701, doi:10.1103/PhysRevLett.94.178701"  # noqa: E501
+SOURCE = (
+    "M. Kimura, T. Ohta, Genetics 61 (1969) 763; "
+    "V. Sood, S. Redner, Phys. Rev. Lett. 94 (2005) 178701, doi:10.1103/PhysRevLett.94.178701"
+)
 
 
 def towns(group, step):

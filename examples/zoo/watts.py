@@ -8,7 +8,10 @@ from examples.zoo.claims import Claim
 from ray_messaging import run
 
 NAME = "Cascades on random networks"
-SOURCE = "D. J. Watts, PNAS 99 (2002) 5766, doi:10.1073/pnas.082090499; values: J. P. Gleeson, D. J. Cahalane, Phys. Rev. E 75 (2007) 056103, doi:10.1103/PhysRevE.75.056103"  # noqa: E501
+SOURCE = (
+    "D. J. Watts, PNAS 99 (2002) 5766, doi:10.1073/pnas.082090499; "
+    "values: J. P. Gleeson, D. J. Cahalane, Phys. Rev. E 75 (2007) 056103, doi:10.1103/PhysRevE.75.056103"
+)
 THRESHOLD, FIRST = 0.18, 0.005
 
 

@@ -46,7 +46,9 @@ class LaneAddress(NamedTuple):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A connection that carries frames. Before a frame larger than `limit_bytes` is read, the connection ends.
+    """A connection that carries frames.
+
+    If a frame is larger than `limit_bytes`, the connection ends before the frame is read.
 
     The socket is read into one buffer. A frame stays in the buffer until it is handled, so that no bytes are copied.
     """
@@ -148,7 +150,7 @@ class LaneClient(FrameProtocol):
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
         """Connect to the lane and send the token.
 
-        Raises: OSError if that fails; TimeoutError, which is an OSError too, if it takes longer than timeout_s or
+        Raises: OSError if that fails; TimeoutError, which is also an OSError, if it takes longer than timeout_s or
         OPENING_S.
         """
         loop = asyncio.get_running_loop()
