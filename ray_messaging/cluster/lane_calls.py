@@ -149,21 +149,21 @@ def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
     try:
         return _read_call(head), frames
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"a call over the group's lane cannot be read: {error}") from error
+        raise FrameError(f"a call over the group's socket cannot be read: {error}") from error
 
 
 def parts_of(body: bytes | memoryview) -> list[bytes]:
     """Split a call or an answer into copies of its header and its frames; raise FrameError if the sizes do not fit."""
     if len(body) < _COUNT.size:
-        raise FrameError("a call over the group's lane has no table of sizes")
+        raise FrameError("a call over the group's socket has no table of sizes")
     (count,) = _COUNT.unpack_from(body)
     at = _COUNT.size * (1 + count)
     if count < 1 or at > len(body):
-        raise FrameError("a call over the group's lane ends within its table of sizes")
+        raise FrameError("a call over the group's socket ends within its table of sizes")
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
         raise FrameError(
-            f"a call over the group's lane has {len(body)} bytes, but {at + sum(sizes)} by its table of sizes"
+            f"a call over the group's socket has {len(body)} bytes, but {at + sum(sizes)} by its table of sizes"
         )
     parts: list[bytes] = []
     for size in sizes:

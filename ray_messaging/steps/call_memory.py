@@ -132,8 +132,8 @@ class CallMemory:
         size = len(memoryview(call.result))
         if size > self._limit:
             raise PayloadTooLarge(
-                f"the result of a call has {size:,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}: "
-                "return less from the call, or raise the limit",
+                f"the result of a call has {size:,} bytes, but the limit, MessagingConfig.payload_bytes, is "
+                f"{self._limit:,}: return less from the call, or raise the limit",
                 size=size,
                 limit=self._limit,
             )
@@ -165,14 +165,14 @@ class CallMemory:
                     return
             except MessagingError as error:
                 raise self._break(str(error)) from error
-            self._break("it has another driver, or is closed")
+            self._break("the group has another driver, or the step is closed")
         assert self.broken is not None
         raise self.broken
 
     def _break(self, why: str) -> StepAborted:
         self.broken = StepAborted(
             f"step {self.step} of group {self._group!r} is not committed, because results of its calls could not be "
-            f"kept: {why}",
+            f"stored: {why}",
             step=self.step,
             group=self._group,
         )

@@ -209,7 +209,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     sealed = (await store.progress()).sealed
     if number > sealed:
         raise UnknownName(
-            f"step {number} is not committed by all groups yet; the last step that is: "
+            f"step {number} is not committed by all groups yet; the last such step is: "
             f"{sealed if sealed >= 0 else 'none'}. Call messaging.steps.wait(until={number + 1}) first",
             kind="step",
             value=number,
@@ -217,8 +217,8 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     left = await store.closed_step(number)
     if not left:
         raise UnknownName(
-            f"step {number} is no longer kept: the server keeps the counts of the last steps before {sealed} only. The "
-            "event log has all steps: start with log_dir=, and ask messaging.log",
+            f"step {number} is no longer kept: the server keeps only the counts of the last steps before {sealed}. "
+            "The event log has all steps: start with log_dir=, and use messaging.log",
             kind="step",
             value=number,
         )

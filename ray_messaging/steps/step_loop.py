@@ -77,8 +77,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
     if settings is None:
         raise ConfigError(
-            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and first call "
-            "`await messager.host_agents(ids, subtopics)`"
+            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and call `await "
+            "messager.host_agents(ids, subtopics)` first"
         )
     engine.step_loops += 1
     # A later messager with this name has a higher epoch. So its driver has a higher start number, and takes over the
@@ -293,8 +293,8 @@ class StepLoop:
             again = await self._store.take(self._group, self._driver, STEP_LEASE_S, over, ends)
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
-                    f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
-                    "time. End that task, or leave the group to it",
+                    f"group {self._group!r} already has a driver, {again.driver.task!r}, and only one task at a time "
+                    "can drive a group: end that task, or leave the group to it",
                     kind="driver",
                     value=self._group,
                     owner=again.driver.task,
@@ -430,7 +430,7 @@ class StepLoop:
             if left is None:
                 logger.warning(
                     "%d agents come to group %r in step %d without their state, because group %r was removed before "
-                    "that: remove a group one step after its agents have moved",
+                    "that step: remove a group one step after its agents have moved",
                     len(agents), self._group, step, group,
                 )  # fmt: skip
                 found.append(Arrival(agents, group, None, agents))

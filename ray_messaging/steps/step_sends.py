@@ -249,7 +249,8 @@ class StepSends:
             self.thread = thread
         elif self.thread != thread:
             raise ConfigError(
-                f"step {self.step} has sent messages from another thread: send from one thread only. To use more "
+                f"step {self.step} has sent messages from another thread, but can send from one thread only. To use "
+                "more "
                 "processors, spread the agents over more groups"
             )
 
@@ -418,13 +419,13 @@ class StepSends:
             or not low <= deliver_at <= high
         ):
             raise ConfigError(
-                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at "
-                f"most {self.horizon} steps ahead, in step {high}"
+                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at the "
+                f"latest in step {high}, {self.horizon} steps ahead"
             )
         return int(deliver_at)
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
         return UnknownSender(
-            f"from_id {from_id!r} is no agent of this group: in a step, a group sends only for its own agents",
+            f"from_id {from_id!r} is not an agent of this group: in a step, a group sends only for its own agents",
             value=from_id,
         )

@@ -96,8 +96,8 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor no longer knows these questions. Either the actor was restarted, and answers now "
-                f"arrive as ordinary messages; or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
+                "the group's actor no longer knows these questions. Either the actor was restarted, and the answers "
+                f"arrive as ordinary messages, or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
                 "read these answers",
                 kind="questions",
                 value=call,
@@ -145,7 +145,7 @@ class GroupLaneServer(LaneServer):
         try:
             return answer_of(await self._group.answer(call, frames))
         except MessagingError as error:
-            logger.debug("a call over the group's lane failed, and comes again by Ray: %r", error)
+            logger.debug("a call over the group's socket failed, and is repeated as a Ray call: %r", error)
             return b""
 
 
@@ -210,11 +210,12 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
     The handles that have lost the most messages in this way come first.
     """
     remedy = (
-        "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "
-        f"takes longer, fetch fewer at a time, or raise MessagingConfig.loan_s ({loan_s:g} s)"
+        "commit messages once they are handled, by the handle's next fetch, by ack(), or at the end of a `with` "
+        "block. If handling takes longer, fetch fewer messages at a time, or raise MessagingConfig.loan_s "
+        f"({loan_s:g} s)"
     )
     for one in sorted(held, key=lambda one: (-one.came_again, -one.messages)):
-        again = f"{one.came_again:,} messages came again, because the handle had held them for longer than loan_s"
+        again = f"{one.came_again:,} messages were delivered again, after they were held for over loan_s"
         now = f"{one.messages:,} for {one.seconds:,.0f} s"
         if one.came_again:
             yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy
@@ -293,7 +294,7 @@ class GroupHost:
             if begun_in not in {None, self.lane.token}:
                 raise OutcomeUnknown(
                     f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this "
-                    "send, which may or may not have happened; it starts again, so send again"
+                    "send, so the messages may or may not have been sent. The group starts again: send again"
                 )
             run = partial(self.messager.relay, frames)
             return await self._admission.admit(call.caller, call.number, call.oldest, run)

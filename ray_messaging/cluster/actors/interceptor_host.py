@@ -93,7 +93,8 @@ class InterceptorHost:
         """Return the interceptor; raise InterceptorUnavailable before it has its rules."""
         if self._interceptor is None:
             raise InterceptorUnavailable(
-                f"the interceptor of {self._spec.exp_id!r} has no rules yet, so nothing may pass: ask again"
+                f"the interceptor of {self._spec.exp_id!r} has not loaded its rules yet, so no message may pass: ask "
+                "again"
             )
         return self._interceptor
 
@@ -285,8 +286,8 @@ class InterceptorHost:
         if failures:
             names = ", ".join(map(repr, failures))
             raise RuleError(
-                f"a new round has begun, but new_round() failed in the rules {names}, whose counts are still those of "
-                "the old round: the interceptor's log has the errors",
+                f"a new round has begun, but new_round() failed in the rules {names}, which still have the counts of "
+                "the old round: see the errors in the interceptor's log",
                 rule=failures[0],
             )
 

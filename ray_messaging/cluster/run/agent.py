@@ -639,9 +639,9 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(
-            f"the stored state of group {group!r} was written by another kind of model: by= differs ('agent' or "
-            "'group'), or the group was driven by other code. Resume with the model that it began with, or begin "
-            "anew by on_existing='reset'"
+            f"the stored state of group {group!r} was written by another kind of model: by= is different ('agent' or "
+            "'group'), or other code drove the group. Resume with the model with which the run began, or begin anew "
+            "by on_existing='reset'"
         )
     return parts
 
@@ -650,8 +650,8 @@ def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - 
     """Raise ConfigError if `same` is False, which means that a group's committed state belongs to other agents."""
     if not same:
         raise ConfigError(
-            f"group {group!r} began with other agents than the {count:,} of this run: resume with the same agents and "
-            "groups, or begin anew by on_existing='reset'"
+            f"group {group!r} began with other agents than the {count:,} agents of this run: resume with the same "
+            "agents and groups, or begin anew by on_existing='reset'"
         )
 
 

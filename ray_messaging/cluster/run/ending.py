@@ -77,7 +77,7 @@ class _Values(dict[str, Any]):
     def __missing__(self, name: object) -> int:
         if isinstance(name, str) and name.partition("=")[0] in self._counts and "=" in name:
             return 0
-        raise KeyError(f"{name!r} is not collected: collect= gives {', '.join(map(repr, self)) or 'nothing'}")
+        raise KeyError(f"{name!r} is not collected: collect= returns {', '.join(map(repr, self)) or 'nothing'}")
 
 
 def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending:
@@ -85,19 +85,19 @@ def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending
     if not callable(until):
         if max_steps is not None:
             raise ConfigError(
-                f"max_steps={max_steps!r} is for a condition, as in until=lambda now: now['ill'] == 0; here until= is "
-                "a number of steps: leave max_steps= out"
+                f"max_steps={max_steps!r} is only for a condition, as in until=lambda now: now['ill'] == 0, but "
+                "until= is a number of steps: leave max_steps= out"
             )
         return Ending(check_until(until))
     if max_steps is None:
         raise ConfigError(
-            "until= is a condition, which may never be fulfilled: pass max_steps=, the first step that does not run "
-            "in any case"
+            "until= is a condition, which may never be fulfilled: also pass max_steps=, the first step that is not "
+            "run even then"
         )
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
         raise ConfigError(f"max_steps={max_steps!r} must be a number of steps")
     if options.collect is None:
-        raise ConfigError("until= is a condition of collected values: pass collect=, such as Count('health')")
+        raise ConfigError("until= is a condition on collected values: also pass collect=, such as Count('health')")
     if is_async(until) or (problem := call_problem(until, 1)):
         told = "it is async" if is_async(until) else problem
         raise ConfigError(

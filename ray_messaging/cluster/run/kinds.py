@@ -76,8 +76,8 @@ def check_kinds(model: object, start: object) -> None:
     if isinstance(start, Mapping):
         if not isinstance(model, Mapping):
             raise ConfigError(
-                f"start={short_repr(start)} has a start for each kind, and model= is one function: write a "
-                "function, or give each kind its model"
+                f"start={short_repr(start)} has a function for each kind, but model= is one function: pass one "
+                "function as start=, or a model for each kind"
             )
         for kind in start:
             if kind not in model:
@@ -105,7 +105,9 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
         raise _comes_twice(ids)
     for kind, agents_of in found.items():
         if not len(agents_of):
-            raise ConfigError(f"model= has the kind {kind!r}, and agents= has no agent of it: leave the kind out")
+            raise ConfigError(
+                f"model= has the kind {kind!r}, but agents= has no agent of this kind: leave the kind out"
+            )
     return found
 
 
@@ -115,7 +117,7 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:
         raise ConfigError(
-            f"model= has the kinds {_listed(model)}, and agents= does not say of which kind each agent is: write "
+            f"model= has the kinds {_listed(model)}, but agents= does not say of which kind each agent is: write "
             f"agents={{{next(iter(model))!r}: ids, ...}}, or a DataFrame with a column {KIND!r}"
         )
     ids: dict[str, Any] = {}
@@ -132,11 +134,11 @@ def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
     for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
         other = owners.setdefault(agent, kind)
         if other != kind:
-            return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one")
+            return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one kind")
     listed = (check_id(agent) for given in ids.values() for agent in given)
     twice = next(agent for agent, count in Counter(listed).items() if count > 1)
     return ConfigError(
-        f"agent {twice!r} comes twice in agents: give each agent once (a DataFrame has the ids as its index)"
+        f"agent {twice!r} comes twice in agents: name each agent once (a DataFrame has the ids as its index)"
     )
 
 

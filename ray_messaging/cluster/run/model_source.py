@@ -123,8 +123,8 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:
             yield (
-                f"{what} of this call of run differs from that of the last call: the steps so far used the former "
-                "one, and the next steps use this one; on_existing='reset' begins anew\n"
+                f"{what} of this call of run differs from the last call's: the steps so far used the former one, and "
+                f"the next steps use this one. To begin anew, pass on_existing='reset'\n"
             )
 
 
@@ -135,6 +135,7 @@ def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
         return None
     former = "" if before["model"] == now["model"] else f", in place of {before['model']},"
     return (
-        f"the source of the model {now['model']}{former} differs from that of this run's last start: if the model "
-        "itself has changed, the steps so far came from the former model; on_existing='reset' begins anew\n"
+        f"the source of the model {now['model']}{former} differs from the source at this run's last start. If the "
+        "model itself has changed, the steps so far came from the former model. To begin anew, pass "
+        f"on_existing='reset'\n"
     )

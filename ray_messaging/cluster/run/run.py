@@ -55,7 +55,7 @@ _NODES_EVERY = 8  # every n-th check of the progress also looks for lost machine
 _COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls through `me.remember`
 _SEAL_S = 0.5  # the longest wait of one call for the commit of steps
 _TOLD_S = 1.0  # the longest wait for the groups' answers that they will end early
-_REMEDY = "resume with the same, or begin anew by on_existing='reset'"
+_REMEDY = "resume with the same agents and groups, or begin anew by on_existing='reset'"
 
 
 class RunActors:
@@ -239,13 +239,13 @@ class Run(AbstractContextManager["Run"]):
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
                 f"this run continues a fork of {parent}, but was not started by Messaging.fork(..., "
-                "on_existing='resume'): messages that reached the parent from outside later, such as the user's, are "
-                "not sent again, and no state is set\n"
+                "on_existing='resume'). So later messages that the parent got from outside, such as from the user, "
+                f"are not sent again, and states= is not applied\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
+            raise ConfigError(f"states= has {stranger!r}, which is not an agent of this run: leave it out")
         seats = seats_of(messaging, parent, options, plans)
         shared_ref = sent("shared", shared, put)
         name = secrets.token_hex(8)
@@ -335,7 +335,7 @@ class Run(AbstractContextManager["Run"]):
 
     def _drive(self, until: int, *, progress: bool, with_states: bool, stands: bool) -> list[GroupResult]:
         if not self._open:
-            raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
+            raise Closed(f"this run was closed before step {self.step}: call messaging.start_run to go on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
@@ -425,8 +425,8 @@ class Run(AbstractContextManager["Run"]):
         budget = None if self._messaging.calls is None else self._messaging.calls.budget
         of = budget if isinstance(budget, str) else f"{budget:,} calls"
         return (
-            f"the run ends before step {self.step}, because the budget of {of} is spent: a later start with "
-            "on_existing='resume' goes on from there, and makes no call again that was answered"
+            f"the run ends before step {self.step}, because the budget of {of} is spent. A later start with "
+            "on_existing='resume' goes on from there; calls that were answered are not made again"
         )
 
     def close(self) -> None:
@@ -502,12 +502,12 @@ def seats_of(
         seats |= frozenset(((None if record is None else record.model) or {}).get("seats", ()))
     if seats and options.by == "group":
         raise ConfigError(
-            f'agent {min(seats, key=str)!r} has a seat, and by="group" calls the model for whole groups: write the '
+            f'agent {min(seats, key=str)!r} has a seat, but by="group" calls the model for whole groups: write the '
             "model for one agent, def person(me, inbox)"
         )
     if strangers := seats.difference(*(plan.agents for plan in plans)):
         raise ConfigError(
-            f"agent {min(strangers, key=str)!r} has a seat, and is no agent of this run: add it to agents="
+            f"agent {min(strangers, key=str)!r} has a seat, but is not an agent of this run: add it to agents="
         )
     return seats
 
@@ -612,8 +612,8 @@ def check_same(
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():
         raise ConfigError(
-            f"groups differ: this experiment's steps began with {_names(before)}, and this run has {_names(now)}; each "
-            f"step would wait for the others: {_REMEDY}"
+            f"groups differ: this experiment's steps began with {_names(before)}, but this run has {_names(now)}, and "
+            f"each step would wait for the other groups: {_REMEDY}"
         )
     there, asked = (reduce(or_, (all_of.get(name, NO_AGENTS) for name in moved), NO_AGENTS) for all_of in (before, now))
     differ = {name: (agents - now[name], now[name] - agents) for name, agents in before.items()}
@@ -626,8 +626,9 @@ def check_same(
         name, (left, come) = next((name, both) for name, both in differ.items() if len(both[0]) or len(both[1]))
         first, how = (next(iter(left)), "which has left") if len(left) else (next(iter(come)), "which is new in")
         raise ConfigError(
-            f"agents differ from those that this experiment's steps began with: {gone:,} agents have left "
-            f"their group, and {new:,} have come to one. The first is agent {first!r}, {how} group {name!r}: {_REMEDY}"
+            f"agents differ from those that this experiment's steps began with: {gone:,} agents are no longer in "
+            f"their group, and {new:,} agents are new in a group. The first is agent {first!r}, {how} group {name!r}: "
+            f"{_REMEDY}"
         )
 
 

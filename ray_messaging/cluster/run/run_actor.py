@@ -167,9 +167,7 @@ class RunActor:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
             except AlreadyExists as error:
                 if moved or not await _has_moved(messaging, plan.name):
-                    text = (
-                        f"{error}. A run hosts its agents in groups of its own: remove that one, or pass groups= to run"
-                    )
+                    text = f"{error}. A run makes its own groups: remove that group, or pass other names by groups="
                     raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # agents have just moved
             tune_process()

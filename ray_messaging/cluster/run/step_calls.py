@@ -143,7 +143,7 @@ class StepCalls:
 
     def _too_late(self, agent: "Agent", now: float) -> MessagingError:
         assert self.timeout is not None
-        text = f"it was not done after timeout={self.timeout} s"
+        text = f"it had not ended after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
         # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
         # is late may have begun long before, and only waited for the loop.
@@ -257,7 +257,7 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     """Build the error for a model that did not return None. `which` is the name of the model's first parameter."""
     found = type(answer).__name__
     return TypeError(
-        f"it returned an object of type {found}, and must return None: keep results in {which}.state, or send them in "
+        f"it returned an object of type {found}, but must return None: keep results in {which}.state, or send them in "
         "messages"
     )
 
@@ -395,7 +395,7 @@ class RememberedCalls:
             asyncio.get_running_loop()
         except RuntimeError:
             raise ConfigError(
-                "me.remember needs an async model: async def person(me, inbox), and in it await me.remember(...)"
+                "me.remember needs an async model: write async def person(me, inbox), and in it await me.remember(...)"
             ) from None
         sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)

@@ -549,7 +549,7 @@ def test_runs_of_a_study_end_by_a_condition(here, tmp_path):
         assert (one.steps, one.series.knows.iloc[-1]) == (row.steps, row.knows)
     for changed, said in (
         ({"until": lambda now: True}, "until= takes 'now', which is not a parameter .* pass max_steps="),
-        ({"until": 5, "max_steps": 5}, "max_steps=5 is for a condition"),
+        ({"until": 5, "max_steps": 5}, "max_steps=5 is only for a condition"),
         ({"until": all_know, "max_steps": 5, "collect": Mean("knows")}, "until= takes 'goal', which is not a param"),
         ({"until": lambda now: True, "max_steps": 5}, "pass collect="),
         (

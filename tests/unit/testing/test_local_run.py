@@ -362,7 +362,7 @@ def test_a_plain_model_that_never_returns_does_not_keep_the_run_from_its_error_a
         return None
 
     try:
-        with pytest.raises(StepFailed, match="not done after timeout"):
+        with pytest.raises(StepFailed, match="not ended after timeout"):
             run(model, agents=1, until=2, timeout=0.1, progress=False)
         assert not waited
     finally:

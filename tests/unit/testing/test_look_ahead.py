@@ -599,7 +599,7 @@ async def test_news_that_cannot_be_read_are_in_the_log(caplog):
         news = AheadNews(store, "", "g0", print)
         await asyncio.wait([news._reading], timeout=WAIT_S)
         await news.close()
-    assert "group 'g0' tells or hears no more news of agents ahead" in caplog.text
+    assert "group 'g0' no longer exchanges news of agents that run ahead" in caplog.text
 
 
 async def test_news_are_in_entries_of_bounded_size():

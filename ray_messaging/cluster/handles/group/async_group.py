@@ -83,8 +83,8 @@ class StampedHandle:
     def step(self, step: int | None) -> None:
         if self._experiment.steps:
             raise ConfigError(
-                f"the step of group {self.name!r} cannot be set: its loop `for step in group.steps(until=...)` says "
-                "which step it is"
+                f"the step of group {self.name!r} cannot be set: the loop `for step in group.steps(until=...)` "
+                "decides which step it is"
             )
         self._stamp.step = step
 

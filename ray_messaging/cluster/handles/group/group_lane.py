@@ -139,7 +139,7 @@ class GroupLane:
             keep_memory()
             return await LoopConnection.open(address) if self._shared else LaneConnection(address)
         except (MessagingError, OSError) as error:
-            logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
+            logger.info("no socket connection to %s, so its actor is called through Ray: %s", self._actor_name, error)
             self._route.address = None
             # After a MessagingError or a ConnectionError the lane can be used when the actor runs again.
             if not isinstance(error, MessagingError | ConnectionError):
@@ -211,7 +211,7 @@ class LaneConnection:
             self.close()
             if not isinstance(error, OSError | FrameError):
                 raise
-            logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
+            logger.info("the group's actor did not answer over its socket, so it is called through Ray: %r", error)
             return LaneReply(begun, None)
 
     def _answer(self) -> tuple[bytes, list[bytes]] | None:
@@ -234,7 +234,7 @@ class LaneConnection:
         while len(found) < size:
             more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
             if not more:
-                raise ConnectionResetError("the group's lane was cut")
+                raise ConnectionResetError("the connection to the group's actor was cut")
             found += more
         return found
 
@@ -298,7 +298,7 @@ class LoopConnection:
                 return LaneReply(begun=True, answer=None)
             header, *found = parts_of(answer)
         except (OSError, FrameError) as error:
-            logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
+            logger.info("the group's actor did not answer over its socket, so it is called through Ray: %r", error)
             return LaneReply(begun=True, answer=None)
         finally:
             self._calls -= 1
@@ -325,7 +325,7 @@ class LoopConnection:
         if self._silent == 1:
             self._asking = asyncio.ensure_future(self._ask_for_life())
         if self._silent >= _SILENT:
-            logger.info("the group's actor gives no sign of life over its lane, so it is asked by Ray")
+            logger.info("the group's actor gives no sign of life over its socket, so it is called through Ray")
             self._client.close()
             return
         self._look_later()
