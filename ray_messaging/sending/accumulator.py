@@ -315,18 +315,6 @@ class Accumulator:
         self.send_loop.wake()
         return waiter
 
-    def put_bulk(self, pending: PendingBatch, call_row: int) -> BulkWaiter:
-        """Accept a whole batch of a bulk send; return the future of its receipts.
-
-        The caller must have awaited `enter`.
-
-        Args: `call_row` is the number of the batch's first message in the bulk send.
-        """
-        waiter = BulkWaiter(0, len(pending), self._loop.create_future(), call_row)
-        pending.bulks.append(waiter)
-        self.put(pending)
-        return waiter
-
     def put(self, pending: PendingBatch) -> None:
         """Accept a whole batch. The caller must have awaited `enter`."""
         self._close_batch()  # Later messages must come after this batch.

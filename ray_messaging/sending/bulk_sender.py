@@ -123,7 +123,10 @@ class BulkSender:
         # For a batch that another process has made, that process has decided whether the batch is traced.
         pending.trace = tracer.open() if own and batch.trace is None else tracer.follow(batch.trace)
         pending.checked = checked
-        return self._accumulator.put_bulk(pending, call_row)
+        waiter = BulkWaiter(0, len(pending), asyncio.get_running_loop().create_future(), call_row)
+        pending.bulks.append(waiter)
+        self._accumulator.put(pending)
+        return waiter
 
     async def _send(self, batches: Iterable[T], add: Callable[[T, int], BulkWaiter], rows: int) -> Receipts:
         """Accept each batch by calling `add` when there is capacity; return the receipts of all rows."""

@@ -62,8 +62,8 @@ class FrameRouter:
         self.mirror = mirror
         # The batch that was routed last, and its routes.
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None
-        # The last batch that was folded, and its `_kinds`.
-        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None
+        # The last batch that was folded with changes of rules, and its `_kinds`.
+        self._kinded: tuple[Batch, NDArray[np.intp]] | None = None
         # For each mailbox: its record, a topic, and the digest of the agents that the record has under the topic.
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}
         # Sets of agents that frames name, and that the server may not have, each under its digest.
@@ -346,9 +346,12 @@ class FrameRouter:
 
         The numbers are cached, for the later frames of the batch.
         """
-        found = self._kinded
-        if found is None or found[0] is not in_flight.outgoing:
-            found = self._kinded = in_flight.outgoing, _kinds(in_flight)
+        outgoing, found = in_flight.outgoing, self._kinded
+        if not in_flight.rewritten and not outgoing.labels:
+            return None
+        if found is None or found[0] is not outgoing:
+            lines = {row: line for row, (_, line) in in_flight.rewritten.items()}
+            found = self._kinded = outgoing, row_kinds(lines, outgoing.labels, in_flight.batch.rows)
         return found[1]
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
@@ -369,13 +372,6 @@ class FrameRouter:
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
             for row, to_id in enumerate(batch.to_ids.tolist())
         ]
-
-
-def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
-    if not in_flight.rewritten and not in_flight.outgoing.labels:
-        return None
-    lines = {row: line for row, (_, line) in in_flight.rewritten.items()}
-    return row_kinds(lines, in_flight.outgoing.labels, in_flight.batch.rows)
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:
