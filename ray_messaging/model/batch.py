@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.extension import Extension, Fold
+from ray_messaging.model.extension import UNRESOLVED, Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.model.typed.typed_values import column_of, part_of
@@ -98,6 +98,12 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     def fold(self) -> Fold | None:
         """Return the `Fold`, if each row represents pairs of sender and hearer, or None if each row is one message."""
         return None if self.extension is None else self.extension.fold
+
+    @property
+    def unspread(self) -> bool:
+        """Return whether the messages are broadcasts to an audience whose version is not looked up yet."""
+        audience = None if self.extension is None else self.extension.audience
+        return audience is not None and audience.version == UNRESOLVED
 
     @property
     def messages(self) -> int:

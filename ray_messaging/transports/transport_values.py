@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,6 +101,16 @@ class FrameWrite(msgspec.Struct):
     publish: Sequence[Published] = ()
     noted: LoggedFrame | None = None
     batch: Batch | None = None
+
+    def arguments(self) -> list[Any]:
+        """Return the arguments by which scripts such as `send` get this frame."""
+        args = [self.mailbox, self.seq, self.rows, self.frame, -1 if self.noted is None else self.noted.rows]
+        args.append(len(self.publish))
+        for published in self.publish:
+            args += published
+        if self.noted is not None:
+            args += [self.noted.frame, self.noted.note]
+        return args
 
 
 class Conclusion(msgspec.Struct):

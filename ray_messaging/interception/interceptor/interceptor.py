@@ -134,17 +134,18 @@ class Interceptor:
         verdict.epoch = self.epoch
         return verdict
 
-    def answer(self, request: bytes | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
+    def answer(self, request: bytes | memoryview | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
         """Return the encoded verdicts on a batch. A repeated batch gets the same answer again.
 
         Args:
-            request: the batch: as a frame, or as an object from a messager of this process.
+            request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
+                messager of this process.
             patient: the request is about deferred rows, and its answer waits until some of them have verdicts.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
         self._check()
-        batch = request if isinstance(request, Batch) else decode(request)
+        batch = request if isinstance(request, Batch) else decode(bytes(request))
         attempt = batch.attempt
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
