@@ -138,7 +138,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for plot in sorted((ROOT / "benchmarks/results").glob("*.png")):
         files.append(File.generated(config, plot.name, abs_src_path=str(plot)))
     for example in sorted((ROOT / "examples").glob("*.py")):
-        text = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
+        text = f"# `{example.name}`\n\n```python\n{example.read_text()}```\n"
         files.append(File.generated(config, f"examples/{example.stem}.md", content=text))
     files.append(File.generated(config, ZOO, content=_zoo()))
     return files
@@ -188,7 +188,7 @@ def _with_links(source: str, text: str) -> str:
 def _zoo() -> str:
     """Return the page of the zoo's programs."""
     programs = sorted((ROOT / "examples/zoo").glob("*.py"))
-    return "# The zoo\n\n" + "\n".join(f"## {each.name}\n\n```python\n{each.read_text()}```\n" for each in programs)
+    return "# The zoo\n\n" + "\n".join(f"## `{each.name}`\n\n```python\n{each.read_text()}```\n" for each in programs)
 
 
 def _reference() -> dict[str, str]:

@@ -10,14 +10,15 @@ HEADS = ("model", "statistic", "published", "tolerance", "here", "replicates", "
 
 _PAGE = """# A zoo of models
 
-Models of the literature as messages between agents, and the values that their authors published or proved. Each is
-a short program for [`ray_messaging.run`](steps.md#without-a-cluster). In a clone `python -m examples.zoo --check` runs
-all, and fails where a value does not come out; with `--page docs/zoo.md` it writes this page.
+These models of the literature are written as messages between agents. The table compares their results with the values
+that the authors published or proved. Each model is a short program for
+[`ray_messaging.run`](steps.md#without-a-cluster). In a clone `python -m examples.zoo --check` runs all of them, and
+fails if a value does not come out. With `--page docs/zoo.md` it also writes this page.
 
 {table}
 
-*here* is the mean of the replicates. *tolerance* is three standard errors of the mean of so many replicates, and what
-the source itself leaves open; quick runs of the models had been seen before this rule was fixed: it is no blind test.
+*here* is the mean of the replicates. *tolerance* is three standard errors of this mean, plus what the source itself
+leaves open. This is no blind test: quick runs of the models had been seen before the tolerance was fixed.
 
 {declared}## Sources
 

@@ -133,7 +133,7 @@ def test_a_header_that_is_none(header):
 def test_a_header_that_is_nested_without_end_is_no_frame():
     fields = msgspec.msgpack.encode(Header("s", 0, 0, 0, 0, -1, ("t",), (), (), None, 0.0))
     header = b"\xdc\0" + bytes([fields[2] + 1]) + fields[3:] + b"\x91" * 100_000  # an array of one more
-    with pytest.raises(FrameError, match=r"recursion|truncated"):
+    with pytest.raises(FrameError, match=r"recursion|truncated|Stack overflow"):
         decode(sealed(header, len(header)))
 
 

@@ -1,7 +1,6 @@
 """EdgeBan and SenderBan."""
 
 import pickle
-import sys
 
 import pytest
 from hypothesis import given
@@ -186,21 +185,15 @@ def test_it_travels_light_with_what_is_banned():
 
 
 @pytest.mark.parametrize("made", [SenderBan, EdgeBan])
-def test_a_busy_senders_messages_cost_the_same_each(made):
-    def calls(messages):
-        rule, count = made(RateLimit(per_round=10**6), after=1), 0
+def test_a_busy_senders_messages_cost_the_same_each(made, monkeypatch):
+    """Counted are the rows that it looks at. A profiler would count more, but hangs in here on Python 3.11.7."""
+    look, rows = made._key_of, []
 
-        def called(frame, event, arg):
-            nonlocal count
-            count += event == "call"
+    def looks(messages):
+        rows.clear()
+        assert not made(RateLimit(per_round=10**6), after=1).check_batch(batch_of([(1, 2)] * messages), "e")
+        return len(rows)
 
-        batch = batch_of([(1, 2)] * messages)
-        before = sys.getprofile()
-        sys.setprofile(called)
-        try:
-            assert not rule.check_batch(batch, "e")
-        finally:
-            sys.setprofile(before)
-        return count
-
-    assert calls(400) < 5 * calls(100)
+    monkeypatch.setattr(made, "_key_of", lambda rule, batch, row: rows.append(row) or look(rule, batch, row))
+    assert 100 <= looks(100) <= 300
+    assert looks(400) < 5 * looks(100)
