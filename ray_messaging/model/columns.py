@@ -240,7 +240,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
     kind = type(payload)
     if kind is not Msg:
         raise InvalidPayload(
-            f"a {kind.__name__}, a subclass of Msg, would arrive as a plain Msg: send its to_dict(), and read it by "
+            f"a {kind.__name__}, a subclass of Msg, would arrive as a plain Msg: send its to_dict(), and decode it by "
             f"{kind.__name__}.from_dict(message.payload)"
         )
     fields = payload.to_dict()
@@ -258,7 +258,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
 def too_large(size: int, limit: int) -> PayloadTooLarge:
     """Build the error for a payload above the limit."""
     return PayloadTooLarge(
-        f"this payload takes {size:,} bytes, the limit is {limit:,}: send a reference to the data instead, "
+        f"this payload takes {size:,} bytes, but the limit is {limit:,}: send a reference to the data instead, "
         "or raise MessagingConfig.payload_bytes",
         size=size,
         limit=limit,

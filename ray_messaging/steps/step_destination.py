@@ -97,7 +97,7 @@ class AttemptBoxes:
         return StepTooLarge(
             f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
             f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. A mailbox must have room for all messages of a "
-            f"step: send less in a step, or split the group",
+            "step: send less in a step, or split the group",
             rows=size.rows,
             limit_rows=size.limit_rows,
             nbytes=size.nbytes,

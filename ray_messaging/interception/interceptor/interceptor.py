@@ -49,7 +49,7 @@ VIOLATIONS = ":violations"
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
-_OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
+_OVER = ("interceptor", "another driver has taken over the group, so this attempt at the step does not count")
 _ROUND_CALLS = 100  # the number of remembered calls of `new_round_once`
 _CLOSE_S = 3.0  # the time limit for a rule's close()
 _KEEP_S = 120.0  # the default of how long senders may ask again about a batch
@@ -348,7 +348,7 @@ class Interceptor:
             if len(answer) <= FRAME_LIMIT:
                 return answer
             raise ValueError(  # noqa: TRY301 - handled like an error of `encode`
-                f"the verdicts on a batch take {len(answer)} bytes, and the limit is {FRAME_LIMIT}: rewrite fewer or "
+                f"the verdicts on a batch take {len(answer)} bytes, but the limit is {FRAME_LIMIT}: rewrite fewer or "
                 "shorter payloads"
             )
         except Exception as error:

@@ -166,7 +166,7 @@ class RulePipeline:
             if found:
                 found = checked_rows(found, batch.rows)
             elif not isinstance(found, Mapping):
-                raise TypeError(f"check_batch returned {found!r}, which is no mapping of rows to verdicts")
+                raise TypeError(f"check_batch returned {found!r}, which is not a mapping of rows to verdicts")
         except FAILURES as error:
             verdict = failed(rule, error, len(batch))
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
