@@ -32,7 +32,6 @@ from ray_messaging.steps.canonical_order import id_ranks
 
 SIZE = 32  # the size of a digest in bytes
 KEPT_BYTES: Final = 64 * 2**20  # this many bytes hold about two million small messages
-_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the number of its payload
 _MODULUS: int = 1 << 8 * SIZE
 NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 _number = Packer("<q").pack
@@ -214,11 +213,6 @@ class HashedLater(NamedTuple):
     codes: bytes
     blocks: Mapping[int, tuple[str, str]]
 
-    @property
-    def nbytes(self) -> int:
-        """Return about how many bytes of memory the rows take."""
-        return _ROW_BYTES * self.batch.rows + (0 if self.batch.lines is None else self.batch.lines.nbytes)
-
 
 class LaterDigests:
     """The rows that a group has sent from this process in its last `count` steps. There are no digests of other steps.
@@ -240,10 +234,10 @@ class LaterDigests:
         """
         if step < self._first:
             return
-        self._nbytes += sum(each.nbytes for each in rows) - sum(each.nbytes for each in self._kept.get(step, ()))
+        self._nbytes += _size(rows) - _size(self._kept.get(step, ()))
         self._kept[step], self._sums[step] = rows, known
         past = step - self._count
-        self._nbytes -= sum(each.nbytes for each in self._kept.pop(past, ()))
+        self._nbytes -= _size(self._kept.pop(past, ()))
         self._sums.pop(past, None)
         if self._nbytes > KEPT_BYTES:
             for number in [*self._kept]:
@@ -253,8 +247,12 @@ class LaterDigests:
         """Return the sum of the digests of a step's rows, and delete the rows."""
         for each in self._kept.pop(step, ()):
             self._sums[step] += sum_of_batch(each.batch, each.codes, each.blocks, {})
-            self._nbytes -= each.nbytes
+            self._nbytes -= each.batch.nbytes
         return self._sums.get(step, 0)
+
+
+def _size(rows: Iterable[HashedLater]) -> int:
+    return sum(each.batch.nbytes for each in rows)
 
 
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
+from ray_messaging.audiences.cache import EVERYBODY, current_audience
 from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.messager_engine import Engine
@@ -47,6 +47,7 @@ class AttemptBoxes:
         self.group = group
         self.attempt = attempt
         self.tag = StepTag(group, step, attempt)  # the tag of the frames that are written in the open step
+        self.in_memory = store.in_memory
         self._store = store
 
     def begin(self, step: int) -> None:
@@ -88,7 +89,11 @@ class AttemptBoxes:
     def keep_own(self, writes: Sequence[FrameWrite]) -> None:
         """Keep the frames that the group itself reads in the next step, so that it need not fetch them again."""
         box = box_name(self.group, self.step + 1)
-        self.own += [BoxFrame("", self.tag, write.rows, write.frame) for write in writes if write.mailbox == box]
+        self.own += [
+            BoxFrame("", self.tag, write.rows, write.frame, batch=write.batch)
+            for write in writes
+            if write.mailbox == box
+        ]
 
     def _aborted(self, why: str) -> StepAborted:
         return StepAborted(f"step {self.step} of group {self.group!r} {why}", step=self.step, group=self.group)
@@ -99,7 +104,7 @@ class AttemptBoxes:
         return StepTooLarge(
             f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
             f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. A mailbox must have room for all messages of a "
-            f"step: send less in a step, or split the group",
+            "step: send less in a step, or split the group",
             rows=size.rows,
             limit_rows=size.limit_rows,
             nbytes=size.nbytes,
@@ -131,6 +136,7 @@ class StepDestination(Destination):
             observer=engine.observer,
         )
         self.router.shut = boxes.shut
+        self.router.in_memory = boxes.in_memory
         # For each audience to which the group broadcasts, the hash of its pairs.
         self.digests: dict[AudiencePairs, bytes] = {}
         # By audience and topic: how many agents hear each sender, and the senders and routes for which this holds.
@@ -192,7 +198,7 @@ class StepDestination(Destination):
             if audience is None:
                 made.append(PendingBatch.of(batch))
                 continue
-            if audience.version == UNRESOLVED and batch.extension is not None:
+            if batch.unspread and batch.extension is not None:
                 audience = current_audience(self._engine.directory.audiences, audience.name, step)
                 batch.extension.audience = audience
             reaches = await self._reach(audience, batch.topics[0], senders)

@@ -115,6 +115,9 @@ class StepInbox:
         """Return, for each agent, the index of its first message, and the number of its messages."""
         # For each message, the place of the recipient, or -1 if the recipient is not one of the inbox's agents.
         places = np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
+        if places.min(initial=0) >= 0:
+            counts = np.bincount(places, minlength=len(self._agents))
+            return np.cumsum(counts) - counts, counts
         # Messages on plain channels, which belong to no agent, may lie between the agents' messages.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))

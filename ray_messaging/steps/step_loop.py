@@ -23,7 +23,7 @@ from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, whole_number
+from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, check_until
 from ray_messaging.steps.step_inbox import StepInbox
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import Answer, BoxReader
@@ -49,13 +49,6 @@ logger = logging.getLogger(__name__)
 # A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
 # floats, can still represent it exactly.
 _LOOP_BITS = 12
-
-
-def check_until(until: object) -> int:
-    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
-    if (number := whole_number(until)) is None:
-        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
-    return number
 
 
 def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
