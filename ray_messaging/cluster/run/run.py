@@ -595,7 +595,7 @@ def _watch(
 
     Args: `lost` returns an error if the loss of a machine ends the run; it also gets the error that a group has raised.
     """
-    waiting, spent, looks = list(refs), False, itertools.count(1)
+    waiting, looks, found = list(refs), itertools.count(1), dict[Any, GroupResult]()
     while waiting:
         call = None if opening is None else opening.call
         done, waiting = wait([*waiting, *([] if call is None else [call])], timeout=_LOOK_S)
@@ -606,16 +606,16 @@ def _watch(
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
             raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
         try:
-            spent = spent or any(part.spent for part in _results(done))
+            found.update(zip(done, _results(done), strict=True))
         except ConnectionFailed as error:
             if (gone := lost(error)) is not None:
                 raise gone from error
             raise
-        if waiting and (end.asked or spent):
+        if waiting and (end.asked or any(part.spent for part in found.values())):
             end.tell()
         if waiting and bar is not None:
             bar.show()
-    return _results(refs)
+    return [found[ref] for ref in refs]
 
 
 def check_same(
