@@ -85,7 +85,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     work.close()
-    raise RuntimeError(f"{work!r} waits for an event loop: please report this")
+    raise RuntimeError(f"{work!r} would wait for an event loop, although it must not: please report this")
 
 
 Life = AsyncGenerator[None, None]

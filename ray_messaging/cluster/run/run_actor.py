@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -167,7 +167,7 @@ class RunActor:
         until: int,
         turn: int,
         *,
-        with_states: bool,
+        with_states: bool | Literal["called"],
         stands: bool = False,
         with_collected: bool = False,
     ) -> GroupResult:
@@ -175,8 +175,9 @@ class RunActor:
 
         Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
         and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
-        the result has the agents' states. With `with_collected` it has what was collected in the last step. With
-        `stands`, this process stays the group's driver until the next call.
+        the result has the agents' states. With "called" it may lack those of agents for which the last step did not
+        call the model. With `with_collected` it has what was collected in the last step. With `stands`, this process
+        stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -206,6 +207,8 @@ class RunActor:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
+            if with_states == "called" and isinstance(society, AgentLoop):
+                states = society.states_of_called
             ended = max(loop.committed + 1, 0)
             collected: bytes | None = b""
             if with_collected:

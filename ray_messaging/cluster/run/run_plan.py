@@ -132,7 +132,7 @@ def check_run(model: object, options: RunOptions) -> None:
         if given is not None and options.by == "group":
             raise ConfigError(
                 f'{name}={given!r} is only for models that are called for each agent, and by="group" calls the model '
-                f"for each group: leave it out"
+                "for each group: leave it out"
             )
 
 
