@@ -128,10 +128,10 @@ def sum_of_like(
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
     for at, column in ((_FROM_ID, from_ids), (_ORDINAL, ordinals), (_TO_ID, to_ids)):
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
-    joined, size, begun, hashed = heads.tobytes(), len(head), blake2b(digest_size=SIZE), list[bytes]()
-    for at, payload in zip(range(0, len(joined), size), payloads, strict=True):
-        hashing = begun.copy()  # copying a hash object takes half the time of making a new one
-        hashing.update(joined[at : at + size] + _length(len(payload)) + payload)
+    begun, hashed = blake2b(digest_size=SIZE).copy, list[bytes]()
+    for row, payload in zip(heads.view(f"V{len(head)}").ravel().tolist(), payloads, strict=True):
+        hashing = begun()  # copying a hash object takes half the time of making a new one
+        hashing.update(row + _length(len(payload)) + payload)
         hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
     total: int = sum(part << 32 * place for place, part in enumerate(parts.tolist()))
