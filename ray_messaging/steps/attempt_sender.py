@@ -27,7 +27,6 @@ from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
 from ray_messaging.sending.pending_batch import PendingBatch
-from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
@@ -260,7 +259,7 @@ class AttemptSender:
         Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
         parts = [batch for pending in batches for batch in pending.parts]
-        checked = await check_current(self._engine.frame_sender, lambda: parts)
+        checked = await self._engine.frame_sender.check(parts)
         for pending in batches:
             pending.checked = checked  # the schemas may change while an earlier batch is written
             await self._deliver(self._begin(pending))

@@ -232,6 +232,13 @@ def check_step_number(step: object) -> int:
     return number
 
 
+def check_until(until: object) -> int:
+    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
+    if (number := whole_number(until)) is None:
+        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
+    return number
+
+
 def whole_number(value: object) -> int | None:
     """Return an int of at least 0, or None for anything else."""
     try:

@@ -35,6 +35,7 @@ class AttemptBoxes:
         self.shut: set[str] = set()
         self.group = group
         self.attempt = attempt
+        self.in_memory = store.in_memory
         self._store = store
 
     def begin(self, step: int) -> None:
@@ -81,7 +82,11 @@ class AttemptBoxes:
     def keep_own(self, writes: Sequence[FrameWrite]) -> None:
         """Keep the frames that the group itself reads in the next step, so that it need not fetch them again."""
         box = box_name(self.group, self.step + 1)
-        self.own += [BoxFrame("", self.tag, write.rows, write.frame) for write in writes if write.mailbox == box]
+        self.own += [
+            BoxFrame("", self.tag, write.rows, write.frame, batch=write.batch)
+            for write in writes
+            if write.mailbox == box
+        ]
 
     def _aborted(self, why: str) -> StepAborted:
         return StepAborted(f"step {self.step} of group {self.group!r} {why}", step=self.step, group=self.group)
@@ -92,7 +97,7 @@ class AttemptBoxes:
         return StepTooLarge(
             f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
             f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. A mailbox must have room for all messages of a "
-            f"step: send less in a step, or split the group",
+            "step: send less in a step, or split the group",
             rows=size.rows,
             limit_rows=size.limit_rows,
             nbytes=size.nbytes,
@@ -124,6 +129,7 @@ class StepDestination(Destination):
             observer=engine.observer,
         )
         self.router.shut = boxes.shut
+        self.router.in_memory = boxes.in_memory
 
     @property
     def routes(self) -> Routes:

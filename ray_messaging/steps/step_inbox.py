@@ -136,6 +136,9 @@ class StepInbox:
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each agent, the index of its first message, and the number of its messages."""
         places = self._places
+        if places.min(initial=0) >= 0:
+            counts = np.bincount(places, minlength=len(self._agents))
+            return np.cumsum(counts) - counts, counts
         # Messages on plain channels, which belong to no agent, may lie between the agents' messages.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))

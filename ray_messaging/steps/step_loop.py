@@ -25,7 +25,7 @@ from ray_messaging.steps.group_boxes import GroupBoxes
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
+from ray_messaging.steps.step_account import StepAccount, StepCounts, check_until
 from ray_messaging.steps.step_inbox import HeardBroadcasts, StepInbox
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
@@ -55,13 +55,6 @@ _LOOP_BITS = 12
 # How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
 # The news and the run's call of the group take about the same time.
 _TOLD_S = 0.01
-
-
-def check_until(until: object) -> int:
-    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
-    if (number := whole_number(until)) is None:
-        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
-    return number
 
 
 def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":

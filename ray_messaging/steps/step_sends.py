@@ -13,14 +13,14 @@ from orjson import dumps
 
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
 from ray_messaging.audiences.audience_kinds import Audiences
-from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
+from ray_messaging.audiences.cache import current_audience, name_of
 from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
-from ray_messaging.model.extension import AudiencePairs, Extension, OutsideQuestion
+from ray_messaging.model.extension import UNRESOLVED, AudiencePairs, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of

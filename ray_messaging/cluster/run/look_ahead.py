@@ -128,6 +128,7 @@ class _StepAhead:
         self.generators = StepGenerators(look.seed, number, look.places)
         self.moves: dict[AgentId, str] = {}
         self.staying: set[int] = set()
+        self.stopping: set[int] = set()
         self.unclear: set[int] = set()
         # By the sender's place: the recipient, the step of delivery, the message.
         self.sent: defaultdict[int, list[tuple[AgentId | None, int, _Sent]]] = defaultdict(list)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -27,8 +27,8 @@ from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import (
@@ -320,10 +320,21 @@ class Run(AbstractContextManager["Run"]):
         """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
-    def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
+    def _go_on(
+        self,
+        until: int,
+        *,
+        progress: bool,
+        with_states: bool | Literal["called"],
+        stands: bool = False,
+        opened: bool = False,
+    ) -> list[GroupResult]:
         """Run the steps before `until`; return the groups' results.
 
         Between the steps, a fork checks and sends messages, see `Fork`.
+
+        Args: `with_states` and `stands` are as for `RunActor.run`. `opened` says that the caller has opened the first
+        step.
         """
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
@@ -331,9 +342,11 @@ class Run(AbstractContextManager["Run"]):
                 if self._ended_early or self._fulfilled:
                     return parts
                 act(self._messaging)
-        return self._drive(until, progress=progress, with_states=with_states, stands=stands)
+        return self._drive(until, progress=progress, with_states=with_states, stands=stands, opened=opened)
 
-    def _drive(self, until: int, *, progress: bool, with_states: bool, stands: bool) -> list[GroupResult]:
+    def _drive(
+        self, until: int, *, progress: bool, with_states: bool | Literal["called"], stands: bool, opened: bool = False
+    ) -> list[GroupResult]:
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: call messaging.start_run to go on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
@@ -341,11 +354,10 @@ class Run(AbstractContextManager["Run"]):
         with self._ending() as refs:
             refs.extend(self._late)  # after an error, these calls are not needed either
 
-            def go_on(last: int, **asked: bool) -> Opening | None:
+            def go_on(last: int, *, early: bool = False, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
-                if asked["stands"] and last > self.step:
-                    # News of each of several steps would cost more than to wait for the groups' answers.
-                    until = last if last == self.step + 1 else self.step
+                if asked["stands"] and last > self.step and not opened:
+                    until = last if early else self.step  # only `early` needs to know when the steps are committed
                     opening = Opening(self._messaging.interceptor, self.step, until, [*self._actors])
                 refs[:] = [
                     *self._late,
@@ -369,8 +381,9 @@ class Run(AbstractContextManager["Run"]):
                     if any(part.spent for part in self._parts):
                         break
                 last = self.step if looks else until
+                # News of each of several steps would cost more than to wait for the groups' answers.
                 early = not with_states and last == self.step + 1
-                parts = watch(go_on(last, with_states=with_states, stands=stands), early=early)
+                parts = watch(go_on(last, early=early, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
                 # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
                 # the step last knows that the step is sealed, and asking the server would take another round trip.

@@ -83,6 +83,7 @@ class StepCalls:
     stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
     def __post_init__(self) -> None:
+        self._is_async = is_async(self.model)
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
         # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
@@ -94,7 +95,7 @@ class StepCalls:
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         """Call the model for agents in ascending order; raise the first error."""
-        watched = self.timeout is not None or is_async(self.model)
+        watched = self.timeout is not None or self._is_async
         try:
             await self.thread.call(self._call_all, agents, look=self._look if watched else None)
         finally:
@@ -158,7 +159,7 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not is_async(self.model):  # such a model may still return awaitables, for example if it is decorated
+        if not self._is_async:  # such a model may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))

@@ -198,14 +198,14 @@ class LaneConnection:
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call, and return the reply. This blocks, and never suspends the coroutine."""
-        head, _ = body_of(call, frames)
-        size = REQUEST.size + len(head) + sum(map(len, frames))
+        body = body_of(call, frames)
+        size = REQUEST.size + sum(map(len, body))
         begun = False
         if size > FRAME_LIMIT:
             return LaneReply(begun, None)
         try:
             self._wait_at_most(patience_s(size))
-            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head
+            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + body[0]
             self._socket.sendall(start, socket.MSG_MORE if frames else 0)
             for frame in frames:
                 self._socket.sendall(frame)
@@ -292,8 +292,7 @@ class LoopConnection:
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call and return the reply."""
-        head, _ = body_of(call, frames)
-        body = b"".join((head, *frames))
+        body = b"".join(body_of(call, frames))
         if REQUEST.size + len(body) > FRAME_LIMIT:
             return LaneReply(begun=False, answer=None)
         self._begin(len(body))
@@ -336,9 +335,8 @@ class LoopConnection:
         self._look_later()
 
     async def _ask_for_life(self) -> None:
-        head, _ = body_of(AliveCall())
         with suppress(OSError):
-            await self._client.ask(head)
+            await self._client.ask(b"".join(body_of(AliveCall())))
 
 
 Connection = LaneConnection | LoopConnection
