@@ -134,7 +134,7 @@ class UnknownName(MessagingError, LookupError):
 
 
 class AlreadyExists(MessagingError, ValueError):
-    """An experiment, a group or an agent's claim already exists.
+    """The name of an experiment, a group or a survey is taken, or another group hosts an agent already.
 
     `kind` says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is not known.
     """
@@ -181,7 +181,7 @@ class NotRepeatable(MessagingError, AssertionError):
 
 
 class StepAborted(MessagingError, RuntimeError):
-    """A step was not committed, so nothing in it counts. The group's next driver runs the step again.
+    """A step was not committed, so nothing that was done in it counts. The group's next driver runs the step again.
 
     If the server did not answer the commit, the step may be committed after all. The next driver finds out.
 
@@ -235,7 +235,7 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """Positions make more pairs than their audience may have: `limit` is the most that it may have.
+    """The positions of an audience make more pairs than `limit`, the most that the audience may have.
 
     `pairs` is the number of pairs. If there are many positions, the number is an estimate, and the error's text says
     "about".
@@ -304,10 +304,10 @@ class NoQuestion(MessagingError, ValueError):
 
 
 class CommitFailed(MessagingError, RuntimeError):
-    """Processed messages could not be committed. Mostly they were held too long, and were delivered to another handle.
+    """Processed messages could not be committed, mostly because another handle got them after they were held too long.
 
-    `group` is the mailbox, and `messages` the number of these messages. If they were held too long, they were held for
-    `held_s` seconds, and may be held for `loan_s` seconds. Otherwise `held_s` and `loan_s` are None.
+    `group` is the mailbox, and `messages` the number of these messages. `held_s` is for how many seconds the messages
+    were held, and `loan_s` for how many they may be held. Both are None if the error has another cause.
     """
 
     group: str

@@ -147,8 +147,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
         """Return the id of the message that the sender was handling when it sent this message (None: no message).
 
         A handler of `serve` is handling its message until the handler ends. The body of an `async for` loop is handling
-        its message until the loop requests the next one. An answer has `in_reply_to` instead. For messages that were
-        sent in a step, use `EventLog.why`.
+        its message until the loop requests the next one. Of an answer this is None: see `in_reply_to`. For messages
+        that were sent in a step, use `EventLog.why`.
         """
         extension = self._batch.extension
         return None if extension is None or extension.caused_by is None else extension.caused_by[self._row]

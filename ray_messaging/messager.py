@@ -222,7 +222,7 @@ class Messager(names.ChannelNames):
         subtopic: str = names.AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Message:
-        """Ask an agent, and wait up to `timeout` seconds for its answer. Return the answer, a message.
+        """Ask an agent, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
 
         An answer that arrives later is an ordinary message of the next fetch.
 
@@ -445,10 +445,10 @@ class Messager(names.ChannelNames):
         return step_loop(self.engine).steps(until, leave=leave)
 
     def transaction(self) -> Transaction:
-        """Begin a transaction: `async with messager.transaction() as tx:` (see docs/receiving.md).
+        """Return a transaction, for `async with messager.transaction() as tx:` (see docs/receiving.md).
 
         The messages that `tx` fetches and sends, and its state, are committed together at the end of the block, or not
-        at all. There is one transaction at a time; meanwhile other sends go on, and other fetches raise
+        at all. Only one transaction can be open. While it is open, other sends go on, and other fetches raise
         TransactionError.
 
         Raises: ConfigError if this messager has no name; NotListening if it does not listen; TransactionError if

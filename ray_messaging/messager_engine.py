@@ -210,8 +210,8 @@ class Engine:
     def not_open(self, kind: type[MessagingError]) -> MessagingError:
         """Build the error for a call that this engine refuses at present.
 
-        The error is Closed after `close` or after the end of the event loop, ConfigError if the engine sends and
-        receives only in its steps, and otherwise, before `open`, of the given kind.
+        After `close`, or after the end of the event loop, the error is Closed. If the engine sends and receives only in
+        its steps, the error is ConfigError. Otherwise the engine is not open yet, and the error is of the given kind.
         """
         if self._loop_ended:
             return Closed(

@@ -45,8 +45,8 @@ def slice_of(message: Message) -> Slice:
 class Messages(Sequence[Message]):
     """A batch of received messages in order of arrival: a sequence, with columns as numpy arrays.
 
-    `more` is False if the server's last answer to the reader had no message after these. It is True if there are more
-    messages, or if the reader has not asked the server. Only a fetch with `complete=True` always asks the server.
+    `more` is False if the server has said that no message follows these. It is True if more messages follow, or if the
+    server was not asked. Only a fetch with `complete=True` always asks the server.
     """
 
     __slots__ = ("_ends", "exp_id", "more", "slices")

@@ -38,9 +38,9 @@ class Chat:
     answer in time, the request is sent again, with the same Idempotency-Key.
 
     The number of requests that may be under way adapts to the server. It begins at 8, and grows by one with each answer
-    until the first 429 or timeout. Each 429 or timeout halves it. From then on it grows by one only when as many
-    answers have come as requests may be under way. Requests that wait are sent in the order of their steps, and within
-    a step in the order of their texts, because servers cache the prefixes of prompts.
+    until the first 429 or timeout. Each 429 or timeout halves it. From then on the number n grows by one only after n
+    further answers. Requests that wait are sent in the order of their steps, and within a step in the order of their
+    texts, because servers cache the prefixes of prompts.
 
     Args:
         model: The model's name.
@@ -53,7 +53,7 @@ class Chat:
         seed: The seed of each request, for servers that accept one.
         timeout: Seconds for one request.
         patience: Seconds after the first failure of a request during which it is sent again. After that the call fails.
-        corrections: How often an answer that does not fit the form is asked for again.
+        corrections: How often the model is asked again, if its answer does not fit the form.
         concurrency: The most requests under way in one process.
         options: Further fields of each request, such as {"temperature": 0.7}.
 

@@ -101,14 +101,14 @@ class Transaction:
         has at that time.
 
         Raises: Fenced if a newer process has taken over the mailbox; FetchTooLarge above the limits of `complete`;
-        TransactionError after the block.
+        TransactionError if the block has ended.
         """
         self._running()
         return await self._engine.fetcher.fetch_in_transaction(limit, timeout, self._running, complete=complete)
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that was set in this block, else the last transaction's state, or None if there is none.
+        """Return the state that was set in this block, or else the state of the last transaction, or None.
 
         Setting the state raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes.

@@ -23,7 +23,7 @@ class AudienceKind(StrEnum):
 class AudienceFacts(msgspec.Struct, frozen=True):
     """Facts about a version of an audience, as the directory has them. `digest` is the hash of its pairs, as hex.
 
-    If groups made this version by moving agents in a step, `moved` is this step; if a call made it, `moved` is -1.
+    If groups made this version by moving agents in a step, `moved` is that step. If a call made it, `moved` is -1.
     """
 
     kind: AudienceKind
@@ -33,7 +33,10 @@ class AudienceFacts(msgspec.Struct, frozen=True):
 
 
 class AudienceVersion(msgspec.Struct, frozen=True):
-    """One version of an audience. In steps, it is used for messages that are sent in step `since` or later."""
+    """One version of an audience.
+
+    In steps, this version is used for messages that are sent in step `since` or later.
+    """
 
     name: str
     version: int
@@ -89,7 +92,7 @@ class Audiences:
         return any(f'"kind":"{AudienceKind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
-        """Return whether the audience already has the version that the moves of agents in step `step - 1` lead to."""
+        """Return whether an audience already has the version that results from moves of agents in step `step - 1`."""
         found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 

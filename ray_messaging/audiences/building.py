@@ -33,7 +33,7 @@ _THREADS = 4  # more threads would wait for each other, because some code of num
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
     """Build the edges from pairs (sender, hearer), which may be repeated and come in any order.
 
-    The memory that this needs is one chunk, 8 bytes for each given pair, and 8 bytes for each pair of the result.
+    This needs memory for one chunk, and 8 bytes for each given pair and for each pair of the result.
 
     Args: `chunks` are int arrays (m, 2). Each chunk is released before the next one is taken.
     Raises: InvalidColumns for a chunk of another shape or type, with the row of an id that is not an int;
@@ -166,7 +166,7 @@ def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None
 class Positions(NamedTuple):
     """The positions of agents: `ids` (ascending int64) are at `points`, float64 (n, d).
 
-    Agents that are at most `radius` apart are pairs. There may be at most `limit` pairs.
+    Two agents that are at most `radius` apart are a pair. There may be at most `limit` pairs.
     """
 
     ids: NDArray[np.int64]

@@ -23,7 +23,7 @@ _KEPT = 32  # the most sets of pairs that are kept: whole versions, and versions
 
 
 class AudienceCache:
-    """A cache of the edges of audiences. Each version is loaded once, from a source (None: there is no source)."""
+    """A cache of the edges of audiences. It loads each version once, from a source (None: there is no source)."""
 
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source

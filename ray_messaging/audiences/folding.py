@@ -22,10 +22,10 @@ _PLACE = np.dtype("<u4")
 
 
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
-    """Encode which of `pairs` pairs are chosen: those with the ascending numbers `places`. For all pairs, return b"".
+    """Encode a choice among `pairs` pairs: those with the ascending numbers `places`. If all are chosen, return b"".
 
     The bytes are ranges of numbers, or one bit for each pair, whichever is shorter. So the result is short if only a
-    few pairs are chosen, or all but a few.
+    few pairs are chosen, or if only a few are not.
     """
     if len(places) == pairs:
         return b""
@@ -55,7 +55,7 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
 
 
 def agents_digest(agents: AgentSet) -> bytes:
-    """Return the digest by which frames name a set of agents."""
+    """Return the digest with which frames refer to a set of agents."""
     digest = blake2b(agents.ints.astype("<i8", copy=False).data, digest_size=12)
     for name in sorted(agents.strings):
         digest.update(len(name).to_bytes(4, "little") + name.encode())
@@ -83,7 +83,7 @@ def _of_pairs(broadcasts: Batch, found: Pairs) -> Batch:
 def fold(
     pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes, kinds: NDArray[np.intp] | None = None
 ) -> tuple[Batch, NDArray[np.intp]]:
-    """Fold some rows of a batch that `spread` made, all for one mailbox, into a batch with one row for each broadcast.
+    """Fold rows for one mailbox, of a batch that `spread` made, into a batch with one row for each broadcast.
 
     Args: `rows` are ascending. `there` are all rows whose hearers are agents of the mailbox; `agents` is the digest of
     these agents. `kinds` has a number for each row (None: all are equal). Rows of one broadcast with different numbers

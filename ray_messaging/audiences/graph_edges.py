@@ -43,7 +43,7 @@ class Adjacency(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Return whether `others` has the neighbours of all agents one after the other, in the order of the agents."""
+        """Return whether `others` has all neighbours without gaps, agent after agent, in the order of the agents."""
         return bool((self.starts[1:] == self.starts[:-1] + self.lengths[:-1]).all())
 
     @property
@@ -54,7 +54,7 @@ class Adjacency(NamedTuple):
         return self.others[gathered(self.starts, self.lengths)]
 
     def compact(self) -> "Adjacency":
-        """Return an adjacency that is `contiguous`: this one if it is, otherwise a copy."""
+        """Return this adjacency if it is `contiguous`, and otherwise a contiguous copy."""
         if self.contiguous:
             return self
         others = np.empty(int(self.lengths.sum()), np.int32)
@@ -86,7 +86,7 @@ def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 
 class GraphHearing:
-    """The rows of some senders, each of which is a broadcast, as hearers hear them.
+    """The broadcasts of some senders, one in each row, as hearers hear them.
 
     There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
     hearers hear nobody. `places` has the place of each row's sender, or -1 if the row is not from one of these senders.
@@ -133,7 +133,7 @@ class GraphHearing:
         return self._reduced(np.add, by_sender)
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of the rows that it hears.
+        """Return, for each hearer, the largest value of the rows that it hears, or without `largest` the smallest.
 
         For a hearer that hears no row the result is undefined.
         """
@@ -222,7 +222,7 @@ class GraphEdges:
     """Pairs of int ids, stored by sender and by hearer: `out` has each sender's hearers, `into` each hearer's senders.
 
     Copies that are restricted to some agents share these arrays. `senders` are the places of the senders to which a
-    copy is restricted. `wanted` (bool, by place) says which hearers belong to it (None: all). `positions` are the
+    copy is restricted. `wanted` (bool, by place) says which hearers belong to the copy (None: all). `positions` are the
     positions from which the pairs were made (None: they were made from a graph).
     """
 

@@ -20,7 +20,7 @@ _VECTORS = 2  # the number of dimensions that a column of vectors has
 
 
 class HeardColumn(NamedTuple):
-    """One value of each broadcast that some hearers hear: `agents[i]` hears `values[offsets[i]:offsets[i + 1]]`.
+    """One value from each broadcast that some agents hear: `agents[i]` hears `values[offsets[i]:offsets[i + 1]]`.
 
     `from_ids` has the sender of each value. The values of one hearer are ordered by sender.
     """
@@ -32,9 +32,12 @@ class HeardColumn(NamedTuple):
 
 
 class Heard:
-    """The broadcasts to one audience, as `agents` hear them. A result has one value for each agent, in their order.
+    """The broadcasts to one audience, as `agents` hear them.
 
-    If a sender has several broadcasts, each one counts. No method makes an array with an item for each pair.
+    Results have one value per agent, in the order of `agents`.
+
+    If a sender has sent several broadcasts, each one counts. No method makes an array with an item for each pair of
+    sender and hearer, which would be large.
     """
 
     def __init__(
@@ -75,14 +78,16 @@ class Heard:
         return counts
 
     def sum(self, name: str) -> NDArray[Any]:
-        """Return the sum of a column for each agent, int64, uint64 or float64; 0 for an agent that hears no broadcast.
+        """Return, for each agent, the sum of a column: int64, uint64 or float64.
+
+        It is 0 if the agent hears no broadcast.
 
         Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         return self._by_column(name, self._sums)
 
     def mean(self, name: str) -> NDArray[np.float64]:
-        """Return the mean of a column for each agent, NaN for an agent that hears no broadcast.
+        """Return, for each agent, the mean of a column. It is NaN if the agent hears no broadcast.
 
         The values are added as float64, by `np.add.reduceat`, sender by sender in the order of their ids.
 
@@ -93,21 +98,21 @@ class Heard:
         return self._by_column(name, lambda values: self._sums(values.astype(np.float64)) / divisors)
 
     def max(self, name: str) -> NDArray[np.float64]:
-        """Return the largest value of a column for each agent, NaN for an agent that hears no broadcast.
+        """Return, for each agent, the largest value of a column. It is NaN if the agent hears no broadcast.
 
         Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         return self._by_column(name, lambda values: self._extremes(values, largest=True))
 
     def min(self, name: str) -> NDArray[np.float64]:
-        """Return the smallest value of a column for each agent, NaN for an agent that hears no broadcast.
+        """Return, for each agent, the smallest value of a column. It is NaN if the agent hears no broadcast.
 
         Raises: InvalidColumns if a broadcast lacks the column, or if the column has no numbers.
         """
         return self._by_column(name, lambda values: self._extremes(values, largest=False))
 
     def column(self, name: str) -> Iterator[HeardColumn]:
-        """Yield the values of a column, and their senders, for all agents in order, some agents at a time.
+        """Yield the values of a column with their senders: some agents at a time, until all agents have come in order.
 
         Raises: InvalidColumns if a broadcast lacks the column.
         """

@@ -41,7 +41,7 @@ class MemberHearing:
         return self._reduced(np.add, values[self._rows], values.dtype.type(0))
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest or smallest value of the rows that it hears.
+        """Return, for each hearer, the largest value of the rows that it hears, or without `largest` the smallest.
 
         For a hearer that hears no row the result is undefined.
         """

@@ -35,7 +35,7 @@ def _parts_of(payload: object) -> list[Part]:
 def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
     """Return parts as a payload: texts as `content`, and a JSON object as it is.
 
-    Raises: InvalidPayload for parts that are neither text nor data, such as files, or if there are no parts.
+    Raises: InvalidPayload for a part that is neither text nor data, such as a file, or if there are no parts.
     """
     try:
         texts, data = get_text_parts(parts), [_with_whole_numbers(each) for each in get_data_parts(parts)]

@@ -52,13 +52,13 @@ ANSWERS = "answers"  # the key of a payload that says which message it answers
 
 
 class RemoteFailure(Exception):
-    """The outside agent has not answered, or not in a form that can be read."""
+    """The outside agent has not answered, or its answer cannot be read."""
 
 
 class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     """An outside agent under an id of the experiment. In steps it is a model for `messaging.run`.
 
-    Args: `experiment` is the name of the experiment. The others are as for `Messaging.remote_agent`.
+    Args: `experiment` is the name of the experiment. The other arguments are as for `Messaging.remote_agent`.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         return None
 
     def close(self) -> None:
-        """Remove the group that hosts the agent, and cancel all waiting for its answers. A second call does nothing."""
+        """Remove the group that hosts the agent, and wait for no more answers. A second call does nothing."""
         if self._loop is None:
             return
         for future in (self._serving, *self._asked.values()):

@@ -57,7 +57,7 @@ _MODES = ["text/plain", "application/json"]
 
 
 class A2AServer(AbstractContextManager["A2AServer"]):
-    """Handle of a server for clients outside: `url`, `token` and `url_of(agent)`; `close` ends it."""
+    """Handle of a server for outside clients, with its `url`, `token` and `url_of(agent)`. `close` ends the server."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         await asyncio.wait([serving])  # an error is in the log, and must not keep the caller from ending the rest
 
     def url_of(self, agent: AgentId) -> str:
-        """Return the URL of an agent, below which its card is; raise ConfigError if the server does not serve it."""
+        """Return the base URL of an agent and its agent card; raise ConfigError if the server has no such agent."""
         if check_id(agent) not in self.agents:
             raise ConfigError(f"agent {agent!r} is not exposed: add it to the agents= of messaging.expose")
         return f"{self.url}/agents/{quote(str(agent), safe='')}"

@@ -106,7 +106,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Messaging":
         """Start an experiment, and Ray if it does not run yet.
 
-        A Ray that was started here ends with the last experiment of this process.
+        If this call starts Ray, Ray ends with the last experiment of this process.
         Args:
             exp_id: The experiment's name.
             redis: The address of your own server. None: an embedded server, which ends with the experiment (see
@@ -120,16 +120,17 @@ class Messaging(AbstractContextManager["Messaging"]):
             mirror: Also PUBLISH messages for agents, for plain Redis clients.
             steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
-                on_existing="resume". None: the folder `<log_dir>-server`, which is removed when the log has all rows,
-                unless there are steps. Without a log_dir, or with shards="per-node", no data are kept.
-            metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
+                on_existing="resume". None: the folder `<log_dir>-server`; without steps, this folder is removed once
+                the log has all rows. Without a log_dir, or with shards="per-node", no data are kept.
+            metrics: True: groups count and time what they do, for `metrics_text()` and Ray's metrics
+                (docs/operations.md).
             tracing: Record OpenTelemetry spans of a sample of the batches, from sender to handler (see
                 docs/operations.md). None: no spans.
             shards: With steps, the number of servers over which large messages are spread (see docs/operations.md).
                 This many embedded servers start on this node. With a Redis Cluster of your own, this many hash slots
                 are used.
-                "per-node" starts one server on each node that Ray has now. All other data are on the first server.
-                None: one server.
+                "per-node" starts one server on each node that Ray has now. Everything but large messages is on the
+                first server. None: one server.
             calls: The limits, for all groups together, of agents' calls through `me.remember`. None: no limits.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
@@ -180,13 +181,13 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Messaging":
         """Start an experiment, the fork, in the middle of another run, its parent, from a checkpoint in its folder.
 
-        The fork begins with the last checkpoint before `at_step`. It contains all states, the messages that are not
-        read yet, the audiences, and what rules remember. A call of `run` with the same agents and groups goes on from
-        there. In the steps before `at_step` the groups must send the same messages as in the parent. The parent is
+        The fork begins with the last checkpoint before `at_step`. The checkpoint has all states, the messages that are
+        not read yet, the audiences, and what rules remember. A call of `run` with the same agents and groups goes on
+        from there. In the steps before `at_step` the groups must send the same messages as in the parent. The parent is
         never changed, and may still run. A fork may be forked.
 
         Args:
-            parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
+            parent: The log_dir of the other run, which had `Steps(checkpoint=...)`, or a copy of that folder.
             exp_id: The name of the new experiment.
             log_dir: The folder of the fork's event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's step; None: the step after the last checkpoint.
@@ -352,8 +353,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         Args:
             agent: The agent's id. If the agent has a seat already, such as in a resumed run, its link stays valid.
             consent: A text to which people must agree before they begin; "": no such text.
-            host: The address on which the web server listens. People with other machines need another than loopback.
-            port: The port; 0 selects a free port. Links of an earlier start work only on the same port.
+            host: The address on which the web server listens. People at other machines cannot reach a loopback address.
+            port: The port; 0 selects a free port. The links of an earlier start work only if the port is the same.
             allow_host: More names by which browsers may reach the server, such as that of a proxy.
 
         Returns: the seat; `seat.url` is the link for the person, and has a secret token.
@@ -452,13 +453,13 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._groups.host_of(agent_id)
 
     def agents(self) -> "HostedAgents":
-        """Return a mapping from all agents, also those of `open_messager`, to their groups; it has `to_pandas()`."""
+        """Return a mapping from each agent, also those of `open_messager`, to its group. It has `to_pandas()`."""
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
 
     def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Move agents to another group, with the messages that wait for them, in order, and each exactly once.
+        """Move agents to another group, with the messages that wait for them. No message is lost, doubled or overtaken.
 
         The agents of one group move together, or none of them moves. This waits up to `timeout` seconds until all
         messages that were fetched for these agents are committed. In an experiment with steps the agents move when the
@@ -473,11 +474,11 @@ class Messaging(AbstractContextManager["Messaging"]):
         move_agents(self._connection, self._groups, agents, to, timeout)
 
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
-        """Move agents from groups with a high load to groups with a low load, and return the moves.
+        """Move agents from groups with much load to groups with little load, and return the moves.
 
-        The load of a group is the number of messages that it has fetched since its start, or if no group has fetched
-        any, the number of its agents. Groups whose load is within a tenth of the mean do not change. Raises the same
-        errors as `move_agents`.
+        The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
+        it is the number of the group's agents. Groups whose load is within a tenth of the mean do not change. Raises
+        the same errors as `move_agents`.
 
         Args: With `dry_run`, no agent moves, and the planned moves are returned.
         """
@@ -496,8 +497,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
-        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that senders cannot check without its
-        class.
+        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that has no JSON Schema, or one that
+        senders cannot check.
         """
         from ray_messaging.addressing.channels import check_subtopic
         from ray_messaging.model.json_types import described
@@ -583,7 +584,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopics: Sequence[str] = SUBTOPICS,
         observer: "Observer | None" = None,
     ) -> "GroupMessager":
-        """Open a group inside your own actor: a messager that hosts agents, so that calls need no other actor.
+        """Open a group inside your own actor: a messager that hosts agents. Its calls then pass no other actor.
 
         You must close the messager. An open messager makes the garbage collector of your process run less often, unless
         you have set the collector's thresholds.
@@ -595,7 +596,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return await open_messager(self._connection, name, agents, subtopics, observer)
 
     def closed_messagers(self) -> list[str]:
-        """Return the names of closed or dead messagers whose mailboxes wait on the server for a successor.
+        """Return the names of closed or dead messagers whose mailboxes are kept for a later messager of that name.
 
         Groups are left out.
 
@@ -618,7 +619,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def rules(self) -> "ExperimentRules":
-        """Return the rules of this experiment, an object by which they are listed, inserted, replaced and removed."""
+        """Return the rules of this experiment: an object that can list, insert, replace and remove them."""
         from ray_messaging.cluster.handles.rules import ExperimentRules
 
         return ExperimentRules(self._connection)
@@ -627,7 +628,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def steps(self) -> "ExperimentSteps":
-        """Return the steps of all groups, an object with their progress and digests, by which they can be paused."""
+        """Return the steps of all groups: an object that shows their progress and digests, and can pause them."""
         from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 
         return ExperimentSteps(self._connection)
@@ -692,7 +693,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args:
             model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`. For several kinds of
-                agents a dict of such functions by kind, such as {"trader": trader, "book": book}.
+                agents, a dict that maps each kind to its function, such as {"trader": trader, "book": book}.
             agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
                 rows become `me.data`. For several kinds {"trader": range(1000), "book": ["book"]}, or a DataFrame with
                 a column `kind`.
@@ -712,7 +713,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             shared: Any object, for `me.shared`; it is stored once.
             by: "agent" or "group".
             concurrency: The most agents of a group that run at the same time, if the model is async.
-            timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
+            timeout: The most seconds for one agent in one step. If an agent takes longer, the run ends with StepFailed.
             collect: What is measured at the end of a step, for the `series` of the result. A function of `me` that
                 returns a dict, or with by="group" a function of `group` that returns a dict of arrays, records a row
                 for each agent. An aggregate over the states of all agents, such as `Mean("mood")` or `Count("health")`,
@@ -838,12 +839,14 @@ class Messaging(AbstractContextManager["Messaging"]):
         token: str | None = None,
         timeout: float = ANSWER_TIMEOUT_S,
     ) -> "A2AServer":
-        """Serve agents to clients outside by A2A, until the handle is closed or the experiment ends; return the handle.
+        """Let outside clients ask agents by the A2A protocol; return a handle.
 
-        A message of a client is a question of the user to the agent, and the agent's answer ends the client's task.
+        The service ends when the handle is closed, or when the experiment ends.
+
+        A client's message becomes a question of the user to the agent. The agent's answer ends the client's A2A task.
 
         Args:
-            agents: The ids of the agents. No client reaches another agent.
+            agents: The ids of the agents that clients may ask. They reach no other agent.
             a2a: The address to listen on, such as "127.0.0.1:8000"; port 0 selects a free port.
             token: The token that clients must pass. None: a random one, `handle.token`.
             timeout: The seconds that an agent has for its answer.
@@ -861,16 +864,16 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "RemoteAgent":
         """Give an outside agent, which speaks the A2A protocol, an id in this experiment; return its handle.
 
-        Without steps, a group that is made for the agent hosts it, and this process passes messages on until the handle
-        is closed, or the experiment ends. In steps, the handle is the model of the agent: pass it to `run`.
+        Without steps, this call makes a group that hosts the agent, and this process passes messages on until the
+        handle is closed or the experiment ends. In steps, the handle is the model of the agent: pass it to `run`.
 
         Args:
             agent: The id in this experiment.
-            url: The URL of the outside agent, below which its card is.
+            url: The base URL of the outside agent. Its agent card must be below this URL.
             token: A token that the outside agent demands. It is sent to the host of `url` only.
-            wait_s: The most seconds that an answer may take. In steps, a step waits no longer; the answer then comes in
-                a later step.
-            late_steps: In steps: the number of further steps in which a late answer is taken.
+            wait_s: The most seconds that an answer may take. In steps, a step waits no longer than this, and a later
+                answer comes in a later step.
+            late_steps: In steps: for how many further steps a late answer is still accepted.
 
         Raises: ConfigError for an invalid URL or limit, or without `ray-messaging[a2a]`; AlreadyExists if the id is
         taken.
@@ -909,7 +912,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             to: Ids, a group, a list of groups, or None: all agents that groups host now.
             survey_id: The survey's name, for `messaging.survey(id)`; None: a new random name.
             subtopic: The subtopic of the question.
-            timeout: Seconds for which `wait` waits; None: no limit.
+            timeout: After how many seconds `survey.wait()` stops waiting; None: never.
 
         Raises: AlreadyExists if the survey_id is taken; ConfigError if the survey asks no agents, or the type has no
         JSON schema; otherwise the same errors as `Messager.send_columns`.

@@ -66,17 +66,17 @@ _OWN_KEYS = (EXECUTOR_STATE_KEY, EDGE_STATE_KEY)  # The driver keeps them; execu
 
 
 class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
-    """A runner of a workflow of agent-framework whose executors run in the groups of an experiment.
+    """A runner for a workflow of agent-framework. It runs the workflow's executors in the groups of an experiment.
 
     Close the runner, or use it as a context manager. Until it is closed, the workflow's own `run` also runs in the
     groups. `workflow` is the workflow of this process, or None before the first run.
 
     Args:
-        messaging: An experiment with `steps=Steps()`. Without one, the executors run in this process, and their
-            messages are converted as if they were sent to another process.
+        messaging: An experiment with `steps=Steps()`. Without an experiment, the executors run in this process, and
+            their messages are converted as if they were sent to another process.
         groups: The number of groups, or {name: ids of executors}, as for `Messaging.run`.
-        types: Further types of values that executors send, yield or keep. The types that handlers name in their
-            annotations are known.
+        types: Further types of values that executors send, yield or keep. Types in the annotations of handlers are
+            known without this.
         timeout: Seconds for one executor in one superstep. None: no limit.
     """
 
@@ -121,7 +121,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         return running
 
     def attach(self, workflow: "Workflow | Callable[[], Workflow] | Any") -> "Workflow":
-        """Let a workflow run in the groups from now on, and return it; for example for `workflow.as_agent()`.
+        """Let a workflow run in the groups from now on, such as for `workflow.as_agent()`; return the workflow.
 
         Args and errors: as for `run`.
         """
@@ -154,9 +154,9 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
 
     @property
     def checkpoints(self) -> WorkflowCheckpoints:
-        """Return a CheckpointStorage of agent-framework, for `checkpoint_storage=`: files beside the event log.
+        """Return a CheckpointStorage for `checkpoint_storage=`. It keeps checkpoints as files beside the event log.
 
-        Checkpoints of a runner that died are there for the next runner, once it has a workflow with the same types.
+        If a runner dies, the next runner can use its checkpoints, once that runner has a workflow with the same types.
 
         Raises: ConfigError if the experiment has no log_dir, or a log_dir that is a URI.
         """
@@ -204,9 +204,9 @@ def _same(workflow: Any) -> Any:
 
 
 class StandInExecutor:
-    """A stand-in for an executor at the framework's edges. They ask it whether the executor takes a message.
+    """A stand-in for an executor. The framework's edges ask the stand-in whether the executor takes a message.
 
-    If it does, they deliver the message to the stand-in.
+    If the executor does, the edges deliver the message to the stand-in.
     """
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
@@ -270,7 +270,7 @@ class _Carrier:
 
 
 class SuperstepRunner(RunnerImpl):
-    """The framework's runner. It does not run the executors itself, but gives a _Carrier their messages."""
+    """The framework's runner, which does not run the executors itself, but gives their messages to a _Carrier."""
 
     def __init__(self, workflow: Any, carrier: _Carrier, values: Values) -> None:
         before = workflow._runner
@@ -354,7 +354,7 @@ class SuperstepRunner(RunnerImpl):
 
 
 class SharedState:
-    """The workflow's shared state as JSON, with a record of which version each executor has."""
+    """The workflow's shared state as JSON, and a record of the version that each executor has."""
 
     def __init__(self, values: Values) -> None:
         self.values = values

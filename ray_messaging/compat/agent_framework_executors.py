@@ -50,7 +50,7 @@ class Delivery(NamedTuple):
 class ToldEvent(NamedTuple):
     """An event that is passed on while its step runs, as JSON.
 
-    `place` is the number of events that the executor has told before it in the step.
+    `place` is how many events of the step the executor has reported before this one.
     """
 
     step: int
@@ -153,7 +153,7 @@ class PassingContext:
 
 
 class RecordedState(State):
-    """The shared state that an executor sees in one superstep: what is committed, and its own changes.
+    """The shared state that an executor sees in one superstep: the committed state with the executor's own changes.
 
     Args: `state` is the state whose committed part is seen.
     """
@@ -185,7 +185,7 @@ async def run_deliveries(
     *,
     streaming: bool,
 ) -> list[list[Act]]:
-    """Let an executor handle its messages, one by one, up to an error; return what it did at each.
+    """Let an executor handle its messages, one by one, until an error; return what it did for each message.
 
     Args: `tell` is called as by `Recorder`.
     """
@@ -394,7 +394,8 @@ class Shared:
 
         Executors run in another thread.
 
-        Args: `seen` is the place of the last answer, or any other place for all events of the last step.
+        Args: `seen` is the place that the last answer had. For any other value, all events of the last step are
+        returned.
         """
         number = seen[1] if seen[0] == self._id else 0
         told_more = asyncio.Event()
@@ -443,13 +444,16 @@ async def run_executor(me: Any, inbox: Any) -> None:
 
 
 def is_of(payload: Any, driver: str) -> bool:
-    """Return whether a payload is a delivery that this driver sent, and not an earlier driver or another program."""
+    """Return whether a payload is a delivery of this driver, rather than of an earlier driver or another program."""
     of = payload.get("of") if isinstance(payload, dict) else None
     return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
 
 
 def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the deliveries of some payloads, in order; a delivery of which a part is missing is left out."""
+    """Return the deliveries in some payloads, in order.
+
+    If a part of a delivery is missing, the delivery is left out.
+    """
     parts: dict[int, list[Mapping[str, Any]]] = {}
     for each in payloads:
         parts.setdefault(each["of"]["n"], []).append(each)

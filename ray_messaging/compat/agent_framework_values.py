@@ -60,7 +60,7 @@ _MAKERS = {tag: kind for kind, tag in _SEQUENCES.items()}
 
 
 class Values:
-    """The values that executors of a workflow may send, yield, ask and keep, and their JSON.
+    """The values that executors of a workflow may send, yield, ask for and keep, and the JSON of these values.
 
     These are the values of JSON, and tuples, sets, bytes, dates, Decimals, UUIDs, Enums, dataclasses, pydantic models
     and plain classes that handlers of the workflow name in their annotations, and the framework's own messages.
@@ -105,7 +105,7 @@ class Values:
     # -- to JSON --------------------------------------------------------------------------------------------------
 
     def encode(self, value: Any, place: str) -> Any:
-        """Return a value as JSON; raise InvalidPayload, which names the part of `place` that has no JSON form."""
+        """Return a value as JSON; raise InvalidPayload, which names the part of `place`, if a part has no JSON form."""
         kind = type(value)
         if kind in UNCHANGED:
             return value
@@ -239,7 +239,7 @@ class Values:
 
 
 def error_of(name: str, text: str) -> BaseException:
-    """Return an error of the class with this name, if Python or the framework has the class.
+    """Return an error of the class with this name, if Python or the framework has such a class.
 
     Otherwise return a RuntimeError that names the class.
     """

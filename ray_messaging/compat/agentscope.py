@@ -69,7 +69,7 @@ _Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 
 class ItemBlocked(MessagingError, PermissionError):
-    """A `rule` of the experiment blocked an item that was pushed, appended or published to a `key`.
+    """A `rule` of the experiment blocked an item that was to be pushed, appended or published to a `key`.
 
     `reason` says why.
     """
@@ -83,14 +83,12 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     """AgentScope's MessageBus on Redis or Valkey, by default on a server of its own that it starts.
 
     Args:
-        server: A `RedisConfig`, such as `messaging.redis`, its URL, or a `LocalServer`, which several processes share;
-            None: a new, empty server that ends with this process. If it is an experiment, a `Messaging`, the
-            experiment's rules judge each item that is pushed, appended or published, and the experiment's log has the
-            item.
+        server: A server that several processes share: a `RedisConfig`, such as `messaging.redis`, or its URL, or a
+            `LocalServer`. None: a new, empty server that ends with this process. Or an experiment, a `Messaging`: its
+            rules judge each item that is pushed, appended or published, and its log has the item.
         name: The name of the bus. Buses with the same name on a server, or in an experiment, share queues, logs and
             locks.
-        hold_s: The number of seconds after which a drained item is treated as handled, if the bus that drained it
-            lives.
+        hold_s: If the bus that drained an item still lives after this many seconds, the item is treated as handled.
     """
 
     def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
@@ -359,7 +357,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
         """Return the oldest items with their ids.
 
-        Items that this bus has drained from the queue before are then treated as handled.
+        Items that this bus drained from the queue in earlier calls are treated as handled from now on.
         """
         return [(entry.decode(), json.loads(text)) for entry, text in await self._drain(key, max_count)]
 
@@ -380,7 +378,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return found  # type: ignore[no-any-return]  # a reply
 
     async def queue_done(self, key: str, *entry_ids: str) -> None:
-        """Tell the server that some drained items are handled, so that no other bus gets them if this bus dies."""
+        """Tell the server that some drained items are handled. Then no other bus gets them if this bus dies."""
         await self._open().command("XDEL", f"{self._prefix}q:{key}", *entry_ids)
 
     async def queue_delete(self, key: str) -> None:
@@ -499,7 +497,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def registry_set(self, namespace: str, field: str, value: str, *, ttl_secs: int | None = None) -> None:
         """Set a field of a registry.
 
-        The registry is deleted `ttl_secs` seconds from now, unless another call sets a field.
+        The registry is deleted `ttl_secs` seconds from now, unless another call sets a field before that.
         """
         registry = f"{self._prefix}r:{namespace}"
         expire = [] if ttl_secs is None else [("PEXPIRE", registry, _ms(ttl_secs))]
@@ -508,7 +506,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def registry_set_if(
         self, namespace: str, field: str, value: str, *, expected: str, ttl_secs: int | None = None
     ) -> bool:
-        """Set a field of a registry if it has the expected value; return whether it had that value."""
+        """Set a field of a registry if the field has the expected value; return whether it had that value."""
         return bool(await self._ask("bus_set_if", namespace, field, value, expected, _ms(ttl_secs)))
 
     async def registry_pop(self, namespace: str, field: str) -> str | None:

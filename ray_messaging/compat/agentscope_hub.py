@@ -43,17 +43,17 @@ class _Voice:
 
 
 class MsgHub:
-    """MsgHub of AgentScope 1 whose participants may live in other processes.
+    """A MsgHub like that of AgentScope 1, but with participants that may live in other processes.
 
-    `broadcast`, and a reply of an agent, end when all participants have observed the message. A participant that has
-    not observed the message within `timeout` seconds gets it later from its mailbox. A rule may block the message for
-    some participants.
+    A `broadcast`, like the reply of an agent, ends when all participants have observed the message. A participant that
+    has not observed the message within `timeout` seconds gets it later from its mailbox. A rule may block the message
+    for some participants.
 
     Args:
         messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
         participants: Agents that live here, and ids of agents that live elsewhere. The id of an agent is its `name`, or
             its `id` if it has no name.
-        announcement: A message from the user to all participants at the start. Only one process passes it.
+        announcement: A message from the user to all participants at the start. Only one process should pass it.
         name: The hub's name, the same in each process.
     """
 
@@ -120,7 +120,7 @@ class MsgHub:
         await self._say(None, msg)
 
     def set_auto_broadcast(self, enable: bool) -> None:  # noqa: FBT001 - AgentScope's
-        """Set whether the replies of the agents that live here go to all participants from now on."""
+        """Set whether, from now on, the replies of the agents that live here go to all participants."""
         self.enable_auto_broadcast = enable
         self._subscribe()
 

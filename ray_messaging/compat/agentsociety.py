@@ -16,10 +16,10 @@ with needs("AgentSociety 1.5", f"agentsociety=={TESTED}.7"):
 
 
 class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
-    """AgentSociety's Messager, which passes the messages of a round through a mailbox that outlives this process.
+    """AgentSociety's Messager, but the messages of a round go through a mailbox that outlives this process.
 
-    Args: `config` is the address of a server, such as `messaging.redis`; None: a server of this process. `interceptor`
-    is `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor.
+    Args: `config` is the address of a server, such as `messaging.redis`. None: this process starts a server.
+    `interceptor` is `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
         return self._engine
 
     async def set_received_messages(self, messages: list[Message]) -> None:
-        """Send the messages of a round; return when each message is stored, or blocked by a rule.
+        """Send the messages of a round. Return when each message is stored, or blocked by a rule.
 
         Messages of an earlier round that were not fetched stay in the mailbox. Raises the same errors as
         `Messager.send_messages`, before any message is sent.
@@ -52,7 +52,7 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
         return Outgoing.to_agent(message.to_id, payload, message.from_id, subtopic=message.kind.value)
 
     async def fetch_received_messages(self) -> list[Message]:
-        """Return all messages that were sent and not fetched, in order.
+        """Return all messages that were sent but not fetched yet, in order.
 
         The next fetch commits these messages. If this process dies before that, its successor gets them again.
         """

@@ -76,7 +76,7 @@ class _InheritedTools(EnvMeta):  # type: ignore[misc,unused-ignore]  # without A
 
 
 class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type: ignore[misc,unused-ignore]
-    """AgentSociety's SimpleSocialSpace, whose messages do not depend on the order in which agents run.
+    """AgentSociety's SimpleSocialSpace, but with messages that do not depend on the order in which agents run.
 
     Args: `agent_id_name_pairs` is the argument of SimpleSocialSpace. `experiment` names a running experiment, whose
     rules judge each message at the end of the step, and whose log has the message. None: there are no rules and no log.
@@ -134,7 +134,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     @tool(readonly=True, kind="observe")  # type: ignore[untyped-decorator,unused-ignore]
     async def receive_messages(self, agent_id: int) -> ReceiveMessagesResponse:
         """
-        Receive all messages from an agent's mailbox, personal and of groups, that were sent before this step.
+        Receive all messages in an agent's mailbox that were sent before this step, to the agent or to its groups.
 
         :param agent_id: The ID of the agent
 

@@ -53,8 +53,8 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     letters. Close the runtime at the end, or use it as an async context manager.
 
     Args: `messaging` is the experiment; without one, this process starts a server for the messages. With `actors`, the
-    agents of each type that is registered by a factory live in a Ray actor, unless the factory refers to objects that
-    belong to this process, such as the factory of the manager of an AgentChat team. The other arguments are AutoGen's.
+    agents of each type that is registered by a factory live in a Ray actor. They live in this process if the factory
+    refers to objects of this process, as that of an AgentChat team's manager does. The other arguments are AutoGen's.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return await asyncio.gather(*(getattr(actor, call).remote(*given) for actor in self._actors.values()))
 
     def start(self) -> None:
-        """Handle messages from now on."""
+        """Begin to handle messages."""
         if self._started.is_set():
             raise RuntimeError("Runtime is already started")
         self._started.set()
@@ -140,7 +140,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             await self._quiet(save=False)
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when `condition` returns True. It is called whenever a message has been handled in this process."""
+        """Stop when `condition` returns True. This calls it whenever a message has been handled in this process."""
         with self._stopping():
             await self._until(condition)
 
@@ -295,7 +295,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Return the number of events from this process, and of questions to its agents, that no handler has begun."""
+        """Return how many events from this process, and questions to its agents, no handler has begun to handle."""
         return self._unbegun + sum(each.expects_answer for each in self._held.values())
 
     @contextmanager
@@ -400,7 +400,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     async def register_factory(
         self, type: str | core.AgentType, agent_factory: Callable[[], Any], *, expected_class: Any = None
     ) -> core.AgentType:
-        """Register the factory of a type's agents, which then live in a Ray actor or in this process (see `actors`)."""
+        """Register the factory that makes a type's agents.
+
+        They live in a Ray actor or in this process (see `actors`).
+        """
         found = await super().register_factory(type, agent_factory, expected_class=expected_class)
         self.add_message_serializer(_serializers_of(expected_class))
         if self._on_ray and _travels(agent_factory):

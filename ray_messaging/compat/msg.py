@@ -38,8 +38,8 @@ def _field(name: str, doc: str) -> Any:  # noqa: ANN401 - a property
 class Msg:
     """A message of AgentScope 0.1: speaker `name`, `content`, and a role: system, user or assistant.
 
-    It is accepted as a payload. Two messages are equal if their classes and fields are equal. The hash is that of `id`,
-    so that it does not change with the content. Keywords that AgentScope does not know are ignored with a warning.
+    A Msg is accepted as a payload. Two messages are equal if their classes and fields are equal. The hash is that of
+    `id`, so it does not change with the content. Keywords that AgentScope does not know are ignored with a warning.
 
     Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
     colour. Raises: InvalidMsg, a ValueError, for any other role.
@@ -95,7 +95,7 @@ class Msg:
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of the fields, `__module__` and `__name__`. Content and metadata are not copied.
 
-        For a Msg, `__module__` is AgentScope's module, because AgentScope's `from_dict` accepts no other. For a
+        For a Msg, `__module__` is AgentScope's module, because AgentScope's `from_dict` accepts no other module. For a
         subclass it is the module of that class.
         """
         module, name = _name_of(type(self))
@@ -116,8 +116,8 @@ class Msg:
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
         """Build a Msg from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
-        The module that the dict names is not imported: Msg reads only dicts of a Msg, and a subclass only its own
-        dicts.
+        The module that the dict names is not imported. So `Msg.from_dict` reads only dicts of a Msg, and that of a
+        subclass only dicts of the subclass.
 
         Raises: InvalidMsg for missing or extra keys, a dict of another class, or an invalid role.
         """
@@ -194,7 +194,7 @@ def names_msg(payload: object) -> TypeGuard[dict[str, Any]]:
 
 
 def msg_of(payload: object) -> Msg | None:
-    """Return a payload as a Msg, or None if it does not claim to be one; raise InvalidMsg if it claims so falsely."""
+    """Return a payload as a Msg, or None if it does not claim to be one; raise InvalidMsg if the claim is false."""
     return Msg.from_dict(payload) if names_msg(payload) else None
 
 

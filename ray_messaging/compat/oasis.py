@@ -52,11 +52,12 @@ class Channel:
 
     Agents in other processes use a Channel of their own with the same arguments. A Channel is for one event loop.
 
-    Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config the channel
-    is on a server of this process. `name` is the id under which the platform gets actions. A result is awaited for
-    `timeout` seconds (None: no limit), or until the platform ends. The platform takes at most `window` actions at once
-    from its mailbox. If its process is killed, these are not done again, and all others wait for its successor.
-    `actions` has the names of the actions that the platform knows; None: OASIS' own actions, if OASIS is imported.
+    Args: `config`, `exp_id`, `message_interceptor` and `settings` are as for a Messager; without a config, this process
+    starts a server for the channel. `name` is the id under which the platform gets actions. `timeout` is the most
+    seconds to wait for a result (None: no limit); if the platform ends, the wait ends too. `window` is the most actions
+    that the platform takes out of its mailbox at once. If the platform's process is killed, these are not done again,
+    and all later actions wait for its successor. `actions` has the names of the actions that the platform knows; None:
+    OASIS' own actions, if OASIS is imported.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Channel:
     # -- the agents' side -----------------------------------------------------------------------------------------
 
     async def write_to_receive_queue(self, action_info: tuple[AgentId | None, Any, Any]) -> str:
-        """Send an action, (agent_id, message, action); return its message_id once it is in the platform's mailbox.
+        """Send an action, (agent_id, message, action). Return its message_id once the platform's mailbox has it.
 
         Raises: NoAnswer if there is no platform; QuestionBlocked if a rule blocks the action; otherwise
         the same errors as `Messager.ask`.

@@ -85,7 +85,7 @@ def is_native(kind: type) -> bool:
 
 
 def is_msgspecs(kind: type) -> bool:
-    """Return whether msgspec decodes objects of this type. Pydantic decodes objects of all other types."""
+    """Return whether msgspec decodes objects of this type. If not, pydantic does."""
     return form_of(kind) == "msgspec" or is_typeddict(kind)
 
 

@@ -19,7 +19,7 @@ def needs(system: str, package: str) -> Iterator[None]:
 
 
 def warn_unless_tested(package: str, tested: str, adapter: str) -> None:
-    """Warn the caller's caller if a package is installed in another than the tested version ("2.9" or "2.9.3")."""
+    """Warn the caller's caller if the installed version of a package is not the tested one ("2.9" or "2.9.3")."""
     try:
         installed = metadata.version(package)
     # A program may use the adapter with objects of its own that have the same methods.

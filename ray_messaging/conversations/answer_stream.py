@@ -63,14 +63,14 @@ class AnswerTable:
 
     @property
     def done(self) -> bool:
-        """Return whether later answers are ignored, because all answers have arrived or the time limit is exceeded."""
+        """Return whether no more answers are awaited, because all have arrived or the time limit is exceeded."""
         return self._left == 0 or self.seconds_left == 0
 
     def asks_again(self) -> bool:
         """Return whether to ask another process for more answers.
 
-        The table asks until all answers have arrived. When the time limit is exceeded, it asks once more, for answers
-        that have arrived in time.
+        The table asks until all answers have arrived. After the time limit it asks once more, because some answers may
+        have arrived in time.
         """
         if self.done and (self._left == 0 or self._asked_last):
             return False
@@ -176,7 +176,7 @@ class AnswerTable:
         return None if at < 0 else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the value with this name of each answer that has arrived, in the order of `answered`.
+        """Return the named value of each answer that has arrived, in the order of `answered`.
 
         Raises: InvalidColumns if an answer has no such value.
         """
@@ -193,7 +193,7 @@ class AnswerTable:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame with one row for each question.
 
-        Its columns are from_id, fate ("answered", "failed", "pending", ...) and answer.
+        The columns are from_id, fate ("answered", "failed", "pending", ...) and answer.
         """
         answers = [self[row] for row in range(len(self))]
         fates = np.full(len(self), "pending", object)

@@ -157,7 +157,7 @@ class Conversation:
         return await self._ask(checked, timeout, handling.asker(), handling.waits)
 
     async def ask_batch(self, batch: Batch, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask the only question of a batch that another process has made. Raises the same errors as `Messager.ask`."""
+        """Ask the one question in a batch that another process has made. Raises the same errors as `Messager.ask`."""
         self._engine.checks.check_senders([batch.from_ids])
         assert batch.lines is not None
         checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
@@ -290,7 +290,7 @@ class Conversation:
         return left
 
     async def serve_by_hand(self) -> None:
-        """Remove the note on the server which says that the service has ended, because messages are fetched again."""
+        """Remove the server's note that the service has ended, because messages are fetched again without it."""
         self.waits.ended = ""
         await self.waits.write()
 
@@ -314,7 +314,7 @@ class Conversation:
             await self._engine.transport.bury(origin.mailbox, origin.entry, frame, failure.reason, row=row)
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Report to a message's asker that the handler has failed, unless the asker expects no answer or has one."""
+        """Report to a message's asker that the handler has failed, unless it expects no answer or has an answer."""
         if waits_for_failure(slice_of(message)):
             await self.reply(message, failure.payload, failed=True)
 

@@ -64,8 +64,8 @@ class Asker(NamedTuple):
     """A handler that asks a question.
 
     The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` has the messages whose
-    handlers wait for the answer. The handler of each message has asked the question that is the next message in the
-    chain. The last message is the one that the asking handler handles.
+    handlers wait for the answer. The handler of each message has asked the next message in the chain as a question. The
+    last message is the one that this handler handles.
     """
 
     service: str
@@ -113,10 +113,10 @@ def asker_here() -> Asker | None:
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the messages of a chain whose handlers would wait in a circle if the last handler asked this question.
+    """Return the messages of a chain whose handlers would wait for each other if the last one asked this question.
 
-    The result is () if some handler is, or may be, free for the question, because the chain does not occupy all
-    handlers of the service.
+    The result is () if some handler is, or may be, free for the question: the chain does not occupy all handlers of the
+    service.
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -129,8 +129,8 @@ class Waits:
     """The handlers of a mailbox that wait for answers.
 
     While all handlers of a mailbox wait, the mailbox handles no other message. Then a note on the server says for which
-    questions they wait. `others_handle` returns whether a service that is not among the given services may be handling
-    a message.
+    questions they wait. `others_handle` returns whether some service other than the given ones may be handling a
+    message.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -186,7 +186,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless the server has it already. With `anew`, write it in any case."""
+        """Write the present note, unless the server has it already. With `anew`, write it even then."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:

@@ -32,10 +32,10 @@ class Fetch(Protocol):
 
 
 class HandOut:
-    """Messages that were fetched, and whose commit the server does not have yet. There are at most `most`.
+    """Messages that were fetched, but not yet committed on the server. There are at most `most`.
 
-    They are passed to `take`, and committed after they were handled. So at most `most` messages are delivered again
-    after a crash. Messages that are handled during a commit are committed together by the next commit.
+    Each message is passed to `take`, and committed after it was handled. So at most `most` messages are delivered again
+    after a crash. Messages that are handled during a commit are all in the next commit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HandOut:
 
     @property
     def full(self) -> bool:
-        """Return whether no more messages are fetched until one of the fetched messages was handled."""
+        """Return whether one of the fetched messages must be handled before more messages are fetched."""
         return self._in_hand >= self._most
 
     def handled(self, message: Message) -> None:
@@ -129,7 +129,7 @@ class HandOut:
 
 
 class AgentInbox(msgspec.Struct, eq=False):
-    """The messages of one agent that were fetched, but that no reader handles yet.
+    """The fetched messages of one agent that no reader handles yet.
 
     `error` says why no more messages will arrive. It is None if more may arrive.
     """
@@ -184,7 +184,10 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left this mailbox. Agents that have come back can be read again."""
+        """End the wait of readers whose agents have left this mailbox.
+
+        If agents have come back, they can be read again.
+        """
         for agent, inbox in self._inboxes.items():
             inbox.error = None
             if agent is not None and not listens_for(agent):
@@ -248,7 +251,7 @@ class Inboxes:
 class InboxMessages(AsyncIterator[Message]):
     """Iterator over the messages of one agent as they arrive.
 
-    Asking for the next message says that the previous message was handled. When a `for` block is left, Python frees
+    A request for the next message means that the previous message was handled. When a `for` block is left, Python frees
     this iterator, which then at once puts back the message that was being handled. A generator would do this only
     later, when the next reader may already have later messages.
     """

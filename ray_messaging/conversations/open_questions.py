@@ -35,7 +35,7 @@ class LoneAnswers:
 
     @property
     def done(self) -> bool:
-        """Return whether no question waits: each has its answer or an error, or its caller was cancelled."""
+        """Return whether no question waits: each has an answer or an error, or its caller was cancelled."""
         return all(future.done() for future in self._waiting.values())
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
@@ -73,10 +73,10 @@ class LoneAnswers:
 
 
 class OpenQuestion(NamedTuple):
-    """A question that waits, or several that were asked together, and the mailboxes that host the asked agents now.
+    """One question that waits, or several that were asked together, and the mailboxes of the asked agents now.
 
-    `key` identifies them. For a question that was asked alone, `key` is its id. `fail` is called with a reason, and
-    ends the wait.
+    `key` identifies the question or questions: for a question that was asked alone, it is the id. `fail` is a function
+    that ends the wait for a given reason.
     """
 
     key: object
@@ -120,7 +120,7 @@ class OpenQuestions:
         self.add(batch, LoneAnswers(self._exp_id, answers))
 
     def add(self, batch: Batch, asker: AnswerTable | LoneAnswers, place: int = 0) -> None:
-        """Begin to wait for the answers to a batch, whose messages have just got their ids.
+        """Begin to wait for the answers to a batch, right after its messages have got their ids.
 
         Args: `place` is the number of the first question in the asker's table.
         """
@@ -142,7 +142,7 @@ class OpenQuestions:
         return any(not each.asker.done for each in self._asked)
 
     def open(self, directory: Directory) -> Iterator[OpenQuestion]:
-        """Yield the questions that wait: those asked alone one by one, others grouped by their agents' mailboxes."""
+        """Yield the questions that wait. Those that were asked together are grouped by their agents' mailboxes."""
         for asked in [*self._asked]:
             batch = asked.batch
             places = np.arange(asked.place, asked.place + batch.rows)
@@ -164,7 +164,7 @@ class OpenQuestions:
         self._asked, self._firsts = [], []
 
     def answer(self, found: Slice) -> Rows:
-        """Pass answers to their askers. Return the rows that answer no open question, or answer it too late."""
+        """Pass answers to their askers. Return the rows that answer no open question, or come too late."""
         batch, low, high, _ = found
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:

@@ -23,7 +23,7 @@ _MOST_NOTES = 1000  # the most mailboxes whose notes one check reads
 
 
 class WaitGraph(NamedTuple):
-    """A graph of which question waits for which other one, made from the notes of mailboxes whose handlers all wait."""
+    """A graph of the questions that wait for other questions, from the notes of mailboxes whose handlers all wait."""
 
     asks: dict[str, Ask]
     # By the id of a question that a handler is handling: the questions that the handler has asked.
@@ -38,7 +38,7 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return, for each handler that has a question or could handle it, the questions that the handler has asked.
+        """Return the questions asked by each handler that handles a question, or could handle it.
 
         The result is [] if a handler is free.
         """
@@ -51,7 +51,7 @@ class WaitGraph(NamedTuple):
         return self.notes.get(mailbox) or ServiceNote()
 
     def dead(self) -> set[str]:
-        """Return the questions that can never be answered, because they wait for each other or for such questions."""
+        """Return the questions that can never be answered: they wait for each other, or for other such questions."""
         dead = set(self.asks)
         while True:
             alive = {question for question in dead if not self._is_dead(self.asks[question], dead)}
@@ -78,10 +78,11 @@ class WaitGraph(NamedTuple):
 
 
 class QuestionWatch:
-    """A watch over the open questions of one messager, which reads from time to time what has become of them.
+    """A watch over the open questions of one messager. From time to time it reads what has become of them.
 
-    It ends the wait of a question if no mailbox hosts the asked agent any more, if the service of the agent's mailbox
-    has ended, or if the answer would have to wait for itself. Two successive checks must find the same reason.
+    The watch ends the wait of a question if no mailbox hosts the asked agent any more, if the service of the agent's
+    mailbox has ended, or if the answer would have to wait for itself. Two checks in succession must find the same
+    reason.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions) -> None:

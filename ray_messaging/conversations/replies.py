@@ -30,7 +30,7 @@ def replies_to(
     """Build the answers to questions, one batch for each slice.
 
     Args: `payloads` has one payload for each question, or is one payload for all questions. A payload has at most
-    `payload_bytes` as JSON. With `failed`, the messages are not answers, but say that the handlers have failed.
+    `payload_bytes` as JSON. With `failed`, the messages say that the handlers have failed.
     Raises: NoQuestion if a message expects no answer or was already answered; InvalidColumns, InvalidPayload or
     PayloadTooLarge if the payloads are not valid.
     """
@@ -111,7 +111,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """If the `with` block raises Closed, add to its text the first question, and the agent that cannot answer it."""
+    """If the `with` block raises Closed, add the first question and the agent that cannot answer it to the text."""
     try:
         yield
     except Closed as error:
@@ -142,9 +142,9 @@ def _asker(batch: Batch, row: int) -> str:
 
 
 def waits_for_failure(question: Slice) -> bool:
-    """Return whether to report to the asker of a message that its handler has failed.
+    """Return whether the asker of a message is told that the message's handler has failed.
 
-    This is not done if the asker expects no answer, already has one, or is a survey, which only counts answers.
+    The asker is not told if it expects no answer, has an answer already, or is a survey, which only counts answers.
     """
     batch, row, *_ = question
     expects = None if batch.extension is None else batch.extension.expects_answer
@@ -158,7 +158,7 @@ def blocked_among(receipts: Receipts) -> Collection[int]:
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Mark questions as answered, except those at the places `blocked`, whose answers a rule has blocked."""
+    """Mark questions as answered, except the ones at the places `blocked`, whose answers a rule has blocked."""
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

@@ -73,7 +73,7 @@ class Serving(NamedTuple):
 class Service(Protocol):
     """The messager whose messages a MessageServer handles.
 
-    The MessageServer reports to it which handlers have failed.
+    The MessageServer tells this object which handlers have failed.
     """
 
     name: str  # no other service of the mailbox has this name
@@ -94,7 +94,7 @@ class Service(Protocol):
     async def end(self, left: Sequence[Message], ended: str) -> None:
         """Stop serving.
 
-        Take back unhandled messages, and say why this service has ended ("": its caller has ended it).
+        Take back the unhandled messages `left`. `ended` says why this service has ended ("": its caller has ended it).
         """
 
 
@@ -102,7 +102,7 @@ class MessageServer:
     """A loop that fetches messages and runs a handler for each, many at once. Each message is committed separately.
 
     `serving.on_error` says what happens if a handler fails. Either its message becomes a dead letter, the asker is
-    told, and the other handlers go on; or the whole service ends.
+    told, and the other handlers go on, or else the whole service ends.
     """
 
     def __init__(

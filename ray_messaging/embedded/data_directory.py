@@ -66,7 +66,7 @@ def mark(lock: int, holder: bytes) -> None:
 
 
 def lock_as_owner(path: Path) -> int:
-    """Protect a directory from sweeps while the returned file descriptor is open.
+    """Protect a directory from `sweep` while the returned file descriptor is open.
 
     Raises: OSError if that fails.
     """
@@ -91,7 +91,7 @@ def has_owner(path: Path) -> bool:
 
 
 def expect_successor(path: Path) -> None:
-    """Protect a directory from sweeps until a successor of its owner has had time to start."""
+    """Protect a directory from `sweep` until a successor of its owner has had time to start."""
     awaited = path / AWAITED_NAME
     awaited.touch(mode=0o600)
     os.utime(awaited, (0, 0))
@@ -115,7 +115,7 @@ def _now() -> float:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Make a directory and return its lock. Before, remove the directories beside it that killed guards have left."""
+    """Remove the directories beside `path` that killed guards have left, make a directory, and return its lock."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
@@ -128,7 +128,7 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
     """Wait until the server that runs on a directory stops or hands it over, then lock the directory; return the lock.
 
     Args: `create` is true for a user's directory, and false for a directory that must already have this owner's data.
-    Raises: CannotStart if another server goes on running there, the directory cannot be used, or the data are gone.
+    Raises: CannotStart if another server keeps running there, if the directory cannot be used, or if the data are gone.
     """
     deadline = time.monotonic() + timeout_s
     try:

@@ -106,7 +106,7 @@ class Valkey:
     def exited(self) -> str | None:
         """Return how the process ended, or None while it runs.
 
-        It stays a zombie, so that its process id is not used again.
+        A process that has ended stays a zombie, so that its process id is not used again.
         """
         how = operating_system.how_ended(self.pid)
         return None if how is None else f"Valkey, process {self.pid}, ended by {how}"
@@ -231,7 +231,7 @@ def read_line() -> Any:  # noqa: ANN401 - what JSON holds
 
 
 def run_epilogue(order: dict[str, Any], umask: int) -> None:
-    """Replace the guard process by the command that must run after a server whose owner has died."""
+    """If the server's owner has died, replace the guard process by the command that must run after the server."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

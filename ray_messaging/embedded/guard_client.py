@@ -91,7 +91,10 @@ class GuardClient:
         return event
 
     def stop(self, guard_pid: int | None) -> None:
-        """Make the guard stop the server and clean up, and wait until it has. After STOP_TIMEOUT_S kill the guard."""
+        """Make the guard stop the server and clean up, and wait until this is done.
+
+        After STOP_TIMEOUT_S kill the guard.
+        """
         with suppress(OSError, ValueError):
             self._orders.write(b"s")  # closing the pipe is not enough, because a forked child may hold it open
         self._orders.close()

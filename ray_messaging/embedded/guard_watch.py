@@ -38,7 +38,7 @@ class HandedOver(Exception):
 
 
 class GuardWatch:
-    """Waits for whatever the guard must react to: its owner's orders or end, signals, ended children, a successor."""
+    """A wait for whatever the guard must react to: its owner's orders or end, signals, ended children, a successor."""
 
     def __init__(self, owner: int) -> None:
         self._wake, wake = operating_system.open_pipe()
@@ -96,7 +96,7 @@ class GuardWatch:
 
 
 class Port:
-    """Reservation of a port for one server. Clients would send their password to any other program that listens there.
+    """Reservation of a port for one server, because clients send their password to any program that listens there.
 
     Two sockets can bind one address in Linux if both set SO_REUSEADDR and neither listens yet.
     """
@@ -130,7 +130,7 @@ class Fsync:
 
     With its own `appendfsync everysec`, Valkey may answer before it writes while an fsync is under way, so a kill would
     lose confirmed messages. With `appendfsync no` Valkey writes first, and this thread calls fsync. If an fsync fails,
-    Valkey calls fsync itself from then on, because then it refuses messages for as long as the disk does not write.
+    Valkey calls fsync itself from then on: it then refuses messages while the disk does not write.
 
     Args: `hand_over` tells Valkey to call fsync itself, and returns whether it does.
     """

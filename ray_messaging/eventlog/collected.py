@@ -15,7 +15,7 @@ from ray_messaging.transports.step_values import Collected, CollectedKind
 
 
 class Unwritten(NamedTuple):
-    """Collected data that were read from the server. Some entries may also be in files by now.
+    """Collected data that were read from the server. Some of them may have been written to files since then.
 
     `born` is the time at which the server began to count the steps.
     """

@@ -21,10 +21,10 @@ _SHOWN = 20  # the most steps that the text of a comparison shows
 class Comparison:
     """Two runs beside each other, step by step.
 
-    `first` is the first message that differs, or None if no message differs. `table` has a row per step: `messages` and
-    `blocked` count messages of the first run, `other_messages` and `other_blocked` count messages of the second run.
-    `differ` counts the messages that differ in content, fate or order, or that one run lacks. `agents` counts the
-    agents that sent these messages. A broadcast counts as one message.
+    `first` is the first message that differs, or None if no message differs. `table` has a row per step. Its columns
+    `messages` and `blocked` count messages of the first run, `other_messages` and `other_blocked` those of the second
+    run. `differ` counts the messages that differ in content, fate or order, or that only one run has. `agents` counts
+    the agents that sent these messages. A broadcast counts as one message.
     """
 
     first: Difference | None
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
-    """Compare two runs in steps, such as runs with different seeds. Each is given as its log, or the log's folder.
+    """Compare two runs in steps, such as runs with different seeds. Pass the log of each run, or the log's folder.
 
     The messages of each agent are compared, with their recipients and their order. Message ids are not compared.
 

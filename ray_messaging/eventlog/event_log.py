@@ -81,7 +81,7 @@ class FolderSource:
 
 
 class EventLog:
-    """Queries of the event log: each send, its fate and its reason.
+    """The event log, which has each send with its fate and its reason, and queries of it.
 
     Most methods take the fields of a query, see `fields.Fields`: from_id, to_id, agent, channel, subtopic, fate, rule,
     message_id, in_reply_to, step, step_read, since, until, contains, limit, after. They raise InvalidQuery for
@@ -95,8 +95,8 @@ class EventLog:
     def open(cls, log_dir: str | Path) -> "EventLog":
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
-        A warning is logged if no end of the run is recorded. Then the run is still going on, or it was killed and rows
-        may be missing.
+        If no end of the run is recorded, a warning is logged: either the run is still going on, or it was killed and
+        rows may be missing.
 
         Raises: LogError if the folder contains no event log, or cannot be read.
         """
@@ -139,8 +139,9 @@ class EventLog:
         number of these agents. from_id and to_id are int64, or both are strs if any id in the result is a str.
         `position` is a row's number in the log; pass the last one as `after` to get the next page. A row whose payload
         is in typed columns has null as `payload`, and its values are in the columns `payload.x`. If the values of x
-        have several types in the result, their column gets a number type that holds all of them exactly, or else
-        strings. `to_pandas()` returns pandas' Int64 for ids and steps, and for other whole numbers that some rows lack.
+        have several types in the result, the column has a number type that holds all of them exactly, or, if there is
+        none, strings. `to_pandas()` returns pandas' Int64 for ids and steps, and for other whole numbers that some rows
+        lack.
 
         Args:
             internal: Add the internal columns. Two of them, entry and row, say at which place of its stream a row was
@@ -152,7 +153,7 @@ class EventLog:
         return self._table("query", internal=internal, text=text, expand=expand, **fields)
 
     def recent(self, *, width: int = 1000, **fields: Unpack[Fields]) -> pa.Table:
-        """Return the last matching rows, at most `limit` (default 100), in log order.
+        """Return the last matching rows in log order, at most `limit` (by default 100).
 
         Payloads are JSON text, cut to `width` characters. `payload_bytes` is the size of the text before the cut. The
         log is read from its end, so this call is fast even in a long log. A broadcast has one row per mailbox, as in
@@ -164,8 +165,8 @@ class EventLog:
         """Return the values that a run collected by `collect=` of `messaging.run`.
 
         If aggregates were collected, there is a row for each step, otherwise a row for each agent in each step. The
-        columns are step, agent (null for an id that is a str, which is in agent_name), and the collected values. If
-        nothing was collected, the table has no rows.
+        columns are step, agent, and the collected values. If an agent's id is a str, it is in the column agent_name,
+        and agent is null. If nothing was collected, the table has no rows.
         """
         return with_exact_integers(self._source.ask("series"))
 
@@ -173,17 +174,17 @@ class EventLog:
         """Return the calls that agents made with `me.remember` in committed steps: one row per call, by step and agent.
 
         The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source, bytes (the size
-        of the result), by_content, key, model, input_tokens, cached_tokens (the number of the input tokens that came
-        from a cache), output_tokens and cost (a decimal, in the currency of `Calls(cost=)`), saved_tokens and
-        saved_cost (of an answer from the store: the tokens that it used when it was made, and their cost by the prices
-        of this run). `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are null if
-        nothing was reported.
+        of the result), by_content, key, model, input_tokens, cached_tokens (how many of the input tokens came from a
+        cache), output_tokens, cost (a decimal, in the currency of `Calls(cost=)`), saved_tokens and saved_cost. The
+        last two are for answers from the store: the tokens that the answer used when it was made, and their cost by the
+        prices of this run. `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are
+        null if nothing was reported.
 
         `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
         "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the
-        call has used tokens, but has no result, and "unused" if it was made ahead of its step, which did not need it.
-        `by_content` is False if the arguments could not be encoded. Then a call is identified only by its function and
-        by its number among the agent's calls.
+        call has used tokens, but has no result. It is "unused" if the call was made ahead of its step, but the step did
+        not need it. `by_content` is False if the arguments could not be encoded. Then a call is identified only by its
+        function and by its number among the agent's calls.
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for
@@ -238,7 +239,7 @@ class EventLog:
         return self._table("thread", message_id=message_id, text=text)
 
     def why(self, message_id: str, depth: int = DEPTH, *, most: int = MOST) -> Why:
-        """Return why a message was sent: a tree of the messages that its sender had just read, and of their causes.
+        """Return why a message was sent: a tree of the messages that its sender had just read, with their own causes.
 
         The causes of a message that was sent in a step are all messages that its sender read in the step. Messages from
         earlier steps, which the sender may remember, are left out. Outside of steps, the cause is the message that a
@@ -250,8 +251,8 @@ class EventLog:
             most: The most causes of each message, in the order in which the sender read them. `more` is the number of
                 causes that were left out.
 
-        Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-        outside of steps, is no answer, and its sender was handling no message.
+        Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if the message
+        has no cause: it was sent outside of steps, is no answer, and its sender was handling no message.
         """
         found: Why = self._source.ask("why", message_id=message_id, depth=depth, most=most)
         return found
@@ -259,9 +260,10 @@ class EventLog:
     def effects(self, message_id: str, depth: int = DEPTH) -> Effects:
         """Return which agents a message could have influenced, by step: its readers, their readers, and so on.
 
-        Once a message could have influenced an agent, all later messages of that agent could influence their readers.
+        If a message could have influenced an agent, all later messages of that agent could have influenced their
+        readers.
 
-        Args: depth is a number of steps; the first one is the step in which the message is read.
+        Args: depth is the number of steps to look at, from the step in which the message is read.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
         outside of steps.
@@ -274,7 +276,7 @@ class EventLog:
         return self._table("count", by=by, **fields)
 
     def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> CountSample:
-        """Count the rows after a position, as `count` does. If there are more than `most` rows, count a sample of them.
+        """Count the rows after the position `after`, as `count` does. If there are more than `most`, count a sample.
 
         Use this to refresh a view of a running experiment often. Unlike the other queries, this one does not wait for
         messages that the log has not read yet. It returns the counts, the position `reached` (pass it as `after` in the
@@ -323,25 +325,25 @@ class EventLog:
         checked only as a whole.
 
         Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Unbalanced is
-        also raised if rows are known to be missing because the server lost them.
+        also raised if the log says that the server has lost rows.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of a step. Equal messages give equal digests, in whatever groups the agents are.
+        """Return the digest of a step. Equal messages give equal digests, whatever groups the agents are in.
 
         The digest covers the messages that groups sent in the step, and the messages from outside that were read in the
         step. Messages from outside that a rule blocked or rewrote are left out. The digest is final once all groups
-        have ended the step. A step that did not run has the digest of a step without messages; `messaging.steps.digest`
-        tells such steps apart. See docs/steps.md.
+        have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
+        use `messaging.steps.digest`. See docs/steps.md.
         """
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
         """Return the digest of all steps up to `step`.
 
-        Two runs have the same result if all of these steps have equal digests in both runs.
+        Two runs give the same result if each of these steps has the same digest in both runs.
         """
         return bytes(self._source.ask("history_digest", step=step))
 
@@ -349,8 +351,8 @@ class EventLog:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
         Both must be runs in steps. In each step, the messages of each agent are compared, with their recipients, order,
-        fates, rules and labels. Message ids are not compared. The first message is the one that comes first by step,
-        then by recipient, then by sender, then by the order of sending.
+        fates, rules and labels. Message ids are not compared. Messages are ordered by step, then by recipient, then by
+        sender, then by the order of sending.
 
         Raises: ConfigError unless both runs had steps.
         """
@@ -367,7 +369,7 @@ class EventLog:
         return found
 
     def tail(self, *, timeout_s: float | None = None, **fields: Unpack[Fields]) -> Tail:
-        """Iterate over new rows, or over the rows after the position `after`, as soon as they are logged.
+        """Iterate over new rows, or over the rows after the position `after`. Each row comes as soon as it is logged.
 
         The iteration ends when no row has come for timeout_s seconds (None: there is no timeout), after `limit` rows,
         or after the last row of a finished run.
@@ -387,7 +389,7 @@ class EventLog:
     ) -> Iterator[pa.Table]:
         """Yield the result of `query` as tables of at most `rows` rows.
 
-        The log is read up to the row that is the last one now. At least one table is yielded, which may be empty.
+        The log is read up to the row that is the last one now. There is at least one table, which may be empty.
 
         Args: with `expand` a table may have more than `rows` rows, because each broadcast becomes one row per hearer.
         """

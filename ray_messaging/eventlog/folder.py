@@ -65,9 +65,9 @@ _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 class StepPosition(NamedTuple):
     """How far the log has read an experiment's steps.
 
-    `handled` is the last step whose messages are all in the log. For later steps, only messages from outside of the
-    steps can be in the log. A box has the messages that one mailbox reads in one step. `outside` maps each box of a
-    later step to the number of its rows from outside that are in the log.
+    `handled` is the last step whose messages are all in the log. Of later steps, the log can have only messages from
+    outside of the steps. A box has the messages that one mailbox reads in one step. `outside` maps each box of a later
+    step to the number of its rows from outside that the log has.
     """
 
     handled: int
@@ -124,7 +124,7 @@ class Folder:
     def prepare(self, exp_id: str, *, any_schema: bool = False) -> None:
         """Create the folder for an experiment's log if needed, and check that it can be used.
 
-        Args: with `any_schema`, segments of another schema are accepted, because they will be removed.
+        Args: with `any_schema`, segments of another schema are accepted. The caller is going to remove them.
 
         Raises: LogError if the folder cannot be written, or holds the log of another experiment.
         """
@@ -158,7 +158,7 @@ class Folder:
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
-        """Write a segment durably, in place of a segment with the same number, if any. Raises OSError if that fails."""
+        """Write a segment durably. It replaces a segment with the same number. Raises OSError if that fails."""
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:

@@ -103,7 +103,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
-    """Return the last step that was copied, if the folder has a fork that was never started; otherwise None."""
+    """If the folder has a fork that was never started, return the last step that was copied; otherwise None."""
     record = read_run(folder)
     return None if record is None or record.parent is None or record.starts else record.parent.step
 
@@ -165,7 +165,7 @@ def has_ended(folder: "Folder") -> bool:
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return advice if the run's record has no end of the last start; return None if it has, or if there is no record.
+    """Return advice if the run's record has no end for the last start; otherwise, or without a record, return None.
 
     Raises: the same errors as `read_run`.
     """
@@ -236,10 +236,10 @@ def command_line() -> list[str]:
 class RuleChange(msgspec.Struct, frozen=True):
     """One change of an experiment's rules while it ran.
 
-    `change` is insert, replace or remove, or for a rule with a list of pairs, the method that changed the list. `rule`
-    is the rule's description. `step` is the first step to which the change applies (None: the experiment has no steps).
-    If `exact` is true, the change applies to all messages of this step. Otherwise it took effect in the middle of the
-    step, so that two runs with the same change may differ.
+    `change` is insert, replace or remove. For a rule with a list of pairs, it may also be the method that changed the
+    list. `rule` is the rule's description. `step` is the first step to which the change applies (None: the experiment
+    has no steps). If `exact` is true, the change applies to all messages of this step. Otherwise the change took effect
+    in the middle of the step, so two runs with the same change may differ.
     """
 
     at: float  # the time of the change in unix seconds
@@ -267,8 +267,8 @@ def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
 class FolderAccount(msgspec.Struct, frozen=True):
     """The account of a log's folder: its owner, and descriptions of rows that are known to be missing.
 
-    `writer` names the owner in the form `run/writer`. While another run takes the folder over, it names only the run.
-    `experiment` is the owner's experiment.
+    `writer` names the owner in the form `run/writer`. While another run takes the folder over, `writer` names only that
+    run. `experiment` is the owner's experiment.
     """
 
     writer: str = ""
@@ -276,7 +276,7 @@ class FolderAccount(msgspec.Struct, frozen=True):
     experiment: str = ""
 
     def belongs_to(self, writer: str) -> bool:
-        """Return whether a writer may publish files: whether it is the owner, or the account names no owner."""
+        """Return whether a writer may publish files: it is the owner, or the account names no owner."""
         return self.writer in {"", writer}
 
 

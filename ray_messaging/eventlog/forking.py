@@ -72,7 +72,7 @@ def record_of(parent: Folder) -> RunRecord:
 def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     """Copy a run's files and rows up to a checkpoint into another experiment's folder, which must not have a log yet.
 
-    In a local file system the copy appears at once when it is complete: it is made beside the folder, and renamed.
+    In a local file system the copy is made beside the folder and then renamed, so that it appears as a whole.
 
     Raises: AlreadyExists if the folder has a log, or is local and not empty; LogError if a folder cannot be used.
     """

@@ -108,7 +108,7 @@ NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.
 
 
 def head_of(exp_id: str) -> dict[bytes, str]:
-    """Return metadata for tables of an experiment, with which readers compose channels that are stored as null."""
+    """Return metadata for an experiment's tables, from which readers compose channels that are stored as null."""
     return {_HEAD: f"exps:{exp_id}:agents:"}
 
 
@@ -145,7 +145,7 @@ def sent_name(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a typed column's name without its type. Files have this name if x has only one type."""
+    """Return a typed column's name without its type. Files use this name for `payload.x` if x has only one type."""
     return f"{_TYPED}{sent_name(name)}"
 
 
@@ -160,7 +160,7 @@ def name_with_type(name: str, kind: str) -> str:
 def with_types_in_names(table: pa.Table) -> pa.Table:
     """Return a table in which the names of typed columns contain their types.
 
-    Then columns of different tables have equal types if they have equal names.
+    In such tables, columns with equal names have equal types.
     """
     names = [
         name_with_type(sent_name(field.name), _spelled(field.type)) if field.name.startswith(_TYPED) else field.name
@@ -209,7 +209,10 @@ def laid_out(table: pa.Table) -> pa.Table:
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Return a table without the optional columns that have no value. Each would add 2% to the time of writing."""
+    """Return a table without the optional columns that have no value.
+
+    Each of them would add 2% to the time of writing.
+    """
     may_go = table.column_names if typed_names(table.column_names) else OPTIONAL
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)

@@ -47,7 +47,7 @@ def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figu
 
 
 def new_figure(width: float, *heights: float) -> tuple[Any, Any]:
-    """Return a figure and its axes, one below the other. Width and heights are in inches.
+    """Return a figure and its axes, which are one below the other. Width and heights are in inches.
 
     Raises: ImportError, which says how to install matplotlib, if it is not installed.
     """

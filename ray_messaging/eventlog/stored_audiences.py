@@ -22,7 +22,7 @@ from ray_messaging.eventlog.folder import AUDIENCES, Folder
 
 
 class StoredAudiences(LocalFolder):
-    """The audiences of a folder on an object store. They are copied to a folder of this machine when they are read.
+    """The audiences of a folder on an object store. When one is read, it is copied to a folder of this machine.
 
     Args: `here` is the folder of the copies; None: a temporary one.
     """

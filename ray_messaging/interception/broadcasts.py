@@ -65,7 +65,7 @@ def once_each(batch: Batch, rows: PairRows) -> Batch:
 
 
 class BarredPairs:
-    """A cache of the pairs of sender and hearer that a check blocks in one version of an audience.
+    """A cache of the pairs of sender and hearer that a rule's check blocks in one version of an audience.
 
     The check judges a sender's pairs only once, at the sender's first broadcast, unless the cache was full then. A
     blocked pair is stored as the index of its hearer among the sender's hearers. Senders whose ids are not ints are not
@@ -86,7 +86,7 @@ class BarredPairs:
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the rows of a batch that are blocked, ascending. At most `room` entries are added to the cache."""
+        """Return the rows of a batch that are blocked, ascending. This adds at most `room` entries to the cache."""
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
         senders = batch.from_ids.values[pairs.starts]
@@ -139,7 +139,7 @@ class BarredPairs:
 class Intersections:
     """A cache, limited in size, of the pairs that each rule blocks in each audience version.
 
-    Changed rules are forgotten.
+    If a rule changes, its pairs are dropped.
     """
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:

@@ -39,9 +39,9 @@ class DelegatedRules:
 
     The server accepts messages that the snapshot has passed only while the snapshot's number is valid. So the snapshot
     needs no time limit. It is used until the server, the interceptor or the end of the connection shows that it is
-    outdated. Delegated rules can only pass a whole batch. If they would block one of its rows, the interceptor judges
-    the batch. A process that is killed may not have reported its last passed messages. Then the interceptor's count
-    `judged` is too low by the number of these messages.
+    outdated. Delegated rules can only pass a batch as a whole. If they would block one row, the interceptor judges the
+    batch. If a process is killed before it has reported its last passed messages, the interceptor's count `judged` is
+    too low by their number.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -102,7 +102,7 @@ class DelegatedRules:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is a snapshot, and it has no rules."""
+        """Return whether there is a snapshot without any rules."""
         return self._passing is not None and not self._rules
 
     async def fetched(self) -> None:
@@ -208,7 +208,7 @@ class DelegatedRules:
             self._passing, self._rules = BatchVerdict(epoch=snapshot.number), rules
 
     async def close(self) -> None:
-        """Drop the snapshot, and report the last passed messages if the interceptor can be reached."""
+        """Drop the snapshot, and report the last passed messages, if the interceptor can be reached."""
         held = 0 if self._passing is None else self._passing.epoch
         self.drop()
         lane, self._lane = self._lane, None

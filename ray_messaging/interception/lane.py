@@ -46,7 +46,9 @@ class LaneAddress(NamedTuple):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A connection that carries frames. Before a frame larger than `limit_bytes` is read, the connection ends.
+    """A connection that carries frames.
+
+    If a frame is larger than `limit_bytes`, the connection ends before the frame is read.
 
     The socket is read into one buffer. A frame stays in the buffer until it is handled, so that no bytes are copied.
     """
@@ -109,7 +111,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     @property
     def unhandled(self) -> int:
-        """Return how many bytes have arrived that are not handled yet."""
+        """Return how many of the bytes that have arrived are not handled yet."""
         return self._high - self._low
 
     def send(self, *parts: bytes) -> None:
@@ -153,7 +155,7 @@ class LaneClient(FrameProtocol):
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
         """Connect to the lane and send the token.
 
-        Raises: OSError if that fails; TimeoutError, which is an OSError too, if it takes longer than timeout_s or
+        Raises: OSError if that fails; TimeoutError, which is also an OSError, if it takes longer than timeout_s or
         OPENING_S.
         """
         loop = asyncio.get_running_loop()

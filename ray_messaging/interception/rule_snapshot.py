@@ -35,8 +35,8 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
     """A messager's request for a rule snapshot.
 
     `held` is the number of the snapshot that the messager has (0: none). `passed` is the number of messages that were
-    passed by delegated rules since the last request. It is negative if the interceptor has judged messages that were
-    counted in earlier requests.
+    passed by delegated rules since the last request. `passed` is negative if messages of an earlier request were in the
+    end judged by the interceptor.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -92,7 +92,7 @@ def can_delegate(rules: Sequence[Rule]) -> bool:
 
 
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return the number of pairs, edges and members in all rules of a sequence that can be delegated."""
+    """Return the number of pairs, edges and members in some rules, all of which can be delegated."""
     return sum(rule.size if isinstance(rule, AllowGraph) else len(rule.state or ()) for rule in rules)
 
 

@@ -69,7 +69,7 @@ class VerdictClient:
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that passes whole broadcasts, whoever hears them, or None if there may be rules."""
+        """Return a verdict that passes broadcasts to all their hearers, or None if there may be rules."""
         return None
 
     @property
@@ -78,7 +78,7 @@ class VerdictClient:
         return False
 
     async def outdated(self, *, successor: bool) -> None:  # noqa: ARG002 - for subclasses
-        """Drop verdicts of this client, because the server has answered that they are no longer valid.
+        """Drop this client's verdicts, because the server has answered that they are no longer valid.
 
         Args: `successor` says that another interceptor has taken over, and that the earlier one must not be asked
         again.
@@ -92,13 +92,14 @@ class VerdictClient:
 def verdict_client_for(
     interceptor: object, timeout_s: float, exp_id: str | None = None, *, delegate_rules: bool = False
 ) -> VerdictClient:
-    """Return the client for an interceptor: an object in this process, our actor, or any actor with `forward`.
+    """Return the client for an interceptor, which is an object in this process, our actor, or any actor with `forward`.
 
     Args:
         exp_id: the experiment of the messages; this library's actor refuses messages of another experiment.
-        delegate_rules: whether the client may apply delegated rules. This is safe only if the server checks the
+        delegate_rules: whether the client may apply delegated rules, which is safe only if the server checks the
             snapshot's number.
-    Raises: ConfigError if the interceptor is none of these, or has rules that nobody would ask.
+    Raises: ConfigError if the interceptor is none of these, or if it has a rule that judges whole steps, but no steps
+    are judged.
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
@@ -163,7 +164,7 @@ class LocalVerdictClient(VerdictClient):
         return not self._interceptor.rules.now
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes whole broadcasts, whoever hears them, or None if there are rules."""
+        """Return a verdict that passes broadcasts to all their hearers, or None if there are rules."""
         # This call makes the interceptor use the rules of the batch's step.
         await self.judge(broadcasts.take(np.zeros(0, np.intp)))
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
@@ -244,7 +245,7 @@ class RemoteVerdictClient(VerdictClient):
 
     @property
     def judges_nothing(self) -> bool:
-        """Return whether it is known that there are no rules now: this client applies the rules, and has none."""
+        """Return whether this client knows that there are no rules now. It knows that only by delegated rules."""
         return self._delegated_rules is not None and self._delegated_rules.empty
 
     async def judge(self, batch: Batch) -> BatchVerdict:
@@ -265,7 +266,7 @@ class RemoteVerdictClient(VerdictClient):
         return (await self._verdicts(batch, with_payload=False, patient=True)).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return a verdict that passes whole broadcasts, whoever hears them, or None if there are rules."""
+        """Return a verdict that passes broadcasts to all their hearers, or None if there are rules."""
         rules = self._delegated_rules
         if rules is None:
             return None

@@ -40,7 +40,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     """The interceptor's reply about one batch.
 
     `epoch` is the interceptor's epoch, or the number of the rule snapshot that has passed the batch. If `judged` is
-    False, nothing was decided, because the rules need payloads, which the next request must contain. `wants_payload`
+    False, nothing was decided, because the rules need payloads: the next request must contain them. `wants_payload`
     says whether later batches must contain payloads. `deferred` are the rows (uint32) that wait for a slow rule.
     `snapshot` is the number of the rule snapshot that is valid and can be requested, or 0 if there is none (see
     `rule_snapshot`).
@@ -94,7 +94,7 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         self.deferred |= other.deferred
 
     def moved(self, places: Mapping[int, int]) -> "BatchVerdict":
-        """Return the verdicts on some rows as verdicts on another batch.
+        """Return these verdicts as verdicts on another batch.
 
         Row i of this batch is row `places[i]` there.
         """

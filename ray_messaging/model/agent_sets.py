@@ -18,7 +18,7 @@ _PIECE = 65_536  # the most ids that are turned into Python objects at a time
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
     """Return ids as a column without repetitions, in the given order; raise InvalidAddress for the first invalid id.
 
-    Args: With `once` an id that comes twice is invalid, too.
+    Args: With `once`, an id that comes twice is invalid too.
     """
     if isinstance(agents, AgentSet):
         return agents.column
@@ -40,7 +40,10 @@ def _distinct(ids: IdColumn) -> IdColumn:
 
 
 def check_agents(agents: object) -> None:
-    """Raise InvalidAddress if `agents` is not a collection of ids, or also has values, which would be lost."""
+    """Raise InvalidAddress unless `agents` is a collection of ids.
+
+    A mapping is refused, because its values would be lost.
+    """
     if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
         raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)
     # The nodes of a networkx graph are a Mapping, but also a Set, so they are accepted.

@@ -25,7 +25,7 @@ _HALF = 26  # Mantissas are added in halves of this many bits, so that the sum o
 
 
 class Aggregate:
-    """Base of aggregates for `collect=`. An aggregate computes, in each step, one or several numbers from all agents.
+    """Base of aggregates for `collect=`. In each step, an aggregate computes one or several numbers from all agents.
 
     `living` leaves out the agents that have called `me.stop()`.
     """
@@ -48,7 +48,7 @@ class Aggregate:
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
         """Return the kind of the aggregate, and the partial result of a group's agents, which `merged` needs.
 
-        A group that has none of the agents that an `Of` chose has an empty partial result, which does not change the
+        If a group has none of the agents that an `Of` chose, its partial result is empty, and does not change the
         merged result.
 
         Args: `counted` says which of the values are included (None: all of them).
@@ -97,14 +97,14 @@ class Sum(Aggregate):
 
 
 class Mean(Aggregate):
-    """The mean over all agents of a number in their states, for `collect=`: one number per step.
+    """The mean of a number in the states of all agents, for `collect=`: one value per step.
 
     The mean is exact, except for one rounding at the end, so it does not depend on how the agents are grouped. Agents
     that have called `me.stop()` are included, unless `living` is True.
 
-    Args: `name` is the key in the state and the name of the column. `of` is another key of the state, or a function: an
-    agent's number is then `of(me)`, and in a run with by="group", `of(group)` is an array of all agents' numbers.
-    `living` leaves out the agents that have called `me.stop()`.
+    Args: `name` is the key in the state and the name of the column. With `of`, `name` is only the name of the column.
+    `of` is a key of the state, or a function: an agent's number is then `of(me)`, and in a run with by="group",
+    `of(group)` is an array of all agents' numbers. `living` leaves out the agents that have called `me.stop()`.
     """
 
     kind = "mean"
@@ -120,7 +120,7 @@ class Mean(Aggregate):
 
 
 class Min(Aggregate):
-    """The least of a number over all agents, for `collect=`; NaN if some number is NaN, or if there are no agents.
+    """The smallest value of a number over all agents, for `collect=`; NaN if some value is NaN, or without agents.
 
     Args: as for `Mean`.
     """
@@ -138,7 +138,7 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The greatest of a number over all agents, for `collect=`; NaN if some number is NaN, or if there are no agents.
+    """The largest value of a number over all agents, for `collect=`; NaN if some value is NaN, or without agents.
 
     Args: as for `Mean`.
     """
@@ -155,10 +155,10 @@ class Max(Aggregate):
 
 
 class Quantile(Aggregate):
-    """A quantile over all agents of a number in their states, for `collect=`, by linear interpolation.
+    """A quantile, by linear interpolation, of a number in the states of all agents, for `collect=`.
 
     The result is that of `numpy.quantile`, rounded once at the end. It is NaN if some number is NaN, or if there are no
-    agents. `q` is between 0 and 1: 0.5 is the median. The other arguments are those of `Mean`. To collect several
+    agents. `q` is between 0 and 1: 0.5 gives the median. The other arguments are as for `Mean`. To collect several
     quantiles of one key, write `Quantile("p10", 0.1, of="wealth")` and so on.
     """
 
@@ -198,7 +198,7 @@ class Quantile(Aggregate):
 class Gini(Aggregate):
     """The Gini coefficient of a number over all agents, for `collect=`.
 
-    It is 0 if all agents have the same number, and near 1 if one agent has nearly all.
+    The coefficient is 0 if all agents have the same number, and near 1 if one agent has nearly the whole sum.
 
     It is the mean absolute difference over all pairs of agents, divided by twice the mean, with one rounding at the
     end. It is NaN if some number is NaN or infinite, or if there are no agents, and 0 if all numbers are 0. Each step
@@ -232,7 +232,7 @@ class Gini(Aggregate):
 
 
 class Count(Aggregate):
-    """The number of agents that have each value of a key in their states, for `collect=`.
+    """The number of agents with each value of a key in their states, for `collect=`.
 
     There is a column `name=value` for each value.
 
@@ -262,7 +262,7 @@ class Count(Aggregate):
 
 
 class Share(Count):
-    """The share of the agents that have each value of a key in their states, for `collect=`.
+    """The share of agents with each value of a key in their states, for `collect=`.
 
     There is a column `name=value` for each value.
 

@@ -48,7 +48,7 @@ def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
 class Attempt(NamedTuple):
     """The identity of one attempt of a group to run a step.
 
-    If an attempt fails, the group's next driver makes another one, which compares greater.
+    If an attempt fails, the group's next driver makes another attempt, which compares as greater.
     """
 
     group: str
@@ -63,8 +63,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     topic is `topics[topic[i]]`; if `topic` is None, all messages have the only topic. The step (int64) and the time
     (float64, unix seconds) are columns, or one value for all messages. The payload is `lines[i]`, unless the batch has
     only ids. `labels` maps a label to its rows (uint32, ascending). `noted` are the rows that the event log takes from
-    a log note (see `wire.notes`) instead of this batch. `rows` is n; it is an attribute because a call of `len` is
-    slow.
+    a log note (see `wire.notes`) instead of this batch. `rows` is n, as an attribute, because a call of `len` is slow.
     """
 
     sender: str
@@ -130,7 +129,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def ordinal(self) -> NDArray[np.uint32] | None:
-        """Return each message's ordinal among its sender's messages in the step; None outside of steps."""
+        """Return the ordinal of each message among its sender's messages in the step; None outside of steps."""
         return None if self.extension is None or self.step is None else self.extension.ordinal
 
     @property

@@ -53,16 +53,15 @@ class ByContent(partial[R]):
 
 
 def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
-    """Return a function for `me.remember`, whose answers `Calls(store=)` shares in the given way.
+    """Return a function for `me.remember`. `Calls(store=)` shares its answers in the way that is given here.
 
     Args:
         function: The function, async or plain.
-        sample: The number of different answers that equal calls share. With 3, each equal call gets one of three
-            answers, chosen by agent, step and seed. If an agent makes three equal calls in one step, it gets all three
-            answers. None: answers are not shared, and each call is made.
-        uses: A value that is used in place of the objects that the function uses besides its arguments. For a client of
-            a model it may be ("gpt-4o", "https://..."). It is needed if the content of such an object cannot be
-            determined.
+        sample: The number of different answers for equal calls. With 3, each of the equal calls gets one of three
+            answers, chosen by agent, step and seed; three equal calls of an agent in one step get all three. None:
+            answers are not shared, and each call is made.
+        uses: A value that stands for all objects that the function uses besides its arguments, if the content of such
+            an object cannot be determined. For a client of a model it may be ("gpt-4o", "https://...").
 
     Raises: ConfigError if `sample` is neither None nor a whole number of at least 1.
     """

@@ -101,13 +101,13 @@ def report_usage(
     output_tokens: int | None = None,
     cached_tokens: int = 0,
 ) -> None:
-    """Report the tokens that an answer has used, from inside of a function that `me.remember` calls.
+    """Report the tokens that an answer has used. Call this in a function that `me.remember` calls.
 
-    A function that returns an answer of OpenAI as a dict need not call this. A function that asks a model several times
-    calls this for each answer. Outside of calls by `me.remember`, nothing is counted.
+    A function that returns an answer of OpenAI as a dict need not report it. A function that asks a model several times
+    must report each answer. Outside of calls by `me.remember`, nothing is counted.
 
     Args:
-        answer: An answer, an object or a dict, with a `usage` in the form of OpenAI's API. For other answers pass the
+        answer: An answer with a `usage` in the form of OpenAI's API: an object or a dict. For other answers pass the
             numbers.
         model: The model whose price is used; None: the model that the answer names.
         input_tokens: The number of tokens of the prompt, including those from a cache.
@@ -140,14 +140,14 @@ def report_usage(
 
 
 def read_usage(meter: CallMeter, answer: object, needed_of: str | None) -> None:
-    """Count the usage that the result of a function contains, unless the function has already reported a usage.
+    """Count the usage in the result of a function, unless the function has already reported a usage.
 
     The result is used only if it is a dict with numbers of tokens, because `usage` may mean something else in a user's
     dict.
 
     Args: `needed_of` is the name of the function if it must report its usage, or None.
 
-    Raises: ConfigError if the function must report its usage, and has not.
+    Raises: ConfigError if the function must report its usage, but has not done so.
     """
     found = _reported(answer) if meter.used is None and isinstance(answer, dict) and "usage" in answer else None
     if found is not None and _are_counts(*found[1:]):

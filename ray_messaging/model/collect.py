@@ -18,7 +18,7 @@ class Of:
     """A choice of agents for `collect=`: its function or aggregates measure only these agents.
 
     `Of([7, "book"], lambda me: {"price": me.state["price"]})` collects rows of two agents, and `Of(leaders,
-    Mean("mood"))` a mean over some agents. A list for `collect=` may have an `Of` with aggregates beside other
+    Mean("mood"))` a mean over some agents. A list for `collect=` may contain an `Of` with aggregates beside other
     aggregates.
 
     Args:
@@ -57,7 +57,7 @@ def _aggregates(collect: object) -> Iterator[Aggregate]:
 
 
 def function_of(collect: Any) -> tuple[Callable[[Any], Any] | None, AgentSet | None]:  # noqa: ANN401 - as in `Of`
-    """Return the function in an argument `collect`, or None, and the agents that it measures (None: all agents)."""
+    """Return the function in an argument `collect` (None: there is none), and which agents it measures (None: all)."""
     if isinstance(collect, Of):
         return (collect.collect, collect.agents) if callable(collect.collect) else (None, None)
     return (collect, None) if callable(collect) else (None, None)

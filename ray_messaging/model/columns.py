@@ -271,7 +271,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     There are `count` lines. `index`, uint32, has the line of each row; if it is None, row i has line i.
 
     The lines are stored as one blob, in which each line ends with a newline, or as a list of lines without newlines.
-    Each of the two is made from the other on first use.
+    The blob is made from the list, or the list from the blob, on first use.
     """
 
     _blob: bytes | None
@@ -403,7 +403,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._ends
 
     def pack(self) -> None:
-        """Make the blob, and drop the list of lines. Freeing a list with one object per line later would be slow."""
+        """Make the blob, and drop the list of lines now, because it would be slow to free later."""
         if not self.raw:
             if self._blob is None:
                 self._blob = self.blob

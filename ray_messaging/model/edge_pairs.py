@@ -8,9 +8,9 @@ import numpy as np
 def edge_pairs(graph: Any) -> Any:  # noqa: ANN401 - anything networkx-like, or pairs of any kind
     """Return the edges of a user's graph as pairs of agents.
 
-    A graph like networkx's becomes a list of pairs: an edge of an undirected graph makes two pairs, one in each
-    direction, and a loop makes one pair. A table, an audience, or anything else that has `__array__` becomes an array
-    whose rows are the pairs. Any other graph is returned unchanged.
+    A graph like networkx's becomes a list of pairs. An edge of an undirected graph makes a pair in each direction, and
+    a loop makes one pair. A table, an audience, or anything else that has `__array__` becomes an array whose rows are
+    the pairs. Any other graph is returned unchanged.
     """
     if hasattr(graph, "__array__"):
         return np.asarray(graph)

@@ -65,7 +65,7 @@ def encode_exactly(value: object, place: str) -> bytes:
 
 
 def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
-    """Encode the items of a mapping to the bytes that `encode_exactly` makes of a list of tuples, but faster."""
+    """Encode the items of a mapping as `encode_exactly` encodes a list of tuples, but faster."""
     keys, values = [*pairs], [*pairs.values()]
     # Values that msgpack alone cannot encode exactly are left to `encode_exactly`.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
@@ -76,7 +76,9 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
-    """Encode a list of dicts, which errors call `place`; return the bytes, and equal dicts that nobody else can change.
+    """Encode a list of dicts; return the bytes, and equal dicts that nobody else can change.
+
+    Errors call the list `place`.
 
     The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
     from the bytes.

@@ -22,7 +22,7 @@ class AudiencePairs(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """How the rows of a batch represent pairs of sender and hearer. Each row is one broadcast to several hearers.
+    """How rows of a batch represent pairs of sender and hearer: each row is one broadcast to several hearers.
 
     All hearers are agents of one mailbox, and `agents` is the digest of that mailbox's set of agents. `pairs` is the
     number of pairs that the batch represents. If some pairs of the rows are left out, `kept` says which pairs remain

@@ -45,7 +45,7 @@ def all_finite(payloads: object) -> bool:
 
 
 def parts_of(value: Any) -> object:  # noqa: ANN401 - any part of a payload
-    """Return an object as a float, list or dict, whose floats can be examined; {} if the object has no parts."""
+    """Return an object in a form in which its floats can be examined: a float, list or dict; {} if it has no parts."""
     if isinstance(value, float):  # msgspec calls this function for subclasses of float
         return float(value)
     if isinstance(value, np.generic | np.ndarray):

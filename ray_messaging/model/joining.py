@@ -75,8 +75,8 @@ def _joined_lines(columns: Sequence[PayloadColumn], index: NDArray[np.uint32] | 
 def joined_batches(parts: Sequence[Batch]) -> Batch:
     """Return the messages of several batches, in order, as one batch that has no sender and no numbers yet.
 
-    Either all batches have payloads, or none has; the same holds for steps. Either all extensions have the same `kind`,
-    or some batches have no extension and the extensions of the others have only `caused_by`.
+    Either all batches have payloads, or none has. Either all have steps, or none has. Either all extensions have the
+    same `kind`, or some batches have no extension and the extensions of the others have only `caused_by`.
     """
     rows = [part.rows for part in parts]
     lines = [part.lines for part in parts if part.lines is not None]

@@ -8,7 +8,7 @@ NOTHING = type(None)
 
 
 def shown(place: Place) -> str:
-    """Return a place as a str, such as `payload["t"][0]`."""
+    """Return a place in a value as a str, such as `payload["t"][0]`."""
     if isinstance(place, str):
         return place
     within, key = place

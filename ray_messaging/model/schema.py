@@ -20,7 +20,7 @@ _REFUSALS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 class Misfitting(NamedTuple):
     """A payload that does not fit a schema.
 
-    `row` is its row (None: no row fits), `field` the field that does not fit, and `reason` says why.
+    `row` is the payload's row (None: no row fits), `field` the field that does not fit, and `reason` says why.
     """
 
     row: int | None
@@ -43,7 +43,7 @@ class Schema:
         self._known: dict[tuple[str, ColumnType], tuple[str, Any]] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
-        """Yield a Misfitting for each payload that does not fit, or a single one for a typed column of a wrong type."""
+        """Yield a Misfitting for each payload that does not fit, but only one for a typed column of a wrong type."""
         return self._of_columns(payloads) if isinstance(payloads, TypedColumns) else self._of_lines(payloads.json)
 
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:

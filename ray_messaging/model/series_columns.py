@@ -79,8 +79,8 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
 def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
     """Return the floats that each item contains, as columns. This takes half of the time of a loop over the items.
 
-    Each item must be a value like `like(number)`, with any float in each place where that has the number. Otherwise the
-    result is None.
+    Each item must look like `like(number)`, but may have any float where `like(number)` has the number. If an item does
+    not, the result is None.
     """
     try:
         zeros, ones = (np.frombuffer(_encode(like(number)), np.uint8) for number in _EXTREMES)

@@ -8,8 +8,8 @@ class Observer:
     """Receiver of a messager's events. The methods do nothing; a subclass overrides those that it needs.
 
     A messager calls a method once for each batch, frame, fetch or retry, in its event loop, and never for each message.
-    A method must return quickly, and must not raise an error: the send or fetch that calls the method would fail with
-    the error.
+    A method must return quickly, and must not raise an error, because the send or fetch that calls it would fail with
+    that error.
     """
 
     def batch_taken(self, messages: int, seconds: float) -> None:
@@ -43,7 +43,7 @@ class Observer:
         """Observe that a driver has committed a step that it had open for `seconds`."""
 
     def connected(self, server: str) -> None:
-        """Observe that there is a new connection to the server: the first one, or one that replaces a broken one."""
+        """Observe that there is a new connection to the server, either the first one or one after a broken one."""
 
     def retried(self, server: str, error: BaseException) -> None:
         """Observe that a call to the server has failed and will be made again."""

@@ -33,7 +33,7 @@ class Span(NamedTuple):
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
     """Return the rows of messages as spans; raise ConfigError for a message that was not fetched from this mailbox.
 
-    Messages that foreign clients published are in no mailbox. They have no rows, and are not committed.
+    A message that a foreign client published is in no mailbox. It has no row, and is not committed.
     """
     return spans_in(slices_of(messages), mailbox)
 
@@ -54,8 +54,8 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(
-                f"{mailbox!r} cannot acknowledge a message that it has not fetched, and that came {where}: "
-                "acknowledge the messages that its own fetch returned"
+                f"{mailbox!r} cannot acknowledge a message that it has not fetched; this message came {where}. "
+                "Acknowledge only messages that its own fetch returned"
             )
     return spans
 

@@ -47,9 +47,10 @@ _NEWS_S = 1.0  # the longest wait for news of steps in one call
 
 
 def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -> None:
-    """Raise an error if agents cannot move from the mailbox that has `record` to mailbox `target` (None: to none).
+    """Raise an error if agents cannot leave the mailbox of `record` for mailbox `target` (None: for no mailbox).
 
-    Raises: AlreadyExists if both are the same mailbox; UnknownName if the mailbox does not host one of the agents.
+    Raises: AlreadyExists if both are the same mailbox; UnknownName if one of the agents is not in the mailbox of
+    `record`.
     """
     if target == record.mailbox and agents:
         agent = next(iter(agents))
@@ -67,7 +68,7 @@ def moved_records(
 ) -> tuple[MailboxRecord, MailboxRecord | None]:
     """Return the new records of both mailboxes after a move of agents from `source` to `target`.
 
-    If `target` is None, the agents are removed. With steps, `version` is the version that the move gives the directory.
+    If `target` is None, the agents are removed. In steps, `version` is the version of the directory after the move.
     """
     claimed = source.by_subtopic()
     left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
@@ -181,9 +182,9 @@ class AgentMover:
             return MoveAttempt(*moved_records(here, there, self._agents), version)
         if here.globs:
             raise ConfigError(
-                f"group {self._source!r} listens to channel patterns (such as {here.globs[0]!r}), so no agent can be "
-                "moved out of it in an experiment with steps: it is not known which of its agents a pattern is meant "
-                "for. Create the group without patterns"
+                f"group {self._source!r} listens to channel patterns (such as {here.globs[0]!r}), so in an experiment "
+                "with steps no agent can be moved out of it, because it is not known for which agent a pattern is "
+                "meant: create the group without patterns"
             )
         return MoveAttempt(*moved_records(here, there, self._agents, version + 1, self._directory.dates), version)
 
@@ -195,8 +196,8 @@ class AgentMover:
             if left <= 0:
                 raise self._failed(
                     f"agents cannot go from group {self._source!r} to {self._target!r} yet: group {self._target!r} "
-                    f"takes part from step {found.since} on, and the last step that was opened is {progress.latest}. "
-                    "Let the groups go on with their steps, then try again"
+                    f"takes part only from step {found.since} on, and the latest open step is {progress.latest}. Let "
+                    "the groups go on with their steps, then try again"
                 )
             await store.wait(progress.news, min(_NEWS_S, left))
 
@@ -205,13 +206,14 @@ class AgentMover:
         record = None if self._target is None else self._directory.records.get(self._target)
         if outcome is MoveOutcome.TOO_LARGE:
             raise self._failed(
-                f"group {self._target!r} takes no frame as large as one that waits in {self._source!r}: let "
-                f"{self._source!r} fetch that frame first, or raise the mailbox_bytes of {self._target!r}"
+                f"group {self._target!r} cannot take a batch of messages that waits in {self._source!r}, because the "
+                f"batch is too large for its mailbox: let {self._source!r} fetch that batch first, or raise the "
+                f"mailbox_bytes of {self._target!r}"
             )
         if self._unread is None and record is not None and record.exclusive:
             raise self._failed(
                 f"agents cannot go from group {self._source!r} to {self._target!r}, because group {self._target!r} "
-                "leaves the steps, or has left them: let it go on with its steps, or choose another group"
+                "is leaving the steps, or has left them: let that group go on with its steps, or choose another group"
             )
         raise UnknownName(f"there is no group {self._target!r} to move to", kind="group", value=self._target)
 
@@ -221,8 +223,8 @@ class AgentMover:
                 f"the mailbox of {self._target!r} has no room for the messages that wait: let group {self._target!r} "
                 "fetch"
             ),
-            MoveOutcome.LOG_FULL: "the event log is behind: wait for it",
-        }.get(outcome, "mailboxes come and go, or fill faster than they are read: wait for that to end")
+            MoveOutcome.LOG_FULL: "the event log does not keep up: wait until it does",
+        }.get(outcome, "groups are made and removed, or mailboxes fill faster than they are read: wait until that ends")
         return self._failed(
             f"agents could not leave group {self._source!r} within {timeout:g} s, and nothing has changed: {why}, then "
             "try again"
@@ -262,7 +264,7 @@ class UnreadMessages:
 
     @asynccontextmanager
     async def held_back(self, agents: AgentSet, timeout: float) -> AsyncIterator[float]:
-        """Hold back messages for agents. When the messages fetched for them are committed, yield the move's deadline.
+        """Hold back messages for agents. Once the messages fetched for them are committed, yield the move's deadline.
 
         There is one move at a time. If the move fails, an attempt that reaches the server later has no effect.
 
@@ -278,7 +280,7 @@ class UnreadMessages:
                 # An attempt of this move may still reach the server, or may have made the mailbox refuse messages.
                 if self._number > before:
                     give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
-                    await persist(give_up, LEASE_RETRY, f"agents do not leave {self._name} after all")
+                    await persist(give_up, LEASE_RETRY, f"the agents stay in {self._name}")
                 raise
             finally:
                 self._inbox.withhold(None)
@@ -301,8 +303,8 @@ class UnreadMessages:
         except TimeoutError as error:
             raise MoveFailed(
                 f"agents cannot leave group {self._name!r}: after {timeout:g} s, {left:,} messages that were fetched "
-                "for them are not committed. Nothing has changed: let their handlers end, or ack() what was fetched, "
-                "then try again, with a longer timeout if handling takes longer",
+                "for them are not committed. Nothing has changed: let the handlers of these messages end, or ack() "
+                "the messages, then try again, with a longer timeout if handlers take longer",
                 group=self._name,
                 messages=left,
             ) from error
@@ -399,7 +401,7 @@ class UnreadMessages:
             flight.acks(),
             stay,
             go,
-            f"its agent was removed from group {self._name!r}",
+            f"its recipient was removed from group {self._name!r}",
         )
 
 
@@ -410,7 +412,7 @@ def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Record the rows of pieces as taken and acknowledged. Return the rows that were not acknowledged before."""
+    """Record the rows of pieces as taken and acknowledged. Return the rows that were not yet acknowledged."""
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None

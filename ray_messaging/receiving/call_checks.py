@@ -11,15 +11,22 @@ CommitMode = Literal["next", "acked"]
 
 
 def check_fetch(limit: int | None, commit: str = "next", *, complete: bool = False) -> None:
-    """Raise ConfigError for an unknown `commit`, or a `limit` that is below 1, no number, or given with `complete`."""
+    """Raise ConfigError for an unknown `commit`, and for a `limit` that is invalid or is given with `complete`."""
     if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
-        raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
+        raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all messages that have arrived")
     if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
+        raise ConfigError(
+            f"limit must be at least 1, not {limit!r}: leave it out to fetch all messages that have arrived"
+        )
     if limit is not None and complete:
-        raise ConfigError("complete=True fetches all that the server has: leave out the limit, or complete")
+        raise ConfigError(
+            "complete=True fetches all messages that the server has, so there can be no limit: leave "
+            "out limit=, or complete="
+        )
     if commit not in {"next", "acked"}:
-        raise ConfigError(f"commit must be 'next' (by the next fetch) or 'acked' (by ack alone), not {commit!r}")
+        raise ConfigError(
+            f"commit must be 'next' (the next fetch commits) or 'acked' (only ack commits), not {commit!r}"
+        )
 
 
 def check_timeout(timeout: object, *, optional: bool = True, positive: bool = False) -> None:

@@ -56,7 +56,7 @@ class EntryRows(msgspec.Struct, gc=False):
 
 
 class InFlight:
-    """The rows that were taken from a mailbox and are not before the cursor yet, numbered in the order of taking.
+    """The rows that were taken from a mailbox and are after its cursor, numbered in the order of taking.
 
     `taken` rows were taken, and the first `front` of these rows are before the cursor. Rows that are acknowledged after
     the cursor are kept as intervals of numbers, so that adjacent rows are one interval, even if they belong to
@@ -110,7 +110,7 @@ class InFlight:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of the taken frames that are after the cursor, without frames that were taken in part."""
+        """Return the bytes of the frames after the cursor that were taken whole."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
@@ -132,7 +132,7 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether row `low` was acknowledged before it was taken, and up to which row this is the same."""
+        """Return whether row `low` was acknowledged before it was taken, and the first row of which this is not so."""
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:
@@ -302,7 +302,7 @@ class InFlight:
 class Commits:
     """The durable cursor of a mailbox.
 
-    Only one write at a time is made; changes during a write go into the next write.
+    There is only one write at a time. Changes that are made during a write go into the next write.
     """
 
     def __init__(self, transport: "RedisTransport", mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
@@ -323,7 +323,7 @@ class Commits:
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge the rows that the next fetch commits, or all taken rows (`everything`).
+        """Acknowledge the rows that the next fetch would commit, or with `everything` all taken rows.
 
         Return whether a write is due.
         """
@@ -388,13 +388,16 @@ class Commits:
                 self.concluded(done)
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that another call has written acknowledged ranges to the server, which the next write must replace."""
+        """Record the acknowledged ranges that another call has written to the server.
+
+        The next write must replace them.
+        """
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
         """Write the cursor in the background, until the server has all acknowledgements.
 
-        If the last write in the background has failed, begin a new one, and raise the error of the failed one.
+        If the last write in the background has failed, begin a new one, and raise the error of the failed write.
         """
         before = self._background
         if before is None or before.done():
@@ -416,8 +419,8 @@ def too_many(mailbox: str, messages: int) -> CommitFailed:
     """Build the error for acknowledgements in too many separate ranges."""
     return CommitFailed(
         f"{messages:,} messages of {mailbox!r} are not acknowledged: at most {MOST_RANGES:,} separate ranges of "
-        "messages can be acknowledged while older messages are not. Acknowledge the older messages first, or fetch "
-        "fewer at a time",
+        "messages can be acknowledged before older messages are. Acknowledge the older messages first, or fetch "
+        "fewer messages at a time",
         group=mailbox,
         messages=messages,
     )

@@ -25,7 +25,7 @@ _RETURNED = 10_000
 
 
 class FetchOptions(NamedTuple):
-    """Options of a handle's fetch.
+    """The options that a handle passes with a fetch.
 
     `number` is the number of the fetch, counted from 1 for each handle. `received` is the number of the handle's last
     fetch with commit="acked" whose answer has arrived at the handle.
@@ -43,8 +43,8 @@ NEXT = FetchOptions()
 class HeldByHandle(NamedTuple):
     """How many messages one handle holds, and for how many `seconds` it has held the oldest of them.
 
-    `came_again` counts the messages that the handle held for too long, so that they were delivered again. It is set to
-    0 when the handle commits a lease in time.
+    `came_again` counts the messages that were delivered again because the handle held them for too long. When the
+    handle commits a lease in time, the count begins anew at 0.
     """
 
     holder: str
@@ -105,8 +105,8 @@ class DeliveryLeases:
 
     - The answer with the lease was lost: the holder gets them, with its next fetch.
     - The holder gave the lease up, or `lease_s` is over: any caller gets them.
-    - The holder no longer waited for the answer: the holder gets them, or a caller that has got no later messages. Any
-      other caller would read messages of a sender to a recipient out of order.
+    - The holder no longer waited for the answer: the holder gets them, or a caller that has got no later messages. To
+      any other caller, messages of one sender to one recipient would come out of order.
 
     Messages that are delivered again are in a new lease with a new token, and the old token is invalid.
     """
@@ -138,7 +138,7 @@ class DeliveryLeases:
         return holding | {name for name, known in self._holders.items() if known.fetch is not None}
 
     def held(self) -> list[HeldByHandle]:
-        """Return how many messages each handle holds, and how many it has held for too long.
+        """Return, for each handle, how many messages it holds, and how many it has held for too long.
 
         Messages that a handle gave up are not counted.
         """
@@ -163,7 +163,7 @@ class DeliveryLeases:
     async def give_back(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit leases in one write. Each lease comes with those of its rows to commit, or with None for all its rows.
+        """Commit leases in one write. `leases` has, with each lease, the rows to commit (None: all its rows).
 
         Return the leases that have ended, and an error if some rows could not be committed, otherwise None.
         """
@@ -223,8 +223,9 @@ class DeliveryLeases:
         held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
         return CommitFailed(
             f"{messages:,} messages of group {name!r} were held for {held_s:,.1f} s, so another fetch got them too, "
-            "and both handle them: messages that a handle holds for longer than MessagingConfig.loan_s "
-            f"({self._lease_s:g} s), or gives up, go to the next fetch. Fetch fewer at a time, or raise loan_s",
+            "and they are handled twice: messages that a handle holds for longer than MessagingConfig.loan_s "
+            f"({self._lease_s:g} s), or gives up, go to the next fetch. Fetch fewer messages at a time, or raise "
+            "loan_s",
             group=name,
             messages=messages,
             held_s=held_s,
@@ -232,13 +233,13 @@ class DeliveryLeases:
         )
 
     async def give_up(self, holder: str, token: Token | None) -> None:
-        """End a lease early, because its holder has failed. Then the next caller gets the lease's messages."""
+        """End a lease early, because its holder has failed. The next caller then gets the messages of the lease."""
         if token is not None and self._has(token) and self._leases[token.number].holder.name == holder:
             self._leases[token.number].due = self._next_due = 0.0
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
-        """End a fetch of a holder that no longer waits for the answer.
+        """End a fetch whose holder no longer waits for the answer.
 
         The messages that the fetch took are delivered again. The fetch may arrive after this call, because Ray may run
         the calls of an async actor out of order.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _UNLIMITED = nullcontext()
 _TRANSACTION_OPEN = (
     "a transaction of this messager is open: fetch by `tx.fetch_messages()` in its block, and leave the block before "
-    "anything else fetches, commits, or opens another one"
+    "you fetch or commit in another way, or open another transaction"
 )
 
 
@@ -46,7 +46,7 @@ class FetchGate:
     """Exclusive access to a messager's messages, for one transaction at a time.
 
     It also has the state after the last transaction. If the outcome of the last transaction is unknown, the next caller
-    first asks the server for it.
+    first asks the server for the outcome.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -78,7 +78,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches. Keep the messages of later ones, to put them back on failure."""
+        """Begin a transaction: commit earlier fetches, and keep later ones, so that a failure can put them back."""
         if self._inbox.paused:
             await self._inbox.flowing.wait()
         self._commits, self.free = commits, False
@@ -161,7 +161,7 @@ class Iteration(AsyncIterator[Message]):
 
 
 class Fetcher:
-    """The part of a messager that fetches. Its inbox gets messages after the first subscription.
+    """The part of a messager that fetches. After the first subscription, messages come into its inbox.
 
     `unavailable` builds the error for a messager that is not open, and so cannot fetch. It is None while the messager
     can fetch.
@@ -200,7 +200,8 @@ class Fetcher:
         """
         if self._commits is None:
             raise NotListening(
-                "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
+                "this messager does not listen on any channel: `await messager.subscribe_and_start_listening([...])` "
+                "first"
             )
         if self.inbox.error is not None:
             raise self.inbox.error.with_traceback(None)
@@ -252,7 +253,7 @@ class Fetcher:
         self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
-        """Return slices as messages. Their `more` says whether the mailbox may have other messages."""
+        """Return slices as Messages, whose `more` says whether the mailbox may have other messages."""
         return Messages(self._exp_id, slices, more or self.inbox.size > 0 or self.inbox.behind)
 
     async def take(
@@ -271,8 +272,9 @@ class Fetcher:
         Args:
             limit: The most messages; None: no limit.
             timeout: Seconds to wait; None: no limit.
-            check: Raises an error if the caller may not take messages any more. If it returns True, none are taken.
-            complete: Take all that the mailbox has now.
+            check: A function that raises an error if the caller may not take messages any more. If it returns True, no
+                messages are taken.
+            complete: Take all messages that the mailbox has now.
         """
         if complete:
             await self.inbox.undisturbed.wait()
@@ -350,9 +352,10 @@ class Fetcher:
         fits = there <= settings.complete_messages and nbytes <= settings.complete_bytes
         if not fits or not await self.inbox.reach(end.entry, settings.complete_messages, lambda: self.commits):
             raise FetchTooLarge(
-                f"{max(there, self.inbox.size):,} messages wait in {self.name!r}, of {nbytes:,} bytes, and a complete "
-                f"fetch takes {settings.complete_messages:,} of {settings.complete_bytes:,} bytes. Nothing was taken: "
-                "fetch in parts, while `messages.more` says that there is more, or raise "
+                f"{max(there, self.inbox.size):,} messages with {nbytes:,} bytes wait in {self.name!r}, and a fetch "
+                f"with complete=True takes at most {settings.complete_messages:,} messages with "
+                f"{settings.complete_bytes:,} bytes. Nothing was fetched: fetch in parts, while `messages.more` is "
+                "True, or raise "
                 "MessagingConfig.complete_messages or complete_bytes",
                 messages=max(there, self.inbox.size),
                 size=nbytes,
@@ -413,7 +416,9 @@ class Fetcher:
         commits = self.commits
         await self.gate.wait_free()
         if self._fetching.locked():
-            raise TransactionError("a fetch or an iteration waits for this messager's messages: let it end first")
+            raise TransactionError(
+                "another fetch or iteration is waiting for messages of this messager: let it end first"
+            )
         await self.gate.open(commits)
         return self.gate
 

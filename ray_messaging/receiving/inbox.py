@@ -27,7 +27,7 @@ class Piece(msgspec.Struct):
 
 
 class Inbox:
-    """Buffer of frames with a limit in messages. A fetch may take some messages of a frame."""
+    """Buffer of frames, with a limit on the number of messages. A fetch may take a part of a frame."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self._base = limit
@@ -87,9 +87,9 @@ class Inbox:
             self.on_news()
 
     def note_trouble(self, error: MessagingError | None) -> None:
-        """Record why the server refuses the reader, and make waiting fetches raise this error.
+        """Record the error with which the server refuses the reader, and make waiting fetches raise it.
 
-        None: reading works again.
+        With None, reading works again.
         """
         self.trouble = error
         if error is not None:
@@ -102,7 +102,9 @@ class Inbox:
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
-        """Wait until the inbox has all frames up to an entry. Return False if they have more than `capacity` messages.
+        """Wait until the inbox has all frames up to an entry.
+
+        Return False if these frames have more than `capacity` messages.
 
         The inbox's limit is raised during this call. `check` raises an error if no more frames will arrive.
         """
@@ -125,7 +127,7 @@ class Inbox:
         return True
 
     def wake(self) -> None:
-        """Wake tasks that wait in `arrival`, because something has changed that is not a frame."""
+        """Wake tasks that wait in `arrival`, because something else than a new frame has come about."""
         self._arrived.set()
 
     async def arrival(self) -> None:
@@ -195,9 +197,9 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Hold back the first message for leaving agents, and all messages after it.
+        """Hold back messages from the first one on that is for a leaving agent.
 
-        None: hold back nothing any more.
+        With None, no messages are held back any more.
         """
         self._withheld = agents
         self._guarded = self.paused or agents is not None

@@ -58,7 +58,7 @@ class _WatchedLease:
 
 
 class LeaseWatch:
-    """Watch over other messagers' leases. Each messager watches some leases, and removes leases that have ended."""
+    """Watch over other messagers' leases. Each messager watches some of them, and removes those that have ended."""
 
     def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport
@@ -107,8 +107,8 @@ async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, 
         if watched.is_over():
             return lease
     raise AlreadyExists(
-        f"mailbox {mailbox!r} is held by {held.owner!r}, which is alive: choose another name, or close that owner (if "
-        f"it died, wait {watched.lasts_s:g} s)",
+        f"mailbox {mailbox!r} belongs to {held.owner!r}, which is alive: choose another name, or close that owner. If "
+        f"the owner has died, wait {watched.lasts_s:g} s",
         kind="group",
         value=mailbox,
         owner=held.owner,
@@ -125,7 +125,7 @@ class MailboxLease:
 
     Args:
         epoch: A function that returns the reader's epoch, or None before there is a reader.
-        stop: A function that is called with an error if the lease can no longer be renewed.
+        stop: A function to which an error is passed if the lease can no longer be renewed.
     """
 
     def __init__(
@@ -161,15 +161,18 @@ class MailboxLease:
                 await self._renew()
                 await self._others.look()
             except ConnectionError as error:
-                logger.warning("cannot renew the lease of %s: %s", self._name, error)
+                logger.warning("cannot renew the lease of mailbox %s: %s", self._name, error)
                 continue
             except MessagingError as error:
                 await self._stop(error)
                 return
             except Exception as error:
-                logger.exception("the lease of %s is not renewed any more", self._name)
+                logger.exception("the lease of mailbox %s is not renewed any more", self._name)
                 await self._stop(
-                    MessagingError(f"the lease failed ({type(error).__name__}: {error}): please report this")
+                    MessagingError(
+                        f"the task that renews the mailbox's lease failed ({type(error).__name__}: "
+                        f"{error}): please report this"
+                    )
                 )
                 return
 
@@ -225,8 +228,8 @@ class MailboxLease:
         there = await self._transport.renew(self._name, mailbox, epoch or 0, lease_s=self._lease_s, keep_s=self._keep_s)
         if not there:
             raise NotListening(
-                f"mailbox {self._name!r} was removed, or this process stood still for longer than its lease of "
-                f"{self._lease_s:g} s (then unread messages are among the dead letters), or the server lost it (was it "
-                "flushed, restored or replaced?): open a new messager"
+                f"mailbox {self._name!r} is gone. Either it was removed, or this process stood still for longer than "
+                f"its lease of {self._lease_s:g} s (then unread messages are among the dead letters), or the server "
+                "lost it (was the server flushed, restored or replaced?). Open a new messager"
             )
         self.renewed_at, self._stood_still = time.monotonic(), False

@@ -77,12 +77,12 @@ class ReadSize:
         self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
-        """Return how many frames the next read takes at most, if the inbox has room for `capacity` messages."""
+        """Return the most frames for the next read, if the inbox has room for `capacity` messages."""
         most = min(self._times * _FRAMES, self._times * _READ_BYTES // self._bytes)
         return max(1, min(most, capacity // self._rows))
 
     def note(self, rows: int, nbytes: int) -> None:
-        """Record the most messages, and the most bytes, that a frame of the last read had."""
+        """Record how many messages, and how many bytes, the largest frames of the last read had."""
         self._rows, self._bytes = max(1, rows), max(1, nbytes)
 
     def adapt(self, waited_s: float, came_s: float) -> None:
@@ -147,7 +147,11 @@ class Reader:
             self.stop(error)
         except Exception as error:
             logger.exception("the reader of mailbox %s stopped", self._mailbox)
-            self.stop(MessagingError(f"the reader failed ({type(error).__name__}: {error}): please report this"))
+            self.stop(
+                MessagingError(
+                    f"the task that reads the mailbox failed ({type(error).__name__}: {error}): please report this"
+                )
+            )
 
     async def _read(self) -> None:
         inbox, last, size = self._inbox, self._inbox.read_to, ReadSize(self._frame_rows)
@@ -240,7 +244,7 @@ class Reader:
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""
         if batch.lines is None:
-            raise FrameError("this is no valid frame: it has no payloads")
+            raise FrameError("this frame is not valid: it has no payloads")
         rows = batch.rows
         if batch.sender.startswith(FOREIGN_SENDER):
             self.foreign += rows
@@ -254,6 +258,6 @@ class Reader:
     async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:
         """Write an unreadable frame to the dead letters; return a piece that only moves the cursor."""
         self.unreadable += 1
-        logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
+        logger.warning("entry %s of mailbox %s becomes a dead letter: %s", entry, self._mailbox, error)
         await self._persist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
         return Piece(entry, None, 0, 0, 0)

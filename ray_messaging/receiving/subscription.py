@@ -209,9 +209,9 @@ class Subscription:
                 break
             elif backoff.exhausted:
                 raise TransitError(
-                    f"{self.name!r} could not be entered in the directory, which changed at each attempt for "
-                    f"{settings.send_timeout_s:g} s (MessagingConfig.send_timeout_s): is another program writing this "
-                    "experiment's keys, or do groups come and go all the time?"
+                    f"{self.name!r} could not be entered in the directory of mailboxes, which changed at each attempt "
+                    f"for {settings.send_timeout_s:g} s (MessagingConfig.send_timeout_s): is another program writing "
+                    "this experiment's keys, or are groups made and removed all the time?"
                 )
             else:
                 await backoff.sleep()
@@ -244,7 +244,8 @@ class Subscription:
         if leaving_already and not self.stepped:
             agent = next(iter(leaving_already))
             raise MoveFailed(
-                f"agent {agent!r} is leaving group {self.name!r} by another call: wait until that call has ended",
+                f"agent {agent!r} is leaving group {self.name!r} already, by another call: wait until that call has "
+                "ended",
                 group=self.name,
                 messages=0,
             )
@@ -279,7 +280,7 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Host the agents that the directory has for this mailbox, because other processes may have moved some."""
+        """Host the agents that this mailbox has by the directory, because other processes may have moved some."""
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted
@@ -302,7 +303,7 @@ class Subscription:
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop listening; with `commit`, commit fetched messages before.
+        """Stop listening. With `commit`, commit fetched messages first.
 
         Remove the mailbox if its messager has no name.
         """
@@ -320,7 +321,7 @@ class Subscription:
             self._report_unleft(self._commits, stopped)
         if stopped is not None:
             return
-        self._reader.stop(Closed("this messager was closed while you waited for its messages: make another one"))
+        self._reader.stop(Closed("this messager was closed while you waited for its messages: open another one"))
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self._leave(self._commits, self.epoch, commit=commit)
@@ -333,15 +334,15 @@ class Subscription:
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
         """Log that the mailbox could not be given up; raise an error if handled messages will be delivered again."""
         late = isinstance(error, TimeoutError)
-        why = f"it took longer than {_LEAVE_S:g} s (is the server away?)" if late else str(error)
+        why = f"it took longer than {_LEAVE_S:g} s (does the server run?)" if late else str(error)
         if self._named and commits.unwritten:
             raise (Closed if isinstance(error, Closed) else TransitError)(
-                f"{self.name!r} could not commit what was fetched last when it was closed, so its next messager gets "
-                f"that again: {why}"
+                f"{self.name!r} was closed, and could not commit the messages that it fetched last, so the next "
+                f"messager of this name gets them again: {why}"
             ) from error
         # Closed says that the experiment has ended, which is nothing to warn about.
         level = logging.INFO if isinstance(error, Closed) else logging.WARNING
-        logger.log(level, "%s could not leave, so its lease ends by itself: %s", self.name, why)
+        logger.log(level, "%s could not give up its mailbox, whose lease will expire: %s", self.name, why)
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:

@@ -112,8 +112,8 @@ def check_claims(record: MailboxRecord, directory: Directory) -> None:
     if taken is not None:
         agent_id, owner = taken
         raise AlreadyExists(
-            f"agent {agent_id!r} lives in group {owner!r} already: leave it out of {record.mailbox!r}, or remove that "
-            "group first",
+            f"agent {agent_id!r} is in group {owner!r} already: leave the agent out of {record.mailbox!r}, or remove "
+            f"group {owner!r} first",
             kind="agent",
             value=agent_id,
             owner=owner,

@@ -13,8 +13,8 @@ from ray_messaging.model.batch import Batch
 class Unfolder:
     """Unfolder of the folded frames of one mailbox. A folded frame has one row for each broadcast.
 
-    A frame is folded for the agents that the mailbox had when the frame was written, and names them by a digest. So the
-    unfolder knows the mailbox's current and former agents.
+    A frame is folded for the agents that the mailbox had when the frame was written, and the frame names them by a
+    digest. So the unfolder knows the mailbox's current and former agents.
     """
 
     def __init__(self, audiences: AudienceCache) -> None:
@@ -25,7 +25,7 @@ class Unfolder:
         self._named: dict[bytes, AgentSet] = {}
 
     def add(self, agents: AgentSet) -> None:
-        """Add agents that may hear a broadcast to this mailbox: agents for which it listens, or has listened before."""
+        """Add agents that may hear a broadcast to this mailbox: agents that it has, or has had."""
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:
@@ -65,7 +65,7 @@ class Unfolder:
             self._named |= {} if found is None else {digest: found}
         if found is None:
             raise FrameError(
-                "this broadcast is for the agents that the mailbox had when it was sent: the mailbox has other "
-                "agents now, and this process does not know the former ones"
+                "this broadcast is for the agents that the mailbox had when it was sent. The mailbox has other agents "
+                "now, and this process does not know the former agents"
             )
         return found

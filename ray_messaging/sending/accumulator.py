@@ -43,7 +43,7 @@ _NONE_OPEN = PendingBatch()  # stands for "no batch is open"; no message is ever
 
 
 class CapacityLimiter:
-    """Limiter of the messages, and their payload bytes, that are accepted and have no receipt yet.
+    """Limiter of accepted messages that have no receipt yet, by their number and by the bytes of their payloads.
 
     When a limit is reached, `send` waits.
     """
@@ -110,7 +110,7 @@ class CapacityLimiter:
 
 
 class Accumulator:
-    """Collector of accepted messages in batches, which wait for the send loop.
+    """Collector of accepted messages. It puts them into batches, which wait for the send loop.
 
     New messages go into the open batch, until the send loop takes it.
     """
@@ -348,7 +348,7 @@ class Accumulator:
             raise self.broken.with_traceback(None)
 
     def check_loop(self) -> None:
-        """Raise ConfigError in any event loop but the messager's, because there a call would never return."""
+        """Raise ConfigError unless the messager's event loop runs this. In another loop a call would never return."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager belongs to the event loop in which it was opened, and this call comes from another "
@@ -357,7 +357,7 @@ class Accumulator:
             )
 
     async def transact(self, transaction: TransactionBatch) -> None:
-        """Accept a transaction when there is capacity. Its future will get the receipts."""
+        """Accept a transaction when there is capacity. The transaction's future will get the receipts."""
         self.check_loop()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
@@ -414,7 +414,7 @@ class Accumulator:
 
     @property
     def has_closed(self) -> bool:
-        """Return whether the next batch is closed, so that it would gain no further messages by waiting."""
+        """Return whether the next batch is closed, so that no further messages would join it."""
         pending = self._pending
         return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
 

@@ -30,7 +30,7 @@ from ray_messaging.sending.pending_batch import PendingBatch, caused_by_one
 def no_from_id(group: str) -> UnknownSender:
     """Build the error for a message without a from_id."""
     return UnknownSender(
-        f"this message has no from_id, so nothing of this call was sent: name the agent of group {group!r} that sends "
+        f"a message has no from_id, so no message of this call was sent: pass the agent of group {group!r} that sends "
         "it, or from_id=None for the user, as in Outgoing(channel, payload, from_id=None)",
         value=None,
         group=group,
@@ -199,8 +199,8 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
         raise InvalidColumns(
-            "payloads must be a list of dicts, Msgs or objects, one of these for all messages, columns(...), a pyarrow "
-            f"table or a DataFrame, not {type(payloads).__name__}"
+            "payloads must be a list of dicts, Msgs or objects, a single one for all messages, columns(...), a "
+            f"pyarrow table or a DataFrame, not {type(payloads).__name__}"
         )
 
     def encoded(rows: slice) -> Payloads:
@@ -229,7 +229,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
 
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: object, topic: str, step: int | None) -> list[Batch]:
-    """Build one batch from each chunk of broadcasts. It has one row for each broadcast, and no recipients.
+    """Build one batch from each chunk of broadcasts. The batch has one row for each broadcast, and no recipients.
 
     Args: `audience` is an audience's handle or name, or EVERYBODY.
     """
@@ -253,7 +253,7 @@ def is_unspread(batch: Batch) -> bool:
 
 
 async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audiences: AudienceCache) -> Edges:
-    """Return the pairs of an audience. The audience EVERYBODY has all agents that listen to a subtopic."""
+    """Return the pairs of an audience. The hearers of EVERYBODY are all agents that listen on the subtopic."""
     if audience != EVERYBODY:
         return await audiences.edges(audience)
     everybody = NO_AGENTS
@@ -263,9 +263,9 @@ async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audience
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
-    """Divide those broadcasts of a batch that have hearers into smaller batches.
+    """Divide the broadcasts of a batch into smaller batches, without the broadcasts that nobody hears.
 
-    Each has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
+    Each of them has at most BROADCAST_PAIRS pairs of sender and hearer, or is a single broadcast.
     """
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)

@@ -158,8 +158,8 @@ async def join_receipts(
 ) -> Receipts:
     """Wait for all batches of a bulk send; return their receipts, or raise one error for all.
 
-    The error has the receipts of the rows that were sent. If some batches have an OutcomeUnknown, the first of these
-    errors is raised, because only OutcomeUnknown warns the caller not to send again.
+    The error has the receipts of the rows that were sent. If a batch has failed with OutcomeUnknown, that error is
+    raised rather than others, because only OutcomeUnknown warns the caller not to send again.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]

@@ -49,7 +49,7 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and for each row of the batch the deferred row that it was made from."""
+    """A request for verdicts: a batch, and the deferred row from which each of its rows was made."""
 
     batch: Batch
     places: list[DeferredRow]
@@ -81,7 +81,7 @@ class DeferredRows:
         return len(self._places)
 
     def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
-        """Queue deferred rows, and later rows of the same sender and recipient; return the other rows (None: all).
+        """Queue deferred rows, and rows that must wait behind these; return the other rows (None: all).
 
         Args: `rows` are the rows that got verdicts (None: all), under the verdict epoch `epoch`.
         """
@@ -182,8 +182,10 @@ class DeferredRows:
         except MessagingError as error:
             self._fail_all(request, error)
         except Exception as error:
-            logger.exception("deferred verdicts could not be awaited")
-            self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
+            logger.exception("waiting for the verdicts of a slow rule failed")
+            self._fail_all(
+                request, OutcomeUnknown(f"waiting for the verdicts of a slow rule failed ({error}): please report this")
+            )
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
         """Wait for verdicts of the current interceptor. If another interceptor replaces it, ask that one."""

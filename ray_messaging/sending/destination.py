@@ -60,7 +60,8 @@ class MailboxQueue:
     def take(self) -> list[OutboundFrame]:
         """Remove and return the frames.
 
-        A first frame that was refused may be sent again at once, but the pause after its next refusal is longer.
+        If the server refused the first frame, it may be sent again at once, but the pause after its next refusal is
+        longer.
         """
         taken, self.frames = [*self.frames], deque()
         self.attempted, self.retry_at = 0, 0.0
@@ -129,7 +130,7 @@ class MailboxQueues(dict[str, MailboxQueue]):
 class Destination:
     """The routes and queues of the frames that a sender writes, either to the mailboxes or to the boxes of a step.
 
-    Each destination has its own routes, so that a message for a step is never routed like one for the mailboxes.
+    Each destination has its own routes, so that a message for a step is never routed like a message for the mailboxes.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Destination:
         raise NotImplementedError
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
-        """Queue frames with some rows of a batch (None: all), which the rules of a verdict epoch let pass."""
+        """Queue frames with some rows of a batch (None: all). The rules of `verdict_epoch` have let these rows pass."""
         if not in_flight.left:
             return
         self.reroute()
@@ -188,14 +189,14 @@ class Destination:
     async def keep_agents(self) -> None:
         """Write the sets of agents that queued frames name and that the event log may not have.
 
-        They must precede the frames.
+        The server must have these sets before the frames.
         """
         if self.router.unkept:
             await self.transport.keep_agents(self.router.unkept)
             self.router.kept()
 
     def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call. Their numbers follow the numbers in calls that are under way.
+        """Return the frames of the next call. They get the numbers after those of the calls that are under way.
 
         All frames have the same verdict epoch.
         """

@@ -36,8 +36,8 @@ UNOWNED = ""  # the name of the queue of messages on channels without a mailbox
 class OutboundFrame(FrameWrite, eq=False, kw_only=True):
     """A frame with some rows of a batch, `taken` (None: all rows). Each call that sends the frame sets its number.
 
-    `nbytes` is the size of frame, publications and note. `verdict_epoch` and `deadline` are set when the frame is
-    queued.
+    `nbytes` is the size of the frame, its publications and its note together. `verdict_epoch` and `deadline` are set
+    when the frame is queued.
     """
 
     in_flight: InFlightBatch
@@ -75,8 +75,8 @@ class FrameRouter:
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of rows that have no fate yet (None: all).
 
-        A mailbox does not get a row that it has already. If there is an event log, blocked rows are written to it.
-        Otherwise blocked rows get their fate here, if `settle` is true.
+        No mailbox gets a row again. If there is an event log, blocked rows go into a note for it. Otherwise they get
+        their fate here, if `settle` is true.
         """
         in_flight.pending.trace.writing(in_flight.outgoing)
         if in_flight.pending.reaches is not None:

@@ -56,7 +56,7 @@ _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class CallUnderWay(NamedTuple):
-    """A call whose reply was not processed yet. `alone` says that it was made while no other call was under way."""
+    """A call whose reply was not processed yet. `alone` is true if no other call was under way when it was made."""
 
     frames: list[OutboundFrame]
     nbytes: int
@@ -111,9 +111,9 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes of the directory in its present version; while calls are under way, those of these calls.
+        """Return the routes of the present directory, or while calls are under way, the routes of these calls.
 
-        The server refuses calls that were made by old routes. When no call is under way any more, new frames are made.
+        The server refuses calls that were made by old routes. Once no call is under way, the frames are made again.
         """
         return self.router.routes if self.calls else self.directory.routing
 
@@ -154,7 +154,7 @@ class FrameSender(Destination):
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Claim a higher epoch if a frame may still reach the server although its send has raised OutcomeUnknown."""
+        """Claim a higher epoch, if some frame may still reach the server after its send has raised OutcomeUnknown."""
         if self._fence_at is not None:
             await self.take_epoch()
 
@@ -194,7 +194,7 @@ class FrameSender(Destination):
 
     @property
     def retry_at(self) -> float | None:
-        """Return the loop time at which `send` must be called again, or None if no frame waits for a time."""
+        """Return the loop time at which `send` must be called again, or None if no frame waits for a later time."""
         if self.calls:
             return None
         queued = min((queue.retry_at for queue in self.queues.values() if queue.frames), default=None)
@@ -211,8 +211,8 @@ class FrameSender(Destination):
     async def send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now; raise Fenced if another sender has our name.
 
-        Args: With `ahead`, calls are made while there is room, and left under way. After `replied` was called, the next
-        `send` processes the replies.
+        Args: With `ahead`, calls are made while there is room, and `send` returns before their replies. After `replied`
+        was called, the next `send` processes the replies.
         """
         try:
             ahead = ahead and self._is_calm()
@@ -321,8 +321,8 @@ class FrameSender(Destination):
     ) -> SendReply:
         """Make one call with numbered frames.
 
-        If the call was repeated because no reply came, its first copy may still reach the server. Then `attempted`
-        stays true until the caller has processed the reply, and sets it to False.
+        If the call was repeated because no reply came, its first copy may still reach the server. In this case
+        `attempted` stays true until the caller has processed the reply, and sets `attempted` to False.
         """
         await self.keep_agents()
         self.attempted = True
@@ -405,7 +405,9 @@ class FrameSender(Destination):
             return
         gap = FrameFate.GAP in reply.fates
         if gap:
-            logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
+            logger.error(
+                "the server has lost messages that it had stored for %s: was it restored from older data?", self.sender
+            )
         if gap or reply.repeated:
             # With a higher epoch the server refuses delayed copies of the call. Without it, the server could accept a
             # late frame, because it has lost the frame's number, or because that number belongs to another frame now.
@@ -470,7 +472,7 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that is too large even for its mailbox when it is empty."""
+        """Build the error for a frame that would not fit even into its empty mailbox."""
         record = self.directory.records.get(frame.mailbox)
         # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)
@@ -479,7 +481,10 @@ class FrameSender(Destination):
 
     async def _recover(self) -> None:
         """Continue after the server was restored from a backup that is older than our epoch."""
-        logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
+        logger.error(
+            "the server has lost all that %s has sent since it was opened: was the server restored from older data?",
+            self.sender,
+        )
         await self.take_epoch()
         await self.reload()
         self.router.forget_kept()

@@ -35,8 +35,8 @@ class InFlightBatch:
     A row is open until it gets a fate or an error, which happens only once. `left` is the number of open rows.
     `pending` has the futures of the receipts, the trace, and the hearers of broadcasts. `batch` is the batch as it was
     accepted, which the rules judge. `outgoing` is the batch that is written, with labels and rewritten payloads. If
-    rows go to several mailboxes, `placed` says which rows each mailbox has, and `copies` says how many mailboxes do not
-    have a row yet. `copies` is None if each row goes to one mailbox.
+    rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
+    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox.
     """
 
     __slots__ = (
@@ -103,7 +103,7 @@ class InFlightBatch:
 
     @property
     def stopped(self) -> dict[int, tuple[str, str]]:
-        """Return the blocked rows, with rule and reason, even if the log does not have them yet."""
+        """Return the blocked rows, with rule and reason, also those that the log does not have yet."""
         return self.outcome.blocks
 
     # -- verdicts -------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class InFlightBatch:
     def apply(self, verdict: BatchVerdict, rows: Rows | None = None) -> None:
         """Apply the verdicts on some rows (None: all). They replace earlier verdicts.
 
-        A row that a mailbox already has keeps the verdict under which it was written.
+        If a mailbox has a row already, that row keeps the verdict under which it was written.
         """
         if not (verdict.blocked or verdict.rewritten or verdict.labels) and self.outgoing is self.batch:
             return
@@ -256,7 +256,7 @@ class InFlightBatch:
         if isinstance(error, OutcomeUnknown) and others:
             # The text also names the other errors, because the caller must not send all rows again: some would be sent
             # twice.
-            text += f". Others of these failed for another reason: {others[0]}"
+            text += f". Other messages of this call failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
         codes = self.outcome.codes

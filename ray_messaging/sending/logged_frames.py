@@ -20,7 +20,7 @@ def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
 def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
     """Build the note about rows (None: all) on channels without a mailbox.
 
-    Only the server knows how many subscribers got them.
+    Only the server knows how many subscribers got these rows.
     """
     places = range(len(in_flight.batch)) if rows is None else rows.tolist()
     return logged(batch, _note(in_flight, PUBLISHED, "", list(places)))
@@ -29,7 +29,7 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str, frame: Batch, places: Rows | None
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Return the mailbox's frame with its rewritten rows marked, and the note about these rows (None: there are none).
+    """Return a mailbox's frame in which rewritten rows are marked, and a note about these rows (None: there are none).
 
     Args: `rows` are the rows of the batch that is being sent (None: all). `frame` is the batch, or the folded batch. If
     it is the folded batch, `places` has, for each of the rows, its row in the folded batch; otherwise it is None.

@@ -28,7 +28,7 @@ class CheckedMessage(NamedTuple):
 
 
 class MessageChecks:
-    """The checks of one messager's messages. All agents may send, until `allow_only` names those that may.
+    """The checks of one messager's messages. All agents may send, until `allow_only` names the agents that may.
 
     Args: `user_is_explicit` says that a from_id of None always means the user. Otherwise None may also mean that
     from_id was left out. If only some agents may send, such a message is refused.
@@ -148,7 +148,7 @@ class MessageChecks:
 
     def _unknown(self, from_id: AgentId | None) -> UnknownSender:
         return UnknownSender(
-            f"agent {from_id!r} is not one of group {self._name!r}, so nothing of this call was sent: send its "
+            f"agent {from_id!r} is not in group {self._name!r}, so no message of this call was sent: send its "
             f"messages by its own group, messaging.group_of({from_id!r}); or let this group send for any agent: "
             "MessagingConfig(strict_senders=False)",
             value=from_id,

@@ -37,8 +37,8 @@ _EXPECTS.flags.writeable = False
 class Questions(NamedTuple):
     """Kind of rows: questions whose answers are sent to `mailbox`.
 
-    `sealed` is called with each batch of questions, after its messages have got their ids and before it is sent. Its
-    second argument has the futures of the answers, for questions that were asked one by one.
+    `sealed` is called with each batch of questions, once its messages have ids, before the batch is sent. The second
+    argument has the futures of the answers to questions that were asked one by one.
     """
 
     mailbox: str
@@ -46,7 +46,7 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Kind of rows: answers for the mailbox that has asked. `failed` says that they report failures of handlers."""
+    """Kind of rows: answers for the mailbox that has asked. With `failed`, they report failures of handlers."""
 
     mailbox: str
     failed: bool = False
@@ -80,7 +80,7 @@ class ConversationRows(msgspec.Struct, eq=False):
 
 
 class Reach(NamedTuple):
-    """How many agents of a mailbox hear each sender, by the sender's place. `agents` is the digest of the agents."""
+    """How many agents of a mailbox hear each sender, by the sender's place. `agents` is a digest of these agents."""
 
     record: MailboxRecord
     agents: bytes
@@ -88,7 +88,7 @@ class Reach(NamedTuple):
 
 
 class Reaches:
-    """How many agents in each mailbox hear each sender, for one version of an audience and one subtopic.
+    """How many agents of each mailbox hear each sender, for one version of an audience and one subtopic.
 
     The numbers are computed once for each mailbox's record. `hearers` is the number of all hearers of each sender.
     `places_of` returns the places of senders.
@@ -160,15 +160,16 @@ class PendingBatch(msgspec.Struct, eq=False):
     """Messages that will be sent as one batch, and the futures of their receipts.
 
     Single messages are appended to `cells`, and whole batches are appended to `parts` by `join`. `seal` makes one
-    `Batch` of all of them. The items of all single messages are in one list, row after row, so that slices of the list
-    are the columns, and no row needs an object. These messages come after all `parts`. `causes` has, for rows in
+    `Batch` of all of them. The items of all single messages are in one list, row after row. So each column is a slice
+    of this list, and no row needs an object. The single messages come after all `parts`. `causes` has, for rows in
     `cells`, the ids of the messages that the senders were handling. `counted` is how many items of `cells` were counted
     against the capacity. `nbytes` is the size of the counted payloads, and `large` the size of all large payloads.
 
     `singles` has, for each row, a future for each message that was sent alone, and None for a row of a bulk send. It is
     empty if no message was sent alone. `bulks` has the futures of bulk sends. With `all_single` each row has its own
-    future. These three are complete after `seal`. `checked` is the version of the schemas by which the payloads were
-    checked (0: not checked). With `reaches` each row is a broadcast that no rule judges. `trace` has the batch's spans.
+    future. `singles`, `bulks` and `all_single` are complete after `seal`. `checked` is the version of the schemas by
+    which the payloads were checked (0: not checked). If there are `reaches`, each row is a broadcast that no rule
+    judges. `trace` has the batch's spans.
     """
 
     step: NDArray[np.int64] | int | None = None
@@ -234,7 +235,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         self.nbytes += len(line) + 1
 
     def join(self, batch: Batch) -> None:
-        """Append all messages of a batch, which must have no extension except causes."""
+        """Append all messages of a batch. Its extension may have only `caused_by`."""
         if self.cells:
             self._end_cells()
         if self.singles:
@@ -310,13 +311,13 @@ class TransactionBatch(PendingBatch, eq=False):
         rows, nbytes = len(self) + more_rows, self.nbytes + more_bytes
         if rows > BATCH_ROWS:
             raise TransactionError(
-                f"a transaction sends at most {BATCH_ROWS:,} messages, this one would send {rows:,}: fetch fewer at a "
-                "time, so that each transaction sends less"
+                f"a transaction sends at most {BATCH_ROWS:,} messages, but this one would send {rows:,}: fetch fewer "
+                "messages at a time, so that each transaction sends less"
             )
         if nbytes > BATCH_BYTES:
             raise PayloadTooLarge(
-                f"a transaction sends at most {BATCH_BYTES:,} bytes of payload, this one would send {nbytes:,}: fetch "
-                "fewer messages at a time, or send references to the data",
+                f"a transaction sends at most {BATCH_BYTES:,} bytes of payload, but this one would send {nbytes:,}: "
+                "fetch fewer messages at a time, or send references to the data",
                 size=nbytes,
                 limit=BATCH_BYTES,
             )

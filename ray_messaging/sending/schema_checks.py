@@ -54,7 +54,7 @@ def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
 
 
 def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Rows | None:
-    """Give an error to those rows (None: of all) whose payloads do not fit their schemas; return the other rows."""
+    """Give an error to each of the rows (None: all) whose payload does not fit its schema; return the other rows."""
     batch = in_flight.batch if rows is None else in_flight.batch.take(rows)
     try:
         for row, error in _mismatches(schemas, batch):

@@ -15,21 +15,22 @@ from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.transports.transport_values import Conclusion, FrameFate, SendStatus
 
 STALE = (
-    "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "
-    "actor, or set the new one by set_message_interceptor, then send again"
+    "a new interceptor has replaced the one of this messager, but did not answer in time, so nothing was sent: look "
+    "at the new interceptor's actor, or pass the new interceptor to set_message_interceptor, then send again"
 )
 RULES_CAME = (
-    "a rule was inserted while these broadcasts were sent, and must judge their pairs, so nothing was sent: send again"
+    "while these broadcasts were being sent, a rule was inserted that must judge each hearer, so nothing was sent: "
+    "send again"
 )
 
 
 def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | TransitError:
     """Build the error for a frame that the server has refused until the frame's deadline had passed."""
     placed = sorted(mailbox for mailbox, rows in frame.in_flight.placed.items() if rows.any())
-    others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
+    others = f"; other listeners on the channel have got some of the messages: {', '.join(placed)}" if placed else ""
     if why is FrameFate.LOG_FULL:
         return MailboxFull(
-            "the event log did not keep up, so these messages were not written, nor let through: look at "
+            "the event log does not keep up, so these messages were not written: look at "
             "messaging.stats()['log'] (is its disk full?), or raise MessagingConfig.mailbox_messages or "
             f"mailbox_bytes{others}",
             mailbox=frame.mailbox,
@@ -40,20 +41,18 @@ def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | 
             f"keep up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
             mailbox=frame.mailbox,
         )
-    reason = "the server lost what this messager had sent, again and again: look at who restores it"
+    reason = "the server has lost what this messager had sent, several times: who restores the server?"
     if why is FrameFate.GONE:
         reason = (
-            f"mailbox {frame.mailbox!r} was in the directory, and the server had nothing else of it (was its key "
-            "deleted, or evicted?). Its messager finds that out by itself and ends: open it again"
+            f"mailbox {frame.mailbox!r} is in the directory, but its stream is not on the server (was the key "
+            "deleted, or evicted?). Its messager will find that out and end: open it again"
         )
     elif why is SendStatus.STALE_DIRECTORY:
         reason = (
-            "the directory had changed at each attempt: is another program writing this experiment's keys, or does a "
-            "group come and go all the time?"
+            "the directory of mailboxes had changed at each attempt: is another program writing this experiment's "
+            "keys, or are groups made and removed all the time?"
         )
-    return TransitError(
-        f"these messages were not written: until their timeout (MessagingConfig.send_timeout_s) {reason}"
-    )
+    return TransitError(f"these messages were not written within MessagingConfig.send_timeout_s: {reason}")
 
 
 def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
@@ -69,7 +68,7 @@ def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
 def no_verdicts() -> ConfigError:
     """Build the error for messages without verdicts in an experiment that has an interceptor."""
     return ConfigError(
-        "this experiment has an interceptor, and this messager does not ask it, so nothing was sent: pass "
+        "this experiment has an interceptor, but this messager was made without it, so nothing was sent: pass "
         "messaging.interceptor to Messager(config, exp_id, messaging.interceptor)"
     )
 
@@ -77,25 +76,26 @@ def no_verdicts() -> ConfigError:
 def undecided(limit_s: float) -> InterceptorUnavailable:
     """Build the error for messages that a slow rule did not judge before their messager closed."""
     return InterceptorUnavailable(
-        f"a slow rule gave no verdict within {limit_s:g} s of this messager's closing, so nothing was sent: look at "
-        "what the rule waits for, or await the receipts before you close"
+        f"this messager was closed, and a slow rule gave no verdict within {limit_s:g} s after that, so nothing was "
+        "sent: look at what the rule waits for, or await the receipts before you close the messager"
     )
 
 
 def fenced(sender: str, epoch: int) -> Fenced:
     """Build the error for a sender whose name another messager has taken over."""
     return Fenced(
-        f"another messager sends under the name {sender!r} now (our epoch is {epoch}): close it",
+        f"another messager has taken over the name {sender!r} (the epoch of this messager is {epoch}): close this "
+        "messager",
         name=sender,
         epoch=epoch,
     )
 
 
 def reader_fenced(conclusion: Conclusion) -> Fenced:
-    """Build the error for a transaction whose mailbox has a newer reader, or whose mailbox the server has lost."""
+    """Build the error for a transaction whose mailbox has a newer reader, or is no longer on the server."""
     return Fenced(
         f"a newer reader has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
-        f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "
+        f"{conclusion.epoch}), so nothing of this transaction was done: close this messager. Its messages go to its "
         "successor, if there is one",
         name=conclusion.mailbox,
         epoch=conclusion.epoch,
@@ -103,17 +103,18 @@ def reader_fenced(conclusion: Conclusion) -> Fenced:
 
 
 def behind() -> TransactionError:
-    """Build the error for a transaction after the server has lost an earlier one that it had confirmed."""
+    """Build the error for a transaction, if the server has lost an earlier transaction that it had confirmed."""
     return TransactionError(
-        "the server has lost a transaction that it had confirmed (was it restored from a backup?), so nothing of this "
-        "one was done: close this messager and open it again; it then goes on with the data that the server has"
+        "the server has lost a transaction that it had confirmed (was it restored from a backup?), so nothing of the "
+        "present transaction was done: close this messager and open it again. It then goes on with the data that the "
+        "server has"
     )
 
 
 def taken_over() -> OutcomeUnknown:
     """Build the error for messages that were being sent when another messager took over the name."""
     return OutcomeUnknown(
-        "another messager took over this name, or the server lost it, while these messages were on their way"
+        "another messager took over this name, or the server lost the name, while these messages were on their way"
     )
 
 
@@ -126,7 +127,8 @@ def unknown(cause: Exception) -> OutcomeUnknown:
     """Build the error for messages that were being sent when the server or its replicas did not answer."""
     if isinstance(cause, NotReplicated):
         return NotReplicated(
-            f"these messages are on the primary, which may lose them ({cause}). Look on the other side, or send again",
+            f"these messages are on the primary, but may be lost, because too few replicas have them ({cause}). Check "
+            "whether they arrive, or send them again",
             host=cause.host,
             port=cause.port,
             replicas=cause.replicas,
@@ -135,8 +137,8 @@ def unknown(cause: Exception) -> OutcomeUnknown:
     if isinstance(cause, OutcomeUnknown):  # a new error would say less than the cause
         return cause
     error = OutcomeUnknown(
-        f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "
-        "until this messager reaches the server again. Look on the other side, or send again"
+        f"the server did not answer, so these messages may or may not have been sent ({cause}). They may still arrive "
+        "until this messager reaches the server again. Check whether they have arrived, or send them again"
     )
     error.__cause__ = cause
     return error

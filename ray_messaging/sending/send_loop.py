@@ -31,7 +31,7 @@ _LAST_FENCE_S = 1.0
 
 
 class SendLoop:
-    """A task that gets the verdicts on one batch after the other, and writes the batches in this order.
+    """A task that takes one batch after the other, gets the verdicts on it, and writes it.
 
     While a call is under way, the open batch collects messages. Closed batches, such as those of large sends, collect
     no more messages, so they are written while earlier calls are under way.
@@ -79,7 +79,7 @@ class SendLoop:
             self._wake.set()
 
     def made_progress(self) -> None:
-        """Record that the loop still works, although it waits for something."""
+        """Record that the loop still works, although it is waiting."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
@@ -105,8 +105,10 @@ class SendLoop:
         except MessagingError as error:
             self._break(error)
         except Exception as error:
-            logger.exception("the outbox of %s stopped", self._frames.sender)
-            broken = OutcomeUnknown(f"the outbox failed ({type(error).__name__}: {error}): please report this")
+            logger.exception("%s has stopped sending", self._frames.sender)
+            broken = OutcomeUnknown(
+                f"the task that sends messages failed ({type(error).__name__}: {error}): please report this"
+            )
             broken.__cause__ = error
             self._break(broken)
 
@@ -249,7 +251,7 @@ class SendLoop:
             raise self._frames.fenced
 
     async def judge_transaction(self, in_flight: InFlightBatch) -> int:
-        """Get all verdicts on a transaction's batch, also those of slow rules; return the verdict epoch."""
+        """Get all verdicts on a transaction's batch, also the verdicts of slow rules; return the verdict epoch."""
         if not in_flight.errors:
             verdict = await self._ask(in_flight)
             in_flight.apply(verdict)

@@ -116,8 +116,8 @@ class TransactionSender:
         volume = sum(frame.nbytes for frame in self._outbound)
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
-                f"a transaction can carry at most {TRANSACTION_BYTES:,} bytes, and this one would take "
-                f"{volume:,}, as each mailbox gets a copy: send fewer messages at a time, or references to the data",
+                f"a transaction can carry at most {TRANSACTION_BYTES:,} bytes, but this one would take {volume:,}, "
+                "because each mailbox gets a copy: send fewer messages at a time, or references to the data",
                 size=volume,
                 limit=TRANSACTION_BYTES,
             )

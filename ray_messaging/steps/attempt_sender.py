@@ -96,7 +96,8 @@ class AttemptSender:
 
         Return the server's answer about the next step, and the step's counts.
 
-        Args: `changed` says that the step has changed the group's state; with `go_on` the next step is opened too.
+        Args: `changed` says that the step has changed the group's state. With `go_on`, the next step is opened by the
+        same call.
         Raises: StepAborted if not all messages reached the server; StepTooLarge if a receiver's box is full;
         UndeclaredSend for a send to a group that was declared not to hear this group; ConfigError if the collected
         series have another shape than in earlier steps; MailboxFull if the server has no memory for series and calls;
@@ -241,7 +242,7 @@ class AttemptSender:
                 self._destination.stored(frame)
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Do nothing. Outside of steps this frees capacity for further sends, but sends in steps take no capacity."""
+        """Do nothing: sends in steps take no capacity, so there is none to free."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
         """Count a batch's messages by their fates."""

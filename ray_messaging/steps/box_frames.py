@@ -82,7 +82,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
 
 def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the ordinals of rows at `places` in a frame from outside. Its first row has number `first` in the box."""
+    """Return the ordinals of rows at `places` in a frame from outside. `first` is the number of its first row."""
     return places + np.uint32(FIRST_OUTSIDE + first)
 
 
@@ -153,8 +153,8 @@ def amendments_of(folded: Sequence[Batch], amendments: Sequence[Batch]) -> list[
 def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return a batch of broadcasts after amendments have blocked or changed some pairs of sender and hearer.
 
-    If amendments change pairs of one broadcast in different ways, the result has a row for each way. If no pair is
-    left, return None.
+    If amendments change the pairs of one broadcast in different ways, the result has one row for each way. If no pair
+    is left, the result is None.
 
     Args: `edges` are the pairs, in the broadcast's version of the audience, whose hearers are the frame's agents.
     `amendments` are the amendments that `amendments_of` returns for the batch.
@@ -270,10 +270,10 @@ def _changed(batch: Batch, changed: _Hits, amendments: Sequence[Batch]) -> Batch
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row, such that copies of one message have the same number. All batches are of one step.
+    """Return a number for each row, so that copies of one message have the same number. All batches are of one step.
 
-    Copies have equal from_id and ordinal. If some rows are broadcasts, copies also have equal to_id: None in a
-    broadcast, or the hearer when the broadcast is spread.
+    Rows with equal from_id and ordinal are copies. If some rows are broadcasts, the to_id must be equal too: it is None
+    in a broadcast, and the hearer once the broadcast is spread.
     """
     keys = _sent_keys(batches)
     if any(batch.extension is not None and batch.extension.audience is not None for batch in batches):

@@ -31,8 +31,9 @@ _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before
 class HeldCalls(NamedTuple):
     """The totals of a gate: how many calls were granted so far, how many have ended, and how many were not made.
 
-    `paid` counts the ended calls that have used tokens or money. Together they used `tokens`, which cost `cost`
-    millionths of a millionth of the currency. `gate` is unique: when a group restarts, it gets a new gate.
+    `paid` counts the ended calls that have used tokens or money. `tokens` is how many they used together, and `cost`
+    what they cost together, in millionths of a millionth of the currency. `gate` is unique: when a group restarts, it
+    gets a new gate.
     """
 
     group: str

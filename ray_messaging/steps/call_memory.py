@@ -32,12 +32,13 @@ class _New(NamedTuple):
 
 
 class CallMemory:
-    """Results of one group's remembered calls in one step, by key. The server has them until the step is committed.
+    """Results of one group's remembered calls in one step, by key. The server keeps them until the step is committed.
 
     All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
     during a call to the server are written together by the next call.
 
-    Args: `limit` is the most bytes of one result; `again` says that earlier attempts at the step may have kept results.
+    Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
+    kept results.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:

@@ -116,7 +116,7 @@ def sum_of_like(
     to_ids: NDArray[np.int64],
     payloads: Sequence[bytes],
 ) -> int:
-    """Return the same number as `sum_of` in a third of the time. The rows may differ in the given columns only.
+    """Return the same number as `sum_of` in a third of the time, for rows that differ only in the given columns.
 
     Args: `like` is one of these rows. No row is a question, an answer or a broadcast.
     """
@@ -137,9 +137,9 @@ def sum_of_like(
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:
     """Yield messages from outside, in the order of their arrival, with their ordinals and how often each counts.
 
-    A broadcast may be its sender's second message for one hearer, and the third for another hearer. So it is yielded
-    once for each such ordinal, and counts once for each hearer with that ordinal. All messages for one agent arrive in
-    one box, so the rows do not depend on how agents are spread over groups.
+    A broadcast may be its sender's second message for one hearer, and the third message for another hearer. So the
+    broadcast is yielded once for each of these ordinals, and counts once for each hearer that has the ordinal. All
+    messages for one agent arrive in one box, so the rows do not depend on how agents are spread over groups.
 
     Args: `pairs` has the hearers of each row.
     """

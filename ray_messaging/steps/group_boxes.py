@@ -38,7 +38,7 @@ Mask = NDArray[np.bool_]
 class ReadBoxes(NamedTuple):
     """The messages and broadcasts (`folded`) that a group reads in a step.
 
-    `outside` has those of them that senders outside of the steps sent, in the order of their arrival.
+    `outside` has only the ones that came from senders outside of the steps, in the order of their arrival.
     """
 
     batches: list[Batch]
@@ -145,8 +145,8 @@ async def toward_agents(
 
     Pairs of sender and hearer are left out if `chosen` does not select the hearer.
 
-    Args: `agents` are the group's agents. `chosen` takes the agents that the frame names, and returns those of them
-    for which the group reads the frame, all of which are among `agents`.
+    Args: `agents` are the group's agents. `chosen` takes the agents that the frame names, and returns the ones for
+    which the group reads the frame. All of these are among `agents`.
     Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
     """
     folded = broadcasts.fold

@@ -24,10 +24,10 @@ class HashedLater(NamedTuple):
 
 
 class LaterDigests:
-    """The rows that a group has sent in this process, in its last `count` steps. Other steps have no digest.
+    """The rows that a group has sent from this process in its last `count` steps. There are no digests of other steps.
 
-    Steps before `first` have none either, because the run goes on for so long that nobody asks for them. When the
-    rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
+    There are none of steps before `first` either, because the run goes on for so long that nobody asks for them. When
+    the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
     """
 
     def __init__(self, first: int, count: int) -> None:

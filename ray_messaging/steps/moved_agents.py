@@ -46,8 +46,8 @@ def moved_agents(record: MailboxRecord, step: int, dates: HostDates, horizon: in
 class Arrival(NamedTuple):
     """Agents that came from another group at this step, and the state that the other group had before they left.
 
-    `before` has all agents that the other group had at that time. Its state is about all of them. The receiving group
-    should copy the part about the arrived agents into its own state.
+    `before` has all agents that the other group had at that time, and the state is about all of these agents. The
+    receiving group should copy the part about the arrived agents into its own state.
     """
 
     agents: AgentSet
@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
 def arrivals_at(
     step: int, record: MailboxRecord, records: Mapping[str, MailboxRecord], dates: HostDates
 ) -> dict[str, AgentSet]:
-    """Return the agents that come to a mailbox at a step, for each group that had some of them in the step before."""
+    """Return the agents that come to a mailbox at a step, grouped by the group that had them in the step before."""
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:

@@ -20,20 +20,23 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the distance between two states of Sp
 
 
 def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
-    """Return the random number generator of one agent in one step. It is the same in any group, and after any fault."""
+    """Return the random number generator of one agent in one step.
+
+    It gives the same numbers in any group, and after any fault.
+    """
     return StepGenerators(seed, step, AgentPlaces(AgentSet.of([agent]))).at(0)
 
 
 def step_generator(seed: int, step: int) -> Generator:
-    """Return the random number generator of a step. All agents and groups get the same one, at its beginning."""
+    """Return the random number generator of a step. It gives the same numbers to all agents and groups."""
     return Generator(PCG64DXSM(_Seed(np.frombuffer(_hash_of(seed, step, 32), np.uint64))))  # type: ignore[arg-type]
 
 
 class StepGenerators:
     """The random numbers of some agents in one step.
 
-    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws the seed from two numbers. The two
-    numbers are mixed from the agent's id and a hash of (seed, step): each of them uses other 64 bits of the hash.
+    An agent's generator is a PCG64DXSM with a seed of 256 bits. SplitMix64 draws this seed from two numbers. Each of
+    the two is mixed from the agent's id and 64 bits of a hash of (seed, step), and they use different bits.
     """
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:

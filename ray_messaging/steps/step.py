@@ -31,10 +31,11 @@ from ray_messaging.transaction import check_state
 class Step:
     """One step of a group: the messages that its agents read and send, and the group's state.
 
-    Messages are sent when the step is committed, which is when the next step is requested. If the step runs again after
-    a fault, its inbox, the order of the inbox, and the random numbers are the same. `arrivals` has the agents that came
-    from other groups at this step, with the states of these groups. `before` has the group's own agents in the previous
-    step. `blocked` has the messages that the group's agents sent in the previous step, but that rules blocked.
+    Messages are sent when the step is committed. A request for the next step commits this step. If the step runs again
+    after a fault, its inbox, the order of the inbox, and the random numbers are the same. `arrivals` has the agents
+    that came from other groups at this step, with the states of these groups. `before` has the group's own agents in
+    the previous step. `blocked` has the messages that the group's agents sent in the previous step, but that rules
+    blocked.
     """
 
     def __init__(
@@ -181,10 +182,12 @@ class Step:
         self.sends.add_broadcasts(from_ids, audience, payloads, subtopic, deliver_at)
 
     def heard(self, audience: object) -> Heard:
-        """Return the broadcasts to an audience as columns, with means and sums over what each agent hears.
+        """Return the broadcasts to an audience as columns.
 
-        The broadcasts are also in `messages`. There, an object for a broadcast and one of its hearers is made only when
-        it is read.
+        The result can compute means and sums of what each agent hears.
+
+        The broadcasts are also in `messages`. There, the message for one hearer of a broadcast is made only when it is
+        read.
 
         Raises: UnknownName if `audience` is not an audience or its name; ConfigError if the broadcasts were to several
         versions of the audience.
@@ -254,12 +257,13 @@ class Step:
     def move(self, audience: object, ids: object, positions: object) -> None:
         """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
 
-        All groups use the new positions in the next step, as one new version of the audience. If an agent moves twice
-        in a step, the last position counts.
+        All groups use the new positions in the next step, as one new version of the audience. If a position is set
+        twice in a step, the last one counts.
 
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName
-        for an agent without a position, and ConfigError for another kind of audience; then the step is not committed.
+        for an agent without a position, and ConfigError for an audience that was not made of positions. Then the step
+        is not committed.
         """
         self.sends.check_open()
         name, column = name_of(audience), IdColumn.checked(ids)

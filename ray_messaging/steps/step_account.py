@@ -47,9 +47,9 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """The counts that a group stores with a step: messages by fate, and the sum of their digests.
 
     `digest` is b"" if digests were not computed. `total` counts the messages of this and all earlier steps, by fate.
-    `outside` counts the messages that the group has read in the step and that senders outside of the steps sent. If
-    digests are computed, the sum includes these messages. `unheard` says, for a few addresses, how many of the
-    undeliverable messages in `total` were sent to the address.
+    `outside` counts the messages from senders outside of the steps that the group has read in the step. If digests are
+    computed, the sum includes these messages. `unheard` maps a few addresses to the number of undeliverable messages in
+    `total` that were sent to this address.
     """
 
     fates: dict[str, int]

@@ -31,7 +31,7 @@ class StepBroadcasts:
         self.digests: dict[AudiencePairs, bytes] = {}
 
     async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
-        """Return batches in a form that can be sent. A batch of broadcasts then knows how many agents hear each sender.
+        """Return batches in a form that can be sent. Batches of broadcasts have the number of hearers of each sender.
 
         Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
         """

@@ -55,7 +55,7 @@ class AttemptBoxes:
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
         """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.
 
-        Raises: StepAborted if another attempt has taken over the step, or if a late call may still write a refused
+        Raises: StepAborted if another attempt has taken over the step, or if a delayed call may still write a refused
         frame; StepTooLarge for a full box; ConfigError if there are no verdicts.
         """
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
@@ -163,7 +163,7 @@ class StepDestination(Destination):
     def stored(self, frame: OutboundFrame) -> None:
         """Set the fates of the rows of a frame that was written, or that will be written with the step's commit.
 
-        Messages on plain channels are published only when all groups have closed the step. Whether they will have
-        subscribers is not known yet, so they count as undeliverable.
+        Messages on plain channels are published only when all groups have closed the step. It is not known yet whether
+        they will have subscribers, so they count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))

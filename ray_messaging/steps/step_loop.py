@@ -90,7 +90,7 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
     """Return a loop with which a Ray task drives the steps of a group that another process hosts.
 
-    A task that Ray runs again does not wait for the lease of its earlier execution, because that is dead.
+    If Ray runs a task again, the new execution does not wait for the lease of the earlier execution, which is dead.
 
     Raises: ConfigError if the experiment has no steps.
     """
@@ -107,8 +107,8 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
 class StepLoop:
     """The steps of one group, driven by this process.
 
-    Args: `engine` has the group's name. `driver` names this process, and says how often it was started. `later`, if
-    given, keeps the rows of the steps, and computes their digests only if they are asked for.
+    Args: `engine` has the group's name. `driver` has the name of this process, and how often the process was started.
+    `later`, if given, keeps the rows of the steps, and computes their digests only if they are asked for.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class StepLoop:
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. A request for the next step commits the current step.
 
-        With `leave` the group does not take part in steps from `until` on, and other groups do not wait for it.
+        With `leave` the group takes no part in step `until` and later steps, and other groups do not wait for it.
 
         Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
         StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
@@ -159,10 +159,10 @@ class StepLoop:
                 yield step
 
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
-        """Yield the steps before `until`, as `steps` does; then yield None until the caller has raised `until`.
+        """Yield the steps before `until`, as `steps` does, and then None again and again until `until` is raised.
 
-        While it yields None, this process stays the group's driver. So further steps begin without asking the server
-        for the driver and for the group's counts.
+        Meanwhile this process stays the group's driver. So further steps begin without a question to the server about
+        the driver and the group's counts.
         """
         self.until = check_until(until)
         transport = self._engine.transport

@@ -102,7 +102,7 @@ def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
 
 
 class MovedAudiences:
-    """The new positions of all groups in one step, which each group reads once all groups have closed the step.
+    """The new positions that all groups set in one step. Each group reads them once all groups have closed the step.
 
     Each audience gets one new version for the whole step. The first process that needs the version makes it.
     """

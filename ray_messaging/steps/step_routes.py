@@ -40,7 +40,7 @@ class Route(NamedTuple):
 
 
 class RowRoutes(NamedTuple):
-    """The routes of the messages of one batch, whose routes have the same lane (see `Route.lane`).
+    """The routes of one batch's messages. All of them have the same lane (see `Route.lane`).
 
     `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
     messages are questions, or is None if no message is.
@@ -82,8 +82,8 @@ class RowRoutes(NamedTuple):
 def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
     """Divide rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch have the same lane (see `Route.lane`). A later row of a sender is never in an earlier batch. So
-    rules judge the sender's messages in the order in which they were sent, whatever other agents are in its group.
+    The rows of a batch have the same lane (see `Route.lane`). The rows of a sender keep their order over the batches.
+    So rules judge a sender's messages in the order of sending, whatever other agents are in the sender's group.
 
     Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.
     """

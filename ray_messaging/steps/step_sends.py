@@ -38,8 +38,8 @@ Places = NDArray[np.int64]
 class StepSends:
     """The messages of one attempt at a step. The n-th message of a sender in the step has ordinal n.
 
-    Single messages are kept in a list until there are enough for a batch. A batch has equal payloads only once. If
-    successive messages have the same sender or subtopic, only the first of them is checked for it.
+    Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. If
+    successive messages have the same sender or subtopic, it is checked only once.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -126,7 +126,7 @@ class StepSends:
         self._append(line, recipient, place)
 
     def number_of(self, line: bytes) -> int | None:
-        """Return the number of a payload that orjson has encoded, or None if `encode_payload` has to encode it."""
+        """Return the number of a payload that orjson has encoded, or None if only `encode_payload` can encode it."""
         if (
             len(line) <= self._payload_bytes
             and (MAYBE_NULL not in line or line.find(NULL) < 0)
@@ -148,7 +148,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the question in a slice that has one row; raise the same errors as `send`."""
+        """Answer the question in a slice of one row; raise the same errors as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)

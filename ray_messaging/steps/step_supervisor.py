@@ -53,9 +53,9 @@ _ATTEMPT_BITS = 12
 class StepSupervisor:
     """The member of an experiment's steps that closes each step after all groups have closed it.
 
-    Before it closes the step, it writes what rules on the whole step have decided. After a fault in the middle of a
-    step, the supervisor begins the step again with a higher attempt number. Then nothing that it wrote in the earlier
-    attempt counts.
+    Before the supervisor closes a step, it writes what rules on the whole step have decided. After a fault in the
+    middle of a step, it begins the step again with a higher attempt number, and what it wrote in the earlier attempt
+    does not count.
 
     Args: `epoch` is the interceptor's epoch, or FOREIGN for a user's own interceptor, which has no epoch on the server.
     `audiences` has the pairs of the audiences to which groups broadcast.
@@ -85,7 +85,7 @@ class StepSupervisor:
         self._total: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Close the steps until the supervisor no longer takes part in them, or a later interceptor has taken over."""
+        """Close step after step until the supervisor leaves the steps, or until a later interceptor has taken over."""
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             self._start += 1

@@ -32,7 +32,7 @@ _ROWS = 8_192  # the most rows of a frame
 
 
 class StepChanges:
-    """The frames that change one step, and how they change the step's counts.
+    """The frames that change one step, and the changes of the step's counts.
 
     Args: `boxes` names the step and the attempt; `audiences` has, for each audience version with broadcasts, its hash.
     """

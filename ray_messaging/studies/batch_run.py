@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
+from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.cluster.run.run_actor import RunOptions, store_of
 from ray_messaging.cluster.run.run_plan import check_run
 from ray_messaging.common.progress_line import ProgressLine
@@ -23,11 +24,11 @@ from ray_messaging.model.aggregates import Aggregate, Count
 from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
-from ray_messaging.studies.one_run import OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
+from ray_messaging.studies.one_run import DIED, OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster, workers_for
 from ray_messaging.studies.run_workers import ProcessWorkers, packed
 from ray_messaging.studies.study import Study
-from ray_messaging.studies.study_folder import DIED, LOGS, StudyFolder
+from ray_messaging.studies.study_folder import LOGS, StudyFolder
 
 # If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
 _DEATHS = 3
@@ -71,13 +72,13 @@ def batch_run(
     on_existing: str = "resume",
     progress: bool = True,
 ) -> Study:
-    """Run a model for each row of parameters and each replicate, and return the study: a table with a row per run.
+    """Run a model for each combination of parameters and each replicate, and return the study: one row per run.
 
-    Each run is a call of `ray_messaging.run` in a process with one core. The processes are tasks of Ray if this process
-    uses Ray or RAY_ADDRESS names a cluster, and otherwise processes of this machine. The result of a run does not
+    Each run is a call of `ray_messaging.run` in a process with one core. If this process uses Ray, or RAY_ADDRESS names
+    a cluster, the processes are Ray tasks. Otherwise they are processes of this machine. The result of a run does not
     depend on the machine or process. Runs that have ended are written to the folder. If the program dies, the same call
-    goes on with the remaining runs. If a worker dies, its run is made again. If a run raises an exception, its row has
-    the error, and the other runs go on.
+    in a new program goes on with the remaining runs. If a worker dies, its run is made again. If a run raises an
+    exception, its row has the error, and the other runs go on.
 
     The model gets parameters by name, such as `def person(me, inbox, *, chance)`, and so do all functions that are
     passed here. They may also take the run's `seed` and `replicate`, and `row`, the dict of all parameters.
@@ -87,23 +88,23 @@ def batch_run(
         parameters: The rows of parameters: a dict of lists, each combination of which is a row; a list of dicts; or a
             DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
-        until: The first step that is not run, or a function of parameters. With `max_steps`, a condition as for `run`,
-            which may take parameters by name after the collected values, such as `lambda now, goal: now["mood"] >
-            goal`.
-        max_steps: If `until` is a condition, the first step that is not run even if the condition is never met, or a
-            function of parameters.
+        until: The first step that is not run, or a function of parameters that returns it. With `max_steps`, a
+            condition as for `run`. The condition may take parameters by name after the collected values, such as
+            `lambda now, goal: now["mood"] > goal`.
+        max_steps: If `until` is a condition: the first step that is not run even if the condition is never met, or a
+            function of parameters that returns it.
         replicates: The number of runs of each row, each with a seed of its own. All rows have the same seeds.
         seed: The number from which the seeds of all runs are derived.
         folder: The folder of the study, a path or a URI. None: a temporary folder, which is removed when the process
             ends.
         outcomes: The measures of each run: a dict of functions by name, each of which gets the run's `Result`; a
-            function that returns a dict; an aggregate, such as `Mean("mood")`, whose value in the last step is taken;
-            or a list of these. The aggregates of `collect` are always outcomes.
+            function that returns a dict; an aggregate, such as `Mean("mood")`, of the last step; or a list of these.
+            The aggregates of `collect` are always outcomes.
         start: As for `run`; it may take parameters by name.
-        graph: As for `run`, or a function of parameters. If the function takes `seed`, each replicate has a graph of
-            its own.
+        graph: As for `run`, or a function of parameters that returns it. If the function takes `seed`, each replicate
+            has a graph of its own.
         shared: As for `run`, or a function of parameters.
-        rules: The rules, as for `run`, or a function of parameters.
+        rules: The rules, as for `run`, or a function of parameters that returns them.
         groups: As for `run`, or a function of parameters.
         by: As for `run`.
         concurrency: As for `run`.
@@ -111,17 +112,19 @@ def batch_run(
         collect: As for `run`; `study.series` has the collected values of all runs.
         collect_every: As for `run`.
         only_active: As for `run`.
-        calls: As for `run`. The limits are those of each single run. With a store, equal calls are made only once in
+        calls: As for `run`. The limits apply to each run separately. With a store, equal calls are made only once in
             all studies that use the same store.
         vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
             are run once for all rows that are otherwise equal, and each row goes on from there. This cannot be combined
             with a budget of calls.
         before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
         logs: Each run keeps its event log in the study's folder: `study.log` opens it, and `study.effects` names the
-            first message in which two runs differ. The runs are processes of this machine. Not with `vary_from`.
-        whole_cluster: Each run is a `messaging.run`, over groups on the whole Ray cluster, and one run is carried out
-            after the other. It is for runs that need several processes or machines. `groups` is as for
-            `Messaging.run`, and the results are the same as without it. Not with `logs`, `vary_from` or `workers`.
+            first message in which two runs differ. The runs are then processes of this machine. This cannot be combined
+            with `vary_from`.
+        whole_cluster: Each run is a `messaging.run` with groups on the whole Ray cluster, and one run is carried out
+            after the other. Use this for runs that need several processes or machines. `groups` is as for
+            `Messaging.run`. The results are the same as without `whole_cluster`. This cannot be combined with `logs`,
+            `vary_from` or `workers`.
         workers: The number of runs at the same time; None: one for each core.
         on_existing: "resume" goes on with the study in the folder; "reset" begins anew.
         progress: Show how many runs have ended, and how much time is left.
@@ -448,7 +451,7 @@ class _Tasks:
         self._runs: dict[str, list[PlannedRun]] = {}  # the runs that go on from each beginning, under its key
         # The numbers of calls of each beginning, under its key. They are added to the calls of the first run that goes
         # on from it.
-        self._calls: dict[str, tuple[int, int]] = {}
+        self._calls: dict[str, CallCounts] = {}
         if shared_steps is not None:
             self._waiting = []
             for planned in left:
@@ -476,8 +479,8 @@ class _Tasks:
         if isinstance(task, PlannedRun):
             yield task, ended
         elif isinstance(task, ForkedRun):
-            first = self._calls.pop(task.before.key, (0, 0))
-            yield task.planned, ended._replace(calls=(ended.calls[0] + first[0], ended.calls[1] + first[1]))
+            first = self._calls.pop(task.before.key, CallCounts())
+            yield task.planned, ended._replace(calls=CallCounts.together([first, ended.calls]))
         else:
             runs = self._runs.pop(task.planned.key)
             if ended.end is None:
@@ -500,7 +503,7 @@ def _drive(
             for task, answer in workers.wait(_LOOK_S):
                 running -= 1
                 planned = task if isinstance(task, PlannedRun) else task.planned
-                if answer is None:
+                if answer is None or answer.died:
                     name = f"{type(task).__name__} {planned.key}"
                     deaths[name] += 1
                     if deaths[name] < _DEATHS:
@@ -509,7 +512,7 @@ def _drive(
                 found = answer or EndedRun({}, None, 0.0, _died(planned.row))
                 for run, each in tasks.ended(task, found):
                     ended.add(run, each)
-                    shown.count(failed=each.error is not None, saved=each.calls[1])
+                    shown.count(failed=each.error is not None, saved=each.calls.store)
             ended.flush_if_due()
             shown.show_if_due()
 

@@ -43,7 +43,7 @@ def values_of(run: PlannedRun) -> dict[str, Any]:
 
 
 def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - functions of any kind
-    """Return a function of `positional` arguments that calls `function`, and passes the other arguments by name.
+    """Return a function with `positional` arguments that calls `function`, and adds the other arguments by name.
 
     Args: `function` may be a dict of functions by kind of agents. Then the result is such a dict, too.
     """

@@ -13,8 +13,8 @@ from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 
-KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW, MADE, SAVED = TAKEN = (
-    *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row", "calls made", "calls saved"),
+KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW, CALLS = TAKEN = (
+    *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row", "call counts"),
 )
 _SEED_BITS = 32  # numpy's RandomState, which networkx and others use, refuses seeds of more bits
 
@@ -36,7 +36,7 @@ class PlannedRun(NamedTuple):
 def design_of(parameters: object, replicates: object, seed: int) -> list[PlannedRun]:
     """Return the runs of a design, row by row; raise ConfigError for parameters or replicates that are invalid.
 
-    The seed depends only on the replicate. So two runs with the same replicate, which are compared, differ only in
+    The seed depends only on the replicate. So two runs of the same replicate, which a study compares, differ only in
     their parameters.
     """
     if isinstance(replicates, bool) or not isinstance(replicates, int | np.integer) or replicates < 1:

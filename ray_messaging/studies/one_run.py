@@ -15,11 +15,11 @@ from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
-from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.result import CallCounts, Result
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.errors import Closed, ConfigError, ServerFailed, StepFailed, TransitError
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.exact import encode_exactly, encode_pairs_exactly
 from ray_messaging.model.series_columns import STEP, is_text
@@ -32,6 +32,9 @@ OF_THE_BEGINNING = "agents", "groups"
 # These arguments may be functions of a row of parameters.
 OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
 _PLAIN = (bool, int, float, str, type(None))
+# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
+# makes the run again.
+DIED = "WorkerDied: "
 
 
 class EndedRun(NamedTuple):
@@ -45,8 +48,13 @@ class EndedRun(NamedTuple):
     seconds: float
     error: str | None = None
     series: bytes | None = None
-    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
+    calls: CallCounts = CallCounts()
     end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
+
+    @property
+    def died(self) -> bool:
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
+        return self.error is not None and self.error.startswith(DIED)
 
 
 class BeginningRun(NamedTuple):
@@ -68,6 +76,14 @@ class ForkedRun(NamedTuple):
     beginning: bytes
 
 
+class _ClusterFailed(Exception):
+    """An error that says that a part of the cluster is gone, or cannot be reached."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
 
 
@@ -75,7 +91,7 @@ Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
 class RunTemplate:
     """The arguments that all runs of a study share.
 
-    `given` maps the names of arguments to their values, which for names in OF_THE_ROW may be functions of the row.
+    `given` maps the names of arguments to their values. The values of names in OF_THE_ROW may be functions of the row.
     `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
     """
 
@@ -96,7 +112,7 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` gets besides parameters.
+        """Return how many other arguments than parameters a function in `given` gets.
 
         A condition gets the collected values.
         """
@@ -108,24 +124,23 @@ def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = No
 
     An error of the model, or of another user's function, is part of the result.
 
-    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
-    its own).
+    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
+    server.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
     try:
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
-            calls = result.calls.model, result.calls.store
-            return EndedRun({}, None, time.perf_counter() - begun, calls=calls, end=end)
+            return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
     except Exception as error:  # noqa: BLE001 - of the user's functions, of any kind
-        return EndedRun({}, None, time.perf_counter() - begun, _told(error))
-    calls = result.calls.model, result.calls.store
+        said = f"{DIED}{_told(error.error)}" if isinstance(error, _ClusterFailed) else _told(error)
+        return EndedRun({}, None, time.perf_counter() - begun, said)
     series = None if result.collected is None else _ipc(result.collected)
-    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, calls)
+    return EndedRun(outcomes, _digest(result), time.perf_counter() - begun, None, series, result.calls)
 
 
 def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tuple[Part, dict[str, Any]]:
@@ -166,13 +181,18 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
 
 def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments: Mapping[str, Any]) -> Result:  # noqa: ANN401 - a function
     """Return the result of a run in an experiment of its own, by `Messaging.run`."""
+    from ray.exceptions import RayActorError  # noqa: PLC0415 - brings Ray
+
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - brings Ray
 
     rules, given = arguments["rules"], {name: value for name, value in arguments.items() if name != "rules"}
     name = f"study-{planned.key}-{token_hex(4)}"  # the same row may be in several studies on one cluster
     steps = Steps(seed=planned.seed, digest=True)
-    with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
-        return messaging.run(model, progress=False, **given)
+    try:
+        with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
+            return messaging.run(model, progress=False, **given)
+    except (Closed, RayActorError, ServerFailed, TransitError) as error:
+        raise _ClusterFailed(error) from error
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:

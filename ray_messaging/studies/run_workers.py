@@ -88,8 +88,8 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
 def run_packed(template: bytes, planned: Task, server: LocalServer | None = None) -> EndedRun:
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
-    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of
-    its own).
+    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
+    server.
     """
     return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
 

@@ -80,7 +80,7 @@ class StepwiseRun:
     def advance(self, steps: int = 1) -> pa.Table | None:
         """Run more steps, and return what was collected in all steps so far. Raises the same errors as `run`.
 
-        If a step fails, the run remains at the step before it.
+        If a step fails, the run stays where it was before that step.
         """
         try:
             if self._running is None:

@@ -64,8 +64,11 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return how many calls of `me.remember` were made, and how many the store of `Calls(store=)` saved."""
-        return CallCounts(model=sum(run.calls[0] for run in self._runs), store=sum(run.calls[1] for run in self._runs))
+        """Return the numbers of calls by `me.remember`, of tokens, and their cost, in all runs without an error.
+
+        The steps that several runs share (see `vary_from`) count once.
+        """
+        return CallCounts.together(run.calls for run in self._runs)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -75,7 +78,7 @@ class Study:
         text = f"Study({self.folder!r}: {_counted(len(self), 'run')} of {self._record['model']}, "
         text += f"{_counted(rows, 'row')} of parameters"
         text += f", {failed:,} failed" if failed else ""
-        return f"{text}, {self.calls.store:,} calls saved)" if self.calls.store else f"{text})"
+        return f"{text}, {calls})" if (calls := str(self.calls)) else f"{text})"
 
     def _repr_html_(self) -> str:
         rows = self._summary(LEVEL)
@@ -101,7 +104,7 @@ class Study:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the values that `collect=` has recorded, by run and step, or by run, step and agent.
 
-        It has the parameters and the replicate of each run.
+        The DataFrame also has the parameters and the replicate of each run.
 
         Raises: ConfigError if nothing was collected; ImportError without pandas.
         """
@@ -139,21 +142,22 @@ class Study:
         level: float = LEVEL,
         resamples: int = RESAMPLES,
     ) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the differences between the outcomes of rows and of a base, with bootstrap intervals.
+        """Return how the outcomes of rows differ from those of a base row, as a DataFrame with bootstrap intervals.
 
-        Each row of parameters is compared with the row that has the values in `base` and otherwise the same values.
-        Runs with the same replicate, and so the same seed, are a pair. The columns are `base` and `mean`, the means of
-        the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its interval; `size`,
-        Cohen's d, the difference divided by the standard deviation of the runs; `pairs`, the number of pairs that were
-        compared; `missing`, the number of pairs that were not, because a run failed or lacks the outcome; and `equal`,
-        the number of pairs whose runs have the same digest. With `batch_run(logs=True)`, `first` names the first
-        message, by step and replicate, in which the two runs of a pair differ (None: all pairs sent equal messages).
+        Each row of parameters is compared with its base row: the row that has the values in `base`, and otherwise the
+        same values. Two runs with the same replicate, and so the same seed, are a pair. The columns are `base` and
+        `mean`, the means of the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its
+        interval; `size`, Cohen's d, the difference divided by the standard deviation of the runs; `pairs`, the number
+        of pairs that were compared; `missing`, the number of pairs that were not compared, because a run failed or
+        lacks the outcome; and `equal`, the number of pairs whose runs have the same digest. With
+        `batch_run(logs=True)`, `first` names the first message, by step and replicate, in which the two runs of a pair
+        differ (None: all pairs sent equal messages).
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.
             outcomes: The name of an outcome, or several names; None: all outcomes except strs.
-            level: The level of the interval: with 0.95 the interval contains the true difference in about 95 of 100
-                studies.
+            level: The level of the interval. With 0.95, the intervals of about 95 of 100 studies contain the true
+                difference.
             resamples: The number of resamples of the bootstrap.
 
         Raises: ConfigError if no run has these values, or if an outcome is unknown or a str; ImportError if pandas is
@@ -224,7 +228,7 @@ class Study:
         )
 
     def plot(self, x: str, y: str, *, by: str | None = None, level: float = LEVEL) -> Any:  # noqa: ANN401 - matplotlib's Figure
-        """Return a figure of the mean of an outcome, with its interval, over a parameter or over the steps.
+        """Return a figure of an outcome's mean and its bootstrap interval, over a parameter or over the steps.
 
         Args:
             x: The name of a parameter; or "step", for a value that an aggregate has collected in each step.

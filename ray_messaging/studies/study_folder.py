@@ -17,17 +17,16 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.studies.design import DIGEST, ERROR, KEY, MADE, REPLICATE, SAVED, SECONDS, SEED, PlannedRun
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
+from ray_messaging.studies.one_run import DIED, EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
 LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder whose name is the run's key
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
-# If the worker of a run died, the run's error begins with this text. The next call makes the run again.
-DIED = "WorkerDied: "
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
 _KEYS = b"ray_messaging.runs"  # the metadata key, in a file of series, of the runs' keys, one for each row group
@@ -48,11 +47,11 @@ class StoredRun(NamedTuple):
     error: str | None
     seconds: float | None
     series: tuple[str, int] | None = None
-    calls: tuple[int, int] = 0, 0  # the numbers of calls that were made, and that were found in the store
+    calls: CallCounts = CallCounts()
 
     @property
     def died(self) -> bool:
-        """Return whether the run has no result because its worker died."""
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
         return self.error is not None and self.error.startswith(DIED)
 
 
@@ -129,7 +128,7 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def runs(self, record: Mapping[str, Any]) -> dict[str, StoredRun]:
-        """Return the runs that have ended, by key. A run that was made again is returned only once."""
+        """Return the runs that have ended, by key. A run that was made twice is returned only once."""
         while True:
             there = self.files()
             try:
@@ -145,8 +144,8 @@ class StudyFolder:
         if RUNS in there:
             times = _times_of(self._columns(TIMES)) if TIMES in there else {}
             for run in self._stored(RUNS, SERIES if SERIES in there else None, record):
-                seconds, made, saved = times.get(run.key, (None, 0, 0))
-                found[run.key] = run._replace(seconds=seconds, calls=(made, saved))
+                seconds, calls = times.get(run.key, (None, CallCounts()))
+                found[run.key] = run._replace(seconds=seconds, calls=calls)
         for name in there:
             if (part := _PART.fullmatch(name)) is not None and part[1] == "runs":
                 series = f"series-{part[2]}.parquet"
@@ -223,7 +222,7 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run, even if the study has grown or ended since the run was read."""
+        """Return the series of one run. This works even if the study has grown or ended since the run was read."""
         assert run.series is not None
         if (table := self._series(*run.series, run.key)) is None:
             for name in filter(_OF_SERIES.fullmatch, self.files()):
@@ -255,7 +254,7 @@ class StudyFolder:
         columns = self._columns(name)
         groups = {} if series is None else {key: group for group, key in enumerate(self._keys(series))}
         names: Sequence[str] = record["parameters"]
-        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, MADE, SAVED, *names}
+        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, CALLS, *names}
         outcomes = [column for column in columns if column not in others]
         places = range(len(columns[KEY]))
         times = _times_of(columns) if SECONDS in columns else {}
@@ -270,7 +269,7 @@ class StudyFolder:
                 error=columns[ERROR][place],
                 seconds=times[key][0] if times else None,
                 series=None if series is None or key not in groups else (series, groups[key]),
-                calls=times[key][1:] if times else (0, 0),
+                calls=times[key][1] if times else CallCounts(),
             )
             for place in places
         ]
@@ -361,17 +360,13 @@ def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, l
 
 def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
     """Return the columns of seconds and calls, which may differ if the same run is made twice."""
-    made, saved = ([run.calls[place] for run in runs] for place in (0, 1))
-    return {SECONDS: [run.seconds for run in runs], MADE: made, SAVED: saved}
+    counts = [{name: count for name, count in run.calls._asdict().items() if count} for run in runs]
+    return {SECONDS: [run.seconds for run in runs], CALLS: [json.dumps(each) for each in counts]}
 
 
-def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, int, int]]:
-    """Return the seconds and calls of each run.
-
-    The calls are 0 in files of an earlier version, which did not write them.
-    """
-    none = [0] * len(columns[KEY])
-    costs = zip(columns[SECONDS], columns.get(MADE, none), columns.get(SAVED, none), strict=True)
+def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, CallCounts]]:
+    """Return the seconds and the counts of calls of each run."""
+    costs = zip(columns[SECONDS], (CallCounts(**json.loads(text)) for text in columns[CALLS]), strict=True)
     return dict(zip(columns[KEY], costs, strict=True))
 
 

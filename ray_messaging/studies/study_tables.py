@@ -20,7 +20,7 @@ _INT64 = 2**63
 
 
 def exact_table(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
-    """Return a table of values, from which `exact_values` returns exactly the same values."""
+    """Return a table of values, which `exact_values` turns back into exactly the same values."""
     fields, arrays = [], []
     for name, values in columns.items():
         kind = _kind_of(values)

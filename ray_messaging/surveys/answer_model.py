@@ -27,8 +27,8 @@ class InvalidAnswer(NamedTuple):
 class AnswerModel:
     """The type of the answers to a survey: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
 
-    An answer must fit the JSON schema, which every process checks in the same way. If a process has the type, the
-    answer must also fit the type.
+    An answer must fit the type's JSON schema, which every process checks in the same way. In a process that has the
+    type, the answer must also fit the type.
 
     Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if an answer
     does not fit the type. `dump` returns values as dicts.
@@ -72,7 +72,7 @@ class AnswerModel:
         return cls(schema, msgspec.json.decode, msgspec.json.decode, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
-        """Convert answers from JSON to values of the type.
+        """Return answers, given as JSON, as values of the type.
 
         An answer that does not fit becomes an InvalidAnswer.
         """

@@ -16,7 +16,7 @@ END = "end"  # the record that ends a survey: the id of the last mailbox entry w
 class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
     """A survey as it was created.
 
-    `ints` (int64) and `strings` are the ids of the agents that it asks, `question` is JSON.
+    `ints` (int64) and `strings` are the ids of the agents that the survey asks. `question` is JSON.
     """
 
     mailbox: str

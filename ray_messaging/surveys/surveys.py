@@ -63,7 +63,10 @@ class AsyncSurvey:
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def update(self, block_s: float = 0.0) -> None:
-        """Count the answers that have come since the last call; wait up to `block_s` for the first one."""
+        """Count the answers that have come since the last call.
+
+        If there are none, wait up to `block_s` for the first one.
+        """
         async with self._surveys.reading:
             await self._update(block_s)
 
@@ -109,7 +112,7 @@ class AsyncSurvey:
             self.tally.add(batch)
 
     async def more(self, block_s: float) -> bool:
-        """Wait up to `block_s` for the next answers; return whether any answers are outstanding and not overdue."""
+        """Wait up to `block_s` for the next answers; return whether further answers can still come in time."""
         before = self._read_to
         await self.update()
         async with self._surveys.reading:
@@ -126,7 +129,7 @@ class AsyncSurvey:
 
     @property
     def waits(self) -> bool:
-        """Return whether answers are outstanding and not overdue."""
+        """Return whether further answers can still come in time."""
         return not self.ended and self.seconds_left != 0 and not self.tally.done
 
     @property
@@ -176,7 +179,7 @@ class AsyncSurvey:
         return len(places)
 
     async def end(self) -> None:
-        """End the survey: answers that have come by now count, later answers do not."""
+        """End the survey. Answers that have come by now count, later answers do not."""
         await self.update()
         if not self.ended:
             await self._store.add(self.id, END, self._read_to.encode())

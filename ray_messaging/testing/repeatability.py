@@ -48,17 +48,17 @@ def check_repeatable(
     by: Literal["agent", "group"] = "agent",
     seed: int = 0,
 ) -> None:
-    """Check that a model gives the same result in each run. This needs neither Ray nor a server of yours.
+    """Check that a model gives the same result in each run. You need neither Ray nor a server for this.
 
     The model runs three times. In the first run each step is run twice. In the second run the agents are in two groups.
     The third run is in another process, which hashes strs differently and begins each step with a fresh copy of the
-    model. The messages and states of each agent must be equal in all runs. Some faults show only by chance or after
-    some time, so use enough agents and steps.
+    model. The messages and states of each agent must be equal in all runs. Some faults show only by chance, or only
+    after some steps, so use enough agents and steps.
 
     Args: as for `Messaging.run`.
 
-    Raises: NotRepeatable, with the first step, agent, and message or state that differ; StepFailed if the model fails
-    in the first run.
+    Raises: NotRepeatable if a run differs, with the first step and agent, and the message or state that differ;
+    StepFailed if the model fails in the first run.
     """
     options = RunOptions(None, by, 1, None)
     check_run(model, options._replace(start=start))

@@ -84,7 +84,7 @@ async def run_trial(
 
     Args: `answers` stores the results of remembered calls (`me.remember`). With `twice`, each step has a first attempt
     that is abandoned, and then a second one. With `anew`, each group calls `model` before each step, as after a
-    restart. Without `anew`, each group calls it only once.
+    restart. Without `anew`, each group calls `model` only once.
 
     Raises: StepFailed if the model fails.
     """

@@ -46,7 +46,7 @@ def test_a_dead_owners_name_is_taken_over_at_once(town, who):
     if who == "an actor":
         first = Society.remote(town, "own", [7])
         ray.get(first.open.remote())
-        with pytest.raises(AlreadyExists, match="is held by"):
+        with pytest.raises(AlreadyExists, match="belongs to"):
             ray.get(rival.open.remote())
         assert not waits_for_a_dead_owner(town, "own")
         ray.kill(first)
@@ -58,5 +58,5 @@ def test_a_dead_owners_name_is_taken_over_at_once(town, who):
     ray.get(rival.open.remote())
     assert not waits_for_a_dead_owner(town, "own")
     assert numbers(ray.get(rival.receive.remote(1))) == [1]
-    with pytest.raises(AlreadyExists, match="is held by"):
+    with pytest.raises(AlreadyExists, match="belongs to"):
         ray.get(Society.remote(town, "own", [7]).open.remote())

@@ -55,7 +55,7 @@ async def test_an_old_messager_with_unhandled_messages_raises_closed(exp_id):
     await host.send_message(host.get_agent_chat_channel(50), {"n": 1}, 50)
     assert numbers(await host.fetch_messages(timeout=60)) == [1]
     await asyncio.to_thread(old.shutdown)
-    with pytest.raises(Closed, match="could not commit what was fetched last"):
+    with pytest.raises(Closed, match="could not commit the messages that it fetched last"):
         await host.close()
 
 

@@ -194,7 +194,7 @@ def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
         assert numbers(drain(west, 1)) == [2]
         with pytest.raises(UnknownName, match="by open_messager in an actor of yours"):
             messaging.group("society")
-        with pytest.raises(AlreadyExists, match="is held by") as caught:
+        with pytest.raises(AlreadyExists, match="belongs to") as caught:
             ray.get(rival.open.remote())
         assert (caught.value.cause.kind, caught.value.cause.value) == ("group", "society")
         # Killed and started again by Ray, the same actor goes on in its mailbox.
@@ -206,7 +206,7 @@ def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
         assert numbers(ray.get(society.receive.remote(3))) == [1, 3, 4]
         ray.get(society.close.remote())
         # A name that nobody holds any more is free.
-        with pytest.raises(AlreadyExists, match="'carl' lives in group 'society' already"):
+        with pytest.raises(AlreadyExists, match="'carl' is in group 'society' already"):
             ray.get(Society.remote(messaging, "another", ["carl"]).open.remote())
         assert ray.get(rival.open.remote()) == "lane"
         ray.get(rival.close.remote())

@@ -271,7 +271,7 @@ def test_a_group_without_steps_says_so(pair):
         ({"limit": "3"}, "limit must be an int, not '3'"),
         ({"limit": 1.5}, "limit must be an int, not 1.5"),
         ({"limit": True}, "limit must be an int, not True"),
-        ({"limit": 1, "complete": True}, "leave out the limit"),
+        ({"limit": 1, "complete": True}, "leave out limit="),
         ({"commit": "soon"}, "commit must be"),
     ],
     ids=str,
@@ -316,7 +316,7 @@ def test_a_group_sends_only_for_its_own_agents(pair):
             lambda who=who: west.send_columns([a, who], [b, b], {"n": 0}),
             lambda who=who: west.send_columns(who, [b, b], {"n": 0}),
         ):
-            with pytest.raises(UnknownSender, match=f"{who!r} is not one of group {west.name!r}.*group_of") as caught:
+            with pytest.raises(UnknownSender, match=f"{who!r} is not in group {west.name!r}.*group_of") as caught:
                 call()
             assert (caught.value.value, caught.value.group) == (who, west.name)
     with pytest.raises(UnknownSender, match="no from_id"):

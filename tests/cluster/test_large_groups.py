@@ -20,7 +20,7 @@ def test_large_groups(ray_cluster, exp_id):
         assert (west.agents, east.agents) == ([*range(AGENTS)], given)
         owners = [messaging.group_of(agent).name for agent in (0, AGENTS - 1, AGENTS, 2 * AGENTS - 1, "ann")]
         assert owners == ["west", "west", "east", "east", "east"]
-        with pytest.raises(AlreadyExists, match=f"agent {AGENTS - 1} lives in group 'west' already"):
+        with pytest.raises(AlreadyExists, match=f"agent {AGENTS - 1} is in group 'west' already"):
             messaging.create_group("third", np.arange(AGENTS - 1, -1, -1)[:1])
 
         receipts = west.send_columns(np.arange(AGENTS), np.arange(AGENTS) + AGENTS, {"n": 1})

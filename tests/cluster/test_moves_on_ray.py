@@ -49,7 +49,7 @@ def test_agents_come_and_go(town):
     assert messaging.dead_letters.requeue(mailbox="east").messages == 1
     messaging.move_agents(["ann"], to=west)
     assert contents(drain(west, 1)) == [("ann", 0)]
-    with pytest.raises(AlreadyExists, match="lives in group 'west'"):
+    with pytest.raises(AlreadyExists, match="is in group 'west'"):
         east.add_agents(["ann"])
 
 

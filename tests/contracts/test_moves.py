@@ -88,7 +88,7 @@ async def test_what_waits_for_a_removed_agent_becomes_dead_letters(groups, store
     letters = await store.dead()
     assert letters
     assert {(mailbox, reason) for mailbox, reason, _ in letters} == {
-        ("east", "its agent was removed from group 'east'")
+        ("east", "its recipient was removed from group 'east'")
     }
     assert (await west.send(3, 1, {})).fate == "undeliverable"
     await west.add_agents([1])
@@ -101,7 +101,7 @@ async def test_agents_that_were_added_are_hosted(groups):
     await east.add_agents([3, "b", 1])
     assert await west.send(2, "b", {"n": 0}, subtopic="user-chat")
     assert contents(await fetch_all(east, 1)) == [(2, "b", 0)]
-    with pytest.raises(AlreadyExists, match="lives in group 'west'") as caught:
+    with pytest.raises(AlreadyExists, match="is in group 'west'") as caught:
         await east.add_agents([4, 2])
     assert (caught.value.value, caught.value.owner) == (2, "west")
     assert hosted_by(east) == [1, 3, "b"]
@@ -140,7 +140,7 @@ async def test_a_successor_hosts_what_moved_to_it(groups, messagers):
     await east.send(2, 1, {"n": 1})
     assert contents(await fetch_all(west, 3)) == [(3, 1, 0), (3, 1, 0), (2, 1, 1)]
     await vanish(east)
-    with pytest.raises(AlreadyExists, match="lives in group 'west'"):
+    with pytest.raises(AlreadyExists, match="is in group 'west'"):
         await messagers(name="east", host=[1, 2])
     east = await messagers(name="east", host=[2])
     assert contents(await fetch_all(east, 2)) == [(3, 2, 0), (3, 2, 0)]

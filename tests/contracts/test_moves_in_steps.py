@@ -153,10 +153,10 @@ async def test_impossible_moves_in_steps(opened, messagers):
             await west.move_agents(ids, to=to)
     await asyncio.gather(live(west, until=1), live(east, until=1))
     late = await messagers(name="late", host=[1000])
-    with pytest.raises(MoveFailed, match="takes part from step 2 on"):
+    with pytest.raises(MoveFailed, match="takes part only from step 2 on"):
         await west.move_agents([0], to="late", timeout=0.1)
     await leave_steps(east)
-    with pytest.raises(MoveFailed, match="leaves the steps"):
+    with pytest.raises(MoveFailed, match="is leaving the steps"):
         await late.move_agents([1000], to="group1")
 
 

@@ -38,7 +38,7 @@ async def nothing_came(messager):
 @pytest.mark.parametrize("from_id", [13, -1, "bob", "13"], ids=str)
 async def test_a_send_for_another_groups_agent_refuses_the_whole_call(group, from_id):
     for call in calls(group, from_id):
-        with pytest.raises(UnknownSender, match=r"group 'west'.*nothing of this call was sent") as caught:
+        with pytest.raises(UnknownSender, match=r"group 'west'.*no message of this call was sent") as caught:
             await call()
         assert (caught.value.value, caught.value.group) == (int(from_id) if from_id == "13" else from_id, "west")
         assert isinstance(caught.value, InvalidAddress)

@@ -67,7 +67,7 @@ def by_hand(folder, *, rounds, oversized):
             client.xadd(keys.stream(f"group-0:{born}"), {"unknown": "field", "another": "one"})
             stage.more_received(50)
         wanted = rounds * (len(frames) + 1)
-        until(lambda: receiver.logged("goes to the dead letters") >= wanted, "all of them are dead letters")
+        until(lambda: receiver.logged("becomes a dead letter") >= wanted, "all of them are dead letters")
         letters = client.xrange(keys.dead, count=wanted)  # the oldest are dropped where they are too large
         stage.facts |= {"dead_letters": wanted, "reasons": len({fields[b"reason"] for _, fields in letters})}
         stage.memory(receiver=receiver.pid, server=stage.server.pid)

@@ -30,8 +30,8 @@ _SENDERS = 1024  # the number of senders whose pairs are read at a time
 class Audience:
     """A named set of pairs of sender and hearer. A broadcast to an audience reaches the hearers of its sender.
 
-    An audience can be passed to Ray tasks and actors. A call that changes it returns when no broadcast can use the
-    previous version any more. In an experiment with steps a change applies from the next step that opens.
+    An audience can be passed to Ray tasks and actors. A call that changes an audience returns once no broadcast can use
+    the previous version any more. In an experiment with steps a change applies from the next step that opens.
     """
 
     def __init__(self, connection: ExperimentConnection, name: str) -> None:
@@ -82,7 +82,9 @@ class Audience:
         return self._newest().facts.pairs
 
     def members(self) -> NDArray[Any]:
-        """Return the ids of the members, or in other kinds of audiences of all hearers. Ints come before strs.
+        """Return the ids of the members, ints before strs.
+
+        If the audience has no members, return the ids of all hearers.
 
         Raises: UnknownName if the audience was removed.
         """
@@ -111,7 +113,7 @@ class Audience:
         """Add members; agents that are members already are ignored.
 
         Raises: InvalidAddress for an invalid id; UnknownName for an agent that no group hosts, or if the audience was
-        removed; ConfigError for another kind of audience.
+        removed; ConfigError if the audience was not made of members.
         """
         agents = AgentSet.of(ids)
         check_hosted(self._connection, self.name, agents)
@@ -120,16 +122,17 @@ class Audience:
     def remove(self, ids: "Iterable[AgentId]") -> None:
         """Remove members; agents that are not members are ignored.
 
-        Raises: InvalidAddress for an invalid id; UnknownName if the audience was removed; ConfigError for another kind
-        of audience.
+        Raises: InvalidAddress for an invalid id; UnknownName if the audience was removed; ConfigError if the audience
+        was not made of members.
         """
         self._files.change(self.name, partial(leave, self.name, AgentSet.of(ids)))
 
     def move(self, ids: "Iterable[AgentId]", positions: object) -> None:
-        """Set the positions of some agents, an array (n, 2) or (n, 3). The pairs are computed from the new positions.
+        """Set new positions of some agents, an array (n, 2) or (n, 3), and compute the audience's pairs again.
 
         Raises: InvalidColumns if the arguments do not fit together; UnknownName for an agent without a position;
-        AudienceTooLarge if there are too many pairs; ConfigError for another kind of audience.
+        AudienceTooLarge if the new positions make too many pairs; ConfigError if the audience was not made of
+        positions.
         """
         self._files.change(self.name, partial(move, self.name, IdColumn.checked(ids), positions))
 

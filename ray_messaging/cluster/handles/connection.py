@@ -66,7 +66,7 @@ def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
 
 
 def gone(actor_name: str) -> Closed:
-    """Build the error for a send over an actor that was dead before the call."""
+    """Build the error for a send through an actor that was dead before the call."""
     return Closed(
         f"{actor_name} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create "
         "it again, or start the experiment anew",

@@ -88,9 +88,9 @@ def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
 
 
 class Requeues(NamedTuple):
-    """Outcome of `requeue`: the number of letters that were removed, and of messages that wait in a mailbox again.
+    """Outcome of `requeue`: how many letters were removed, and how many messages wait in a mailbox again.
 
-    `left` has the id of each letter that was not removed, or only in part, and the reason.
+    `left` maps the id of each letter that was not removed, or only in part, to the reason.
     """
 
     letters: int
@@ -101,7 +101,7 @@ class Requeues(NamedTuple):
 class DeadLetters:
     """The dead letters of one experiment: messages that no mailbox could deliver.
 
-    The calls block; they are for drivers.
+    The calls block: use them in a script or a task, and not in async code.
 
     Iteration yields the letters, oldest first, and reads them page by page.
     """
@@ -156,7 +156,7 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Return the number and the bytes of the letters, and of the letters that were dropped because of the limit."""
+        """Return the number and bytes of the stored letters, and of letters dropped because there were too many."""
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,
@@ -193,13 +193,13 @@ class DeadLetters:
     ) -> Requeues:
         """Put messages back into the mailboxes that listen for them now.
 
-        They keep their ids, and each goes back at most once.
+        Each message keeps its id, and goes back at most once.
 
         Pass exactly one of ids, mailbox and everything. Letters that cannot go back stay; `left` in the result says
         why.
 
-        Raises: ConfigError unless exactly one is given; ConnectionFailed if the server does not answer; MailboxFull if
-        the server's memory is full.
+        Raises: ConfigError unless exactly one of ids, mailbox and everything is given; ConnectionFailed if the server
+        does not answer; MailboxFull if the server's memory is full.
         """
         chosen = _chosen(ids, mailbox, everything=everything)
 

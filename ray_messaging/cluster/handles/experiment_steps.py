@@ -176,14 +176,14 @@ class ExperimentSteps:
         return str(self.progress().wait_for)
 
     def declare(self, hears: Mapping[str, Iterable[str]], *, at_step: int | None = None) -> None:
-        """Declare which groups may send to a group, for `Steps(wait_for="senders")`.
+        """Declare which groups may send to which other groups, for `Steps(wait_for="senders")`.
 
         A group "hears" the groups that may send to it, and waits only for these. A group without a declaration hears
         all groups. If a group sends to a group that does not hear it, its step raises UndeclaredSend, and is not
         committed.
 
         Args:
-            hears: {group: the other groups that may send to it}; the groups need not exist yet.
+            hears: A dict that maps a group to the other groups that may send to it. The groups need not exist yet.
             at_step: During a run, the first step whose messages are read under this declaration. It must be at least
                 two steps after the latest open step.
 
@@ -194,12 +194,12 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups for which others wait, each with the step that it has to commit; {} if no step is open."""
+        """Return the groups for which others wait, each with the step that it must commit; {} if no step is open."""
         progress = self.progress()
         return {} if progress.resting else progress.waiting_for()
 
     def stragglers(self) -> list[Straggler]:
-        """Return the groups for which a step had waited for `Steps.stall_s` seconds at the interceptor's last check."""
+        """Return the groups that had kept a step waiting for `Steps.stall_s` seconds at the last check."""
         found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
         return found
 
@@ -259,15 +259,15 @@ class ExperimentSteps:
         return last
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
-        """Return by how much rules for whole steps have changed the count of each fate, in all steps up to `step`."""
+        """Return how rules for whole steps have changed the count of each fate, summed over all steps up to `step`."""
         left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of the messages of a step that all groups have committed, 32 bytes.
+        """Return the digest of a step's messages, 32 bytes. All groups must have committed the step.
 
-        Raises: ConfigError without `Steps(digest=True)`; UnknownName for a step that is not committed yet, or that was
-        committed too long ago.
+        Raises: ConfigError without `Steps(digest=True)`; UnknownName if a group has not committed the step yet, or if
+        all committed it too long ago.
         """
         return digest_of(self._sealed(step))
 

@@ -54,7 +54,7 @@ def named_messager(
 
 
 def tell_metrics(metrics: Callable[[], list[Family]], experiment: Experiment, name: str) -> RayMetrics:
-    """Return a reporter of a group's metrics to Ray, whose `start` must be called."""
+    """Return an object that reports a group's metrics to Ray. The caller must call its `start`."""
     return RayMetrics(metrics, (("experiment", experiment.exp_id), ("messager", name)))
 
 

@@ -19,7 +19,7 @@ Address = tuple[str, int, tuple[str, ...]]
 
 
 class Seat:
-    """A person's seat at an agent. `url` is the link for the person: whoever has it can act for the agent."""
+    """The place of a person who acts for an agent. `url` is the person's link: whoever has it can act for the agent."""
 
     def __init__(self, connection: ExperimentConnection, agent: AgentId, pages: str, token: str) -> None:
         self.agent = agent

@@ -92,7 +92,7 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the agents that gave only answers that do not fit the type, each with `reason` and `payload`."""
+        """Return the agents whose answers all do not fit the type, each with `reason` and `payload`."""
         return dict(self._now().invalid)
 
     @property
@@ -139,7 +139,7 @@ class Survey(Generic[T]):
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame with a row for each agent.
 
-        Its columns are fate ("answered", "pending", ...), reason, and one for each field of the answers.
+        The columns are fate ("answered", "pending", ...), reason, and one for each field of the answers.
         """
         tally = self._now()
         agents = [*tally.agents]
@@ -168,9 +168,9 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Ask again the agents that have not answered, or not with a valid answer; return the number of these agents.
+        """Ask the agents that have given no valid answer again; return the number of these agents.
 
-        The agents have `timeout` seconds for an answer, or if `timeout` is None, the survey's timeout again.
+        The agents have `timeout` seconds for an answer. With None, they have the survey's own timeout once more.
 
         Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise the same errors as
         `Messager.send_columns`.

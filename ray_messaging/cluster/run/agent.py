@@ -63,10 +63,10 @@ START = -1  # the number of the step for the random numbers of the `start` funct
 
 
 class Agent:
-    """One agent of a model in one step: what it knows, and what it can do.
+    """One agent of a model in one step: what the agent knows, and what it can do.
 
-    `state` is the agent's own dict, which is committed with the step, and has equal values in the next step. `data` is
-    the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
+    `state` is the agent's own dict. It is committed with the step, and the next step begins with equal values. `data`
+    is the agent's row of the DataFrame of agents, `shared` is the object that was passed to `run`, and `neighbours` are
     the agents to which this agent has an edge in the graph. `kind` is the agent's kind, if the run has a model for each
     kind.
     """
@@ -108,9 +108,9 @@ class Agent:
 
     @property
     def step_rng(self) -> np.random.Generator:
-        """Return a random number generator of this step with the same numbers for all agents, such as for the weather.
+        """Return a generator of random numbers that are the same for all agents in this step, such as for the weather.
 
-        It depends only on the seed and the step, and begins anew for each agent.
+        The numbers depend only on the seed and the step. Each agent gets them from the first number on.
         """
         drawn, mine = self._society.drawn, ~self._place
         found = drawn.get(mine)
@@ -120,7 +120,7 @@ class Agent:
 
     @property
     def blocked(self) -> Sequence[BlockedSend]:
-        """Return the messages of the agent that rules blocked in the previous step, each with rule and reason.
+        """Return the messages of the agent's previous step that rules blocked, each with rule and reason.
 
         A blocked question gets no answer; its `message_id` is the id that `ask` returned.
         """
@@ -134,7 +134,7 @@ class Agent:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send a message, which is read in the next step or in step `deliver_at`.
+        """Send a message. It is read in the next step, or in step `deliver_at`.
 
         Raises the same errors as `Step.send`.
         """
@@ -205,19 +205,20 @@ class Agent:
     @overload
     def remember(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Call a function, async or plain, and store its result, so that an equal call is not made again.
+        """Call a function, async or plain, and store its result, for the case that the step runs again.
 
-        This is for calls that cost money or whose results vary, such as calls of a language model. Await it in an async
-        model. Calls are equal if the same agent makes them in the same step, of a function with the same qualified
-        name, with equal arguments. If an agent makes several equal calls in a step, each has its own result. If msgpack
-        cannot encode the arguments of a call, the call is identified by its number among the agent's calls of the
-        function. The result is an equal copy of what the function returned. A plain function runs in a thread. An
-        exception is not stored. With `Calls(store=)`, calls with the same content are made only once, whichever agent
-        makes them, see `by_content`.
+        If the step runs again, an equal call gets the stored result, and is not made. Use this for calls that cost
+        money or whose results vary, such as calls of a language model. Await the result in an async model. Two calls
+        are equal if the same agent calls the same function (by its qualified name) with equal arguments in the same
+        step. If an agent makes several equal calls in one step, each of them is made, and has its own result. A fork
+        uses the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by its
+        number among the agent's calls of the function. The result is an equal copy of what the function returned. A
+        plain function runs in a thread. Exceptions are not stored. With `Calls(store=)`, calls with the same content
+        are made only once, whichever agent makes them, see `by_content`.
 
-        Raises: the errors of the function; ConfigError outside of an async model, or with a store if the content of the
-        call cannot be compared; InvalidPayload, which names the part, for a result that cannot be stored exactly;
-        PayloadTooLarge for a result above MessagingConfig.payload_bytes.
+        Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
+        content of the call cannot be compared; InvalidPayload, which names the part, for a result that cannot be stored
+        exactly; PayloadTooLarge for a result above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -225,7 +226,7 @@ class Agent:
         return calls.call(self, function, args, kwargs)
 
     def move(self, to: str) -> None:
-        """Move the agent, with its state, to another group from the next step on. The last call in a step decides.
+        """Move the agent, with its state, to another group from the next step on. The last call in a step counts.
 
         If the group does not exist, the run ends with StepFailed.
 
@@ -260,8 +261,9 @@ Model = Callable[[Agent, Messages], object]
 class AgentLoop:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
-    With `only_active`, the function runs for an agent only if the agent has received a message, a rule has blocked what
-    it sent, its state was set from outside, it asked to stay active, or the function has never run for it.
+    With `only_active`, the function runs for an agent only if one of these is true: the agent has received a message, a
+    rule has blocked one of its messages, its state was set from outside, it asked to stay active, or the function has
+    never run for it.
 
     Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
     that no agent runs ahead).
@@ -420,7 +422,7 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Take what another group tells about its agents that run ahead."""
+        """Take another group's news about its agents that run ahead."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
@@ -499,7 +501,7 @@ class AgentLoop:
             await self._model_thread.call(self._model_thread.wait_for, self._look_ahead.end(closed))
 
     def forget(self) -> None:
-        """Forget the agents of a run that has ended. They and this object refer to each other."""
+        """Forget the agents of a run that has ended, because they and this object refer to each other."""
         self._agents = []
 
     @property
@@ -509,7 +511,7 @@ class AgentLoop:
 
     @property
     def ids(self) -> dict[str, NDArray[Any]]:
-        """Return {}, because the keys of `states` are the ids already."""
+        """Return {}, because the keys of `states` are already the ids."""
         return {}
 
     def read(

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 _MOST = 256  # the most steps of agents in one entry of the stream
+_MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the server keeps many entries in memory
 
 
 class ToldMessage(NamedTuple):
-    """A message that an agent has sent ahead: the recipient, the step of delivery, and the rest of the message."""
+    """A message of an agent that runs ahead: the recipient, the step of delivery, and the rest of the message."""
 
     to: AgentId
     deliver: int
@@ -37,7 +38,7 @@ class ToldMessage(NamedTuple):
 
 
 class ToldStep(NamedTuple):
-    """A step that an agent has ended ahead, and what the agent has sent to agents of other groups in it."""
+    """A step that an agent has ended while it ran ahead, and what it sent in that step to agents of other groups."""
 
     agent: AgentId
     step: int
@@ -58,10 +59,10 @@ decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
 class AheadNews:
-    """The news for a group, and those from it.
+    """The news that a group gets from other groups, and the news that it sends to them.
 
     It is made in the actor's event loop. Args: `hear` is called there with the news of the other groups of `run`. The
-    stream may have news of earlier runs, whose model or agents may have been others.
+    stream may also have news of earlier runs, which may have had another model or other agents.
     """
 
     def __init__(self, store: "RedisSteps", run: str, group: str, hear: Callable[[Told], None]) -> None:
@@ -76,12 +77,13 @@ class AheadNews:
 
     def tell(self, steps: Sequence[ToldStep], *, anew: bool = False) -> None:
         """Tell the other groups, from any thread; `steps` and `anew` are as in `Told`."""
-        for low in range(0, max(1, len(steps)), _MOST):
-            self._new.append(Told(self._run, self._group, anew and not low, steps[low : low + _MOST]))
+        first, *others = _in_entries(steps)
+        self._new.append(Told(self._run, self._group, anew, first))
+        self._new.extend(Told(self._run, self._group, anew=False, steps=each) for each in others)
         self._loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
-        """Neither tell nor hear any more."""
+        """Send no more news, and take no more."""
         await end(self._reading)
         if self._writing is not None:
             await end(self._writing)
@@ -115,3 +117,22 @@ class AheadNews:
                 place, news = entry, decode_told(told)
                 if news.run == self._run and news.group != self._group:
                     self._hear(news)
+
+
+def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
+    """Return the steps for each entry of the stream, and at least one entry.
+
+    A step whose messages do not fit into an entry is left out: the other groups wait until it is committed.
+    """
+    found: list[list[ToldStep]] = [[]]
+    size = 0
+    for step in steps:
+        nbytes = sum(len(each.line) for each in step.sent)
+        if nbytes > _MOST_BYTES:
+            continue
+        if len(found[-1]) == _MOST or size + nbytes > _MOST_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(step)
+        size += nbytes
+    return found

@@ -36,7 +36,7 @@ encode_beginning = msgspec.msgpack.Encoder().encode
 
 
 def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
-    """Return a digest of each rule as it was given, by name: of what a copy of the rule is made from."""
+    """Return, by rule name, a digest of the rule as it was given, from which copies of the rule are made."""
     return {rule.name: content_digest(_given(rule)) for rule in rules}
 
 
@@ -61,7 +61,7 @@ async def beginning_of(
     *,
     supervised: bool,
 ) -> bytes:
-    """Return what a run that has ended before `step` leaves, so that other runs can go on from there."""
+    """Return the beginning that a run leaves when it has ended before `step`. Other runs can go on from there."""
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
     return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests), supervised))
@@ -74,7 +74,7 @@ async def go_on_from(
 
     A rule that equals a rule of the beginning remembers what that rule remembered.
 
-    Raises: ConfigError for a rule that remembers something, and whose content cannot be compared.
+    Raises: ConfigError if a rule remembers something, but its content cannot be compared.
     """
     for name, (digest, fields) in beginning.memory.items():
         if fields and name in rules and digest is None and name not in OWN_TABLES:

@@ -43,12 +43,12 @@ _PURE = sys.stdlib_module_names | {"networkx", "numpy", "pandas", "pyarrow", "sc
 
 
 def content_digest(value: object, *, anywhere: bool = True, longest_s: float = _LONGEST_S) -> str | None:
-    """Return a digest of a value; None if it has no digest, or if that would take more than `longest_s`.
+    """Return a digest of a value, or None if it has no digest, or if computing it would take more than `longest_s`.
 
-    With `anywhere`, the digest is the same in all processes. Without it, the digest can only show whether an object has
-    changed in this process. Then it is faster, and the object may contain itself. If an object's class has Python code
-    that pickles the object or reads its attributes, the object has no digest, because the code may be slow, or change
-    the object. `longest_s` is in seconds of processor time.
+    With `anywhere`, the digest is the same in all processes. Without `anywhere`, the digest only shows whether an
+    object has changed in this process, but it is computed faster, and the object may contain itself. If an object's
+    class has Python code that pickles the object or reads its attributes, the object has no digest, because the code
+    may be slow, or change the object. `longest_s` is in seconds of processor time.
     """
     with suppress(Exception):  # pickling an object may raise any error
         return _digest(value, _Time(longest_s), anywhere).hex()

@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.encode
 
 
 class Crowd:
-    """All agents of a group: `ids` (int64, or object if some are strs), and `state`, the group's own dict of arrays.
+    """All agents of a group: `ids` (int64, or object if some are strs), and `state`, a dict of arrays.
 
     `kind` is the kind of all agents of the group, if the run has a model for each kind.
     """
@@ -49,9 +49,10 @@ class Crowd:
         self._draw: Callable[[int], NDArray[np.float64]] | None = None
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
-        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.
+        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k). Row i belongs to `ids[i]`.
 
-        The numbers depend only on the seed, the step and the agent. `start` has numbers of its own.
+        The numbers depend only on the seed, the step and the agent. In the `start` function they are others than in
+        step 0.
 
         Raises: ConfigError unless k is a number of at least 0.
         """
@@ -261,8 +262,8 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
     """Return the state of one agent from the committed state of its group, which hosts some agents.
 
-    With by="group" the agent's state has its row of each array that has a row for each agent. If no run of
-    `messaging.run` has committed the state, the result is {}.
+    With by="group", the agent's state is its row of each array that has one row per agent. If the state was not
+    committed by a run of `messaging.run`, the result is {}.
     """
     place = AgentPlaces(hosted).place(agent)
     try:

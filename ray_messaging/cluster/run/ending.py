@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ending(NamedTuple):
-    """The end of a run: before step `most`, and with a `condition` after the first collected step that fulfils it.
+    """The end of a run: before step `most`, or earlier, after the first collected step that fulfils the `condition`.
 
     The values of every n-th step are collected, where n is `every`. `counts` are the names of aggregates that have a
     column for each value.
@@ -31,7 +31,7 @@ class Ending(NamedTuple):
     counts: Collection[str] = ()
 
     def before(self, step: int) -> int:
-        """Return the step before which the run must stop to check the condition, if `step` runs next."""
+        """Return the step before which the run must stop to check the condition. `step` runs next."""
         if self.condition is None:
             return self.most
         collected = -(-step // self.every) * self.every

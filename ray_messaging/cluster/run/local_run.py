@@ -130,13 +130,13 @@ def run(
 ) -> Result:
     """Run a model in this process, without Ray and without an experiment, and return the agents' states.
 
-    Use this function if one process is enough: for a small model, for a test, or if many runs are made at the same
-    time. Use `Messaging.run` if a run needs several processes or machines. With the same seed, both give the same
-    messages, verdicts, order, states and digests, whatever `groups` is. A run with a `log_dir` whose process has ended
-    can be resumed.
+    Use this function if one process is enough: for a small model, for a test, or for one of many runs at the same time.
+    Use `Messaging.run` if a run needs several processes or machines. With the same seed, both give the same messages,
+    verdicts, order, states and digests, whatever `groups` is. A run with a `log_dir` whose process has ended can be
+    resumed.
 
-    Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied, so groups share its
-    globals. If a plain model never returns, the process cannot end, even after a `timeout`. Ctrl-C raises
+    Each group has a copy of `shared`, and the run has copies of the rules. The model is not copied: its globals are the
+    same in all groups. If a plain model never returns, the process cannot end, even after a `timeout`. Ctrl-C raises
     KeyboardInterrupt.
 
     Args:
@@ -159,13 +159,13 @@ def run(
         seed: The seed of all random numbers, as for `Steps`.
         calls: The limits of calls through `me.remember` in this run, and the folder in which their answers are shared.
         log_dir: The folder of the run's event log, as for `Messaging.start`; None: there is no log. `EventLog.open`
-            reads it. The server keeps the data that "resume" needs in `<log_dir>-server`, but not if `log_dir` is a
-            URI, such as "s3://...": `Messaging.fork` goes on with such a run after a checkpoint.
+            reads it. The data that "resume" needs are kept in `<log_dir>-server`. If `log_dir` is a URI, such as
+            "s3://...", they are not kept; `Messaging.fork` can go on with such a run from a checkpoint.
         checkpoint: With `log_dir`, write a checkpoint after every n-th step and after the last one, for
             `Messaging.fork`.
         on_existing: If `log_dir` has a log already: "error" raises AlreadyExists, "resume" goes on with that run after
             its last step, and "reset" deletes that log.
-        wait_for: "neighbours" makes calls of a language model early, as for `Steps`.
+        wait_for: As for `Steps`: "neighbours" makes calls of a language model early.
         ahead: As for `Steps`.
 
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, RuleError for invalid rules;
@@ -238,13 +238,14 @@ def planned_part(
     ahead: int = 0,
     pace: Pace | None = None,
 ) -> Callable[[], Coroutine[Any, Any, Part]]:
-    """Return a coroutine function that runs a model as `run` does, from the start or from a `Beginning`.
+    """Return an async function that runs a model as `run` does, from the start or from a `Beginning`.
 
-    With `keep`, the result has the `end`.
+    With `keep`, the result has an `end`.
 
-    Args: `server` is used by this run alone, which deletes what an earlier run left there (None: a server of its own).
-    `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one. `ahead`
-    is for how many steps agents may run ahead. `pace` drives the run (None: all steps run at once).
+    Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
+    server. `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.
+    `ahead` is the number of steps by which agents may run ahead. `pace` decides when the steps run (None: one after the
+    other, without a pause).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)

@@ -52,8 +52,9 @@ async def logged_run(
 ) -> AsyncIterator[LoggedRun]:
     """Claim an experiment on a server, as `Messaging.start` does, and write its log until the context ends.
 
-    Raises: AlreadyExists if the folder has a log, or the server an experiment, that is neither to be resumed nor to be
-    reset; LogError if the folder cannot be used; ConfigError if the resumed run had other groups, or another seed.
+    Raises: AlreadyExists if the folder already has a log, or the server an experiment, and the plan says neither
+    "resume" nor "reset"; LogError if the folder cannot be used; ConfigError if the resumed run had other groups, or
+    another seed.
     """
     run, settings = secrets.token_hex(4), MessagingConfig()
     reset = plan.on_existing == "reset"
@@ -85,8 +86,8 @@ async def logged_run(
 def kept_server(plan: LogPlan, steps: Steps) -> Iterator[LocalServer]:
     """Start a server for a run with a log. As for `Messaging.start`, its data are kept in a folder beside the log.
 
-    Raises: AlreadyExists if the folder has a log that is neither to be resumed nor to be reset; LogError if the folder
-    cannot be used; ConfigError if another process uses the data.
+    Raises: AlreadyExists if the folder already has a log, and the plan says neither "resume" nor "reset"; LogError if
+    the folder cannot be used; ConfigError if another process uses the data.
     """
     # The log's folder is checked before a server starts, so that an error leaves no folder with a server's data.
     log, data = Folder(plan.folder), KeptData.of(None, log_dir=plan.folder, shards=None)

@@ -54,7 +54,7 @@ _END_S: Final = 1.0  # calls that were cancelled get this time to end
 
 
 class Ahead(NamedTuple):
-    """What the open step allows the look-ahead: which steps it may run, and where the results of calls are stored.
+    """The steps that the look-ahead may run during the open step, and the stores of its calls' results.
 
     `memories` has, by step, the store of results, for the open step and the later steps that may run ahead. `tell` is
     `AheadNews.tell`, which tells the other groups about agents that run ahead (None: there are no other groups).
@@ -203,7 +203,7 @@ class LookAhead:
     Agents of other groups that are known here have places after those of the group's agents.
 
     Args: `reached` says to which agents of the group, according to the graph, agents of other groups may send. `news`
-    gets what other groups tell; `take_news` takes it.
+    gets the news of other groups, and `take_news` takes the news out.
     """
 
     def __init__(
@@ -418,7 +418,7 @@ class LookAhead:
         self.stop()
 
     def unneeded(self) -> None:
-        """Note that calls of a step that has ended were made in vain."""
+        """Record that some calls of a step that has ended were made in vain."""
         self._in_vain = True
 
     def stop(self) -> set[asyncio.Task[Any]]:
@@ -435,7 +435,10 @@ class LookAhead:
         return {task for calls in self._old for task in calls.under_way}
 
     async def end(self, closed: int) -> None:
-        """Stop, and give calls for steps after `closed` some time to end and to be kept, because they cost money."""
+        """Stop.
+
+        Calls for steps after `closed` have cost money, so they get some time to end, and their results are kept.
+        """
         self.stop()
         wanted: set[asyncio.Task[Any]] = set()
         for calls in self._old:
@@ -453,7 +456,7 @@ class LookAhead:
             await asyncio.wait(left, timeout=_END_S)
 
     def end_after(self, last: int) -> None:
-        """Let no agent run in steps after `last`, until a later step begins that allows it again."""
+        """Let no agent run in steps after `last`, until a later call of `begin` allows it again."""
         memories = self._ahead.memories
         self._ahead = self._ahead._replace(memories={step: memories[step] for step in memories if step <= last})
         for place in [place for place, number in self._running.items() if number > last]:
@@ -585,7 +588,7 @@ class LookAhead:
             self._ahead.tell(steps)
 
     def take_news(self) -> None:
-        """Take what other groups have told."""
+        """Take the news of other groups."""
         for old in [each for each in self._told if each < self._number]:
             del self._told[old]
         while self.news:

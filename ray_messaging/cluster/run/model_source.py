@@ -34,11 +34,11 @@ def name_of(function: object) -> str:
 
 
 def source_of(model: object) -> str | None:
-    """Return a digest of a model's source: of its file, or of its text if it is in a notebook or in the main program.
+    """Return a digest of a model's file, or of the model's text if it is in a notebook or in the main program.
 
     If the model is in the program that calls `run`, the digest covers the text of the model, and of everything that the
-    model uses from the program. The rest of the program may change. Models of several kinds have one digest. If there
-    is no source, the result is None.
+    model uses from the program. The rest of the program may change. Models of several kinds have one digest. If the
+    source cannot be read, the result is None.
     """
     if isinstance(model, Mapping):
         sources = {kind: source_of(each) for kind, each in model.items()}
@@ -129,7 +129,7 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return a line that says that a run's model has another source than before, or None if the source is equal."""
+    """Return a line that says that a run's model has changed, or None if its source is the same as before."""
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:
         return None

@@ -30,9 +30,9 @@ BLOCKING_S: Final = 0.1  # seconds after which a turn is slow; asyncio's debug m
 class ModelThread:
     """One thread for all calls of a model, with an event loop of its own for async models.
 
-    During a short call the actor's event loop is blocked, for at most 20 ms, because waking the loop for the result
-    would take up to a twentieth of a small step. After a longer call, the loop is not blocked during the next call. So
-    other calls of the actor may be delayed by 20 ms.
+    A short call blocks the actor's event loop, for at most 20 ms, because waking the loop for the result would take up
+    to a twentieth of a small step. If a call takes longer, the next call does not block the loop. So other calls of the
+    actor may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class ModelThread:
         return self._loop.run_until_complete(coroutine)
 
     async def close(self) -> None:
-        """Close the event loop of the models, and what ends with it, such as the connections of a client.
+        """Close the models' event loop. What lives in it, such as the connections of a client, ends too.
 
         If a model does not return, the loop is not closed.
         """
@@ -167,7 +167,7 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent with the longest turn of the step so far, and its seconds; None if all were short."""
+        """Return the agent with the longest turn of the step so far, and its seconds; None if all turns were short."""
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])

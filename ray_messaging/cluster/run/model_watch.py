@@ -31,11 +31,11 @@ _LONGEST_S: Final = 0.1  # the most seconds for all digests before a step, or af
 class ModelWatch:
     """The checks of one group's model. Each problem is logged once, as a warning.
 
-    The first steps are all checked. Later steps are checked so seldom that the checks take at most a hundredth of the
-    run's time.
+    All of the first steps are checked. After them, steps are checked so seldom that checks take at most a hundredth of
+    the run's time.
 
-    Args: `given` has, by name, the objects that a model gets and must not change. `told` has the names of the problems
-    that this run has already logged. Groups in one process share `told`.
+    Args: `given` maps names to the objects that a model gets and must not change. `told` has the names of the problems
+    that this run has already logged; groups in one process share it.
     """
 
     def __init__(self, model: object, given: Mapping[str, object], told: set[str] | None = None) -> None:

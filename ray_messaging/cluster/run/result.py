@@ -2,11 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,18 @@ _NAMED = 5  # the most addresses of undeliverable messages in a repr
 
 
 class CallCounts(NamedTuple):
-    """How many calls through `me.remember` succeeded, for each source of results, and how many tries were repeated.
+    """How many calls through `me.remember` succeeded, by the source of their results, and the number of retries.
 
     `model` counts the calls in which the function itself was called. `kept` counts results from an earlier attempt at
     the step, `parent` results from the parent of a fork, and `store` results from the store of `Calls(store=)`.
-    `failed` counts calls that have used tokens, and failed. `spent` says that the budget of `Calls(budget=)` was spent,
-    which has ended the run. `unused` counts calls that were made ahead of their step, which did not need them.
+    `failed` counts calls that have used tokens, but failed. `spent` is True if the run ended because the budget of
+    `Calls(budget=)` was spent. `unused` counts calls that were made ahead of their step, but that the step did not
+    need.
 
-    `input_tokens`, among which are the `cached_tokens`, and `output_tokens` were used in this run, including failed
-    tries. `cost` is their cost by the prices of `Calls(cost=)`, in `currency`. `saved_tokens` were used when the
-    answers from the store were made, and `saved_cost` is their cost by the prices of this run.
+    `input_tokens` and `output_tokens` were used in this run, also by failed tries. `cached_tokens` are a part of the
+    `input_tokens`. `cost` is the cost of these tokens by the prices of `Calls(cost=)`, in `currency`. `saved_tokens`
+    were used when the answers from the store were made, and `saved_cost` is what they would cost by the prices of this
+    run.
     """
 
     model: int = 0
@@ -66,6 +68,15 @@ class CallCounts(NamedTuple):
     def __str__(self) -> str:
         return calls_text(self._asdict(), self.currency)
 
+    @classmethod
+    def together(cls, counts: Iterable[Self]) -> Self:
+        """Return the sums of the counts of several runs that have the same currency."""
+        found, whole = [*counts], Counter[str]()
+        for each in found:
+            whole.update({name: value for name, value in each._asdict().items() if name not in ("spent", "currency")})
+        currencies = (each.currency for each in found if each.currency)
+        return cls(**whole, spent=any(each.spent for each in found), currency=next(currencies, ""))
+
 
 def calls_text(counts: Mapping[str, int], currency: str) -> str:
     """Return a text with the numbers of calls through `me.remember`, tokens and money; "" if there are none."""
@@ -94,9 +105,9 @@ class Result:
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
-    experiment began, by fate. `undeliverable` has, for a few addresses on which nobody listens, the number of messages
-    to the address, such as an agent that no group hosts. With `Steps(digest=True)`, `digests` maps each of the last 64
-    steps to the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if
+    experiment began, by fate. `undeliverable` maps a few addresses on which nobody listens, such as an agent that no
+    group hosts, to the number of messages to this address. With `Steps(digest=True)`, `digests` maps each of the last
+    64 steps to the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if
     Ctrl-C, or the budget of calls, has ended the run early. `calls` has the numbers of calls through `me.remember` in
     this run.
     """
@@ -130,8 +141,8 @@ class Result:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each agent in each step.
 
-        The DataFrame also has the steps of earlier runs, if their data are in the log's folder, or without a log, on
-        the server.
+        The DataFrame also has the steps of earlier runs, if their data are still in the log's folder, or, without a
+        log, on the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError if pandas is not installed.
         """
@@ -189,8 +200,8 @@ def gathered(
 ) -> Result:
     """Return the result of a run from the groups' results.
 
-    Args: `by_rules` says by how much rules for whole steps have changed `fates`. If `digests` is a function, it is
-    called when the digests are first read. `currency` is the currency of the prices of calls.
+    Args: `by_rules` has the changes of `fates` by rules for whole steps. If `digests` is a function, it is called when
+    the digests are first read. `currency` is the currency of the prices of calls.
     """
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())

@@ -175,7 +175,7 @@ class EarlyEnd:
 
 
 class Opening:
-    """A step that is opened for all groups of a run at once, while the calls for it are still on their way to them.
+    """A step that is opened for all groups of a run at once, before the calls that run it have reached the groups.
 
     So the groups need not ask for the step. `call` is a call that ends when the groups have committed the steps before
     `until`, or after a short time. It is None after an error; then the groups ask for the step themselves.
@@ -187,7 +187,7 @@ class Opening:
         self.call: Any = self._go_on(groups, _SEAL_S)
 
     def has_ended(self) -> bool:
-        """Return whether the groups have committed the steps; if they have not, make another call."""
+        """Return whether the groups have committed the steps. If they have not, make another `call`."""
         try:
             sealed: int = get(self.call)
         except (RayError, MessagingError):  # such as the restart of the interceptor, or a cut
@@ -297,7 +297,7 @@ class Run(AbstractContextManager["Run"]):
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Run n more steps; return the first step that did not run. After Ctrl-C no further step begins.
 
-        Raises: the same errors as `messaging.run`, after which this run is closed; Closed if this run was closed
+        Raises: the same errors as `messaging.run`, each of which also closes this run; Closed if this run was closed
         before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
         """
         before = self.step
@@ -488,7 +488,7 @@ def parent_of(messaging: "Messaging") -> str | None:
 def seats_of(
     messaging: "Messaging", parent: str | None, options: RunOptions, plans: Sequence[GroupPlan]
 ) -> frozenset[AgentId]:
-    """Return the agents for which people act: those with a seat, and in a fork also those with a seat in the parent.
+    """Return the agents for which people act: those with a seat here, or, in a fork, in the parent.
 
     Raises: ConfigError if such an agent is not in the run, or the model is called for whole groups.
     """
@@ -606,8 +606,8 @@ def check_same(
 ) -> None:
     """Raise ConfigError, which names the difference, unless a run has the same groups and agents as `before`.
 
-    Args: `before` has the groups that take part in the steps. If no step has `begun`, further groups may join. Groups
-    in `moved` may have other agents than in the plan, because agents have moved between them.
+    Args: `before` has the groups that take part in the steps. If no step has begun (`begun` is False), further groups
+    may join. The agents of groups in `moved` may differ from the plan, because agents have moved between these groups.
     """
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():

@@ -60,12 +60,12 @@ logger = logging.getLogger(__name__)
 class GroupResult(NamedTuple):
     """The result of one group: its states before step `until`, and the numbers of its messages by fate.
 
-    `states` and `ids` are empty unless they were asked for. With by="group" `ids` has the agents in the order of the
-    arrays. `unheard` has, for a few addresses on which nobody listens, the number of messages to the address. `calls`
-    has the numbers of calls through `me.remember`, for each source of results, and the number of retries. `spent` says
-    that the budget of calls was spent before step `until`. `sealed` is the last step of which this group knows that all
-    groups have committed it. `collected` has the encoded values that the group collected in its last step, if they were
-    asked for (None: another process ran that step).
+    `states` and `ids` are empty unless the call of `run` asked for them. With by="group" `ids` has the agents in the
+    order of the arrays. `unheard` maps a few addresses on which nobody listens to the number of messages to this
+    address. `calls` has the numbers of calls through `me.remember`, by where their results came from, and the number of
+    retries. `spent` says that the budget of calls was spent before step `until`. `sealed` is the last step of which
+    this group knows that all groups have committed it. `collected` has the encoded values that the group collected in
+    its last step, if the call asked for them (None: another process ran that step).
     """
 
     states: dict[Any, Any]
@@ -95,10 +95,10 @@ class RunInputs(NamedTuple):
     """Inputs that the groups of a run share.
 
     `model`, `options`, `shared` and the plan of each group in `plans` are awaitables, so that an actor loads only the
-    inputs that it needs, and each only once. `parent_calls` is the log's folder of the parent of a fork, whose results
-    answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents in
-    `seats`. `ahead` is for how many steps after the open one agents may run ahead. `run` is a name that no other run of
-    the experiment has.
+    inputs that it needs, and loads each of them once. `parent_calls` is the log folder of a fork's parent: its stored
+    results answer equal calls (None: there is no parent). `change` sets states before a step. People act for the agents
+    in `seats`. `ahead` is the number of steps by which agents may run ahead of the open step. `run` is a name that no
+    other run of the experiment has.
     """
 
     model: Any
@@ -189,8 +189,8 @@ class RunActor:
 
         Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
         and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
-        the result has the agents' states, with `with_collected` what was collected in the last step. With `stands`,
-        this process stays the group's driver until the next call.
+        the result has the agents' states. With `with_collected` it has what was collected in the last step. With
+        `stands`, this process stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -393,19 +393,22 @@ class RunActor:
                 self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return the numbers of calls through `me.remember` in the current call of `run`, and how many of them wait."""
+        """Return the numbers of calls through `me.remember` in the current call of `run`, and how many calls wait."""
         if not isinstance(self._society, AgentLoop):
             return {}, 0
         gate = self._society.call_gate
         return dict(self._society.call_counts), 0 if gate is None else gate.waiting
 
     async def end_step(self) -> None:
-        """End the model's step that runs; wait until the calls that agents have begun through `me.remember` end."""
+        """End the step that the model runs.
+
+        Wait until the calls that agents have begun through `me.remember` have ended.
+        """
         if isinstance(self._society, AgentLoop):
             await self._society.end()
 
     async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
-        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
+        """Call an async method of `shared`, of the copy in this process; return None if no run is loaded."""
         society = self._society
         return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
 

@@ -33,7 +33,7 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types o
 
 
 class Reached(NamedTuple):
-    """For each agent of a group to which agents of other groups have edges, these other agents.
+    """A map from each agent of a group to the agents of other groups that have an edge to it; others are left out.
 
     `everybody` is the number of agents in all groups.
     """
@@ -353,7 +353,7 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
 class Homes:
     """The data and neighbours of the agents that are in a group now.
 
-    Those of agents that began in other groups are loaded when they are needed.
+    The data and neighbours of agents that began in other groups are loaded when they are needed.
 
     Args: `others` has the plans of all groups, as Ray references by name.
     """

@@ -28,9 +28,9 @@ _encode_json = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 class SeatedModel:
-    """A model in which people act for the agents in `seats`. For other agents, the user's model is called.
+    """A model in which people act for the agents in `seats`. For all other agents the user's model is called.
 
-    Args: `ask` brings a person's answer, `tell` shows the person a note.
+    Args: `ask` asks a person and returns the answer, `tell` shows the person a note.
     """
 
     def __init__(self, model: "Model", seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:

@@ -304,7 +304,7 @@ class _Flight:
 
 
 class Flights:
-    """The calls of one step, which the look-ahead and the step itself share: each is made once."""
+    """The calls of one step. The look-ahead and the step itself share them, so that each call is made once."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, _Flight] = {}
@@ -330,7 +330,7 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls that were told, once the step that told them is committed; return whether any are left."""
+        """Forget the calls that a step has reported, once that step is committed; return whether any calls are left."""
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
         self.failed = {key: record for key, record in self.failed.items() if id(record) not in told}
@@ -348,9 +348,9 @@ class RememberedCalls:
 
     Args: Plain functions run in `threads`. With `recorded`, the calls are recorded for the event log. Calls wait at
     `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
-    gets the number of calls for each source of results, and the number of retries. `flights` has the calls that the
-    step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the look-ahead,
-    and a result counts only once the step itself asks for it.
+    gets the numbers of calls by where their results came from, and the number of retries. `flights` has the calls that
+    the step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the
+    look-ahead, and a result counts only once the step itself asks for it.
     """
 
     memory: CallMemory

@@ -51,14 +51,15 @@ _REFUSED: Final = {134, 135, 138, 140}
 class Connection:
     """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
 
-    While it is not connected, its session stays at the broker, where messages for its subscriptions wait. Messages that
-    were being published are published when it is connected again. With QoS 2 each message arrives exactly once.
+    While the client is not connected, its session stays at the broker, where messages for its subscriptions wait.
+    Messages that were being published are published when the client is connected again. With QoS 2 each message arrives
+    exactly once.
 
-    Args: The session belongs to the client id `identifier`. With `lasting` the session outlasts `close`. `on_open` is
-    awaited each time that the client has connected, before anything is published. `on_message` is called with each
-    message, and must not block. It returns whether the inbox has space for more; if not, the connection is closed until
-    `room` is set. `on_end` is called if another client has taken over the session. Then `ended` has the error, and this
-    client never connects again.
+    Args: `identifier` is the client id to which the session belongs. With `lasting` the session outlasts `close`.
+    `on_open` is awaited each time that the client has connected, before anything is published. `on_message` is called
+    with each message, and must not block. `on_message` returns whether the inbox has space for more messages. If not,
+    the connection is closed until `room` is set. `on_end` is called if another client has taken over the session. Then
+    `ended` has the error, and this client never connects again.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Connection:
     async def wait_up(self) -> None:
         """Wait for the connection.
 
-        Raises: ConnectionFailed if there is none in time; Fenced if another client has taken over the session.
+        Raises: ConnectionFailed if there is no connection in time; Fenced if another client has taken over the session.
         """
         timeout_s = self._config.timeout
         try:

@@ -78,15 +78,15 @@ class Messager(metaclass=_ActorClass):
     arrives exactly once, and in order with the other messages on its topic, as long as the broker does not lose its
     data and this process lives (see docs/mqtt.md).
 
-    `Messager.remote(...)` starts it as a Ray actor. To use it in a process, build it, then call `connect`, `subscribe`,
-    `start_listening`, and at the end `stop`; `async with` connects and stops.
+    `Messager.remote(...)` starts a messager as a Ray actor. To use a messager in a process, build it, then call
+    `connect`, `subscribe`, `start_listening`, and at the end `stop`. `async with` calls `connect` and `stop`.
 
     Args:
         hostname: The broker's host name, or an MqttConfig (with all other settings, TLS included).
         timeout: Seconds that a send may wait for the broker.
         message_interceptor: `messaging.interceptor`, or any Ray actor with `forward(from_uuid, to_uuid, msg) -> bool`.
-        name: With a name, messages on its topics wait at the broker while no process uses this name. None: messages
-            wait only during interruptions, and `stop` drops them.
+        name: A name under which the broker keeps messages while no process uses it. None: messages are kept only during
+            interruptions, and `stop` drops them.
         settings: The limits of payloads, inbox, outbox and log list, and the interceptor's timeout.
     """
 
@@ -158,7 +158,7 @@ class Messager(metaclass=_ActorClass):
     async def disconnect(self) -> None:
         """Wait for the receipts of all accepted messages, and disconnect; a second call is harmless.
 
-        Messages that have arrived before can still be fetched.
+        Messages that have already arrived can still be fetched.
         """
         async with self._changing:
             if self._out is None or self._in is None:
@@ -190,8 +190,8 @@ class Messager(metaclass=_ActorClass):
     async def is_connected(self) -> bool:
         """Return whether `connect` was called, and `disconnect` was not.
 
-        It is also True during an interruption, because the messager connects again. To check the connection, use
-        `ping`.
+        The result is also True during an interruption, because the messager connects again. To check the connection,
+        use `ping`.
         """
         return self._out is not None
 
@@ -230,7 +230,7 @@ class Messager(metaclass=_ActorClass):
         self._client, self._interceptor = client, message_interceptor
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends, a dict for each, with AgentSociety's keys and then the receipt's keys."""
+        """Return a dict for each of the latest sends, which has AgentSociety's keys and then the receipt's keys."""
         return [row | {"payload": msgspec.json.decode(row["payload"])} for row in self._log]
 
     def clear_log_list(self) -> None:
@@ -244,7 +244,7 @@ class Messager(metaclass=_ActorClass):
     ) -> Receipt:
         """Send one message and return its receipt. `to_uuid` is not needed on an agent's topic.
 
-        The message's fate is `published`, when the broker has the message, or `blocked`.
+        The message's fate is `published` once the broker has the message, or else `blocked`.
         Raises: Closed if this is not connected; InvalidAddress for an invalid topic or id; InvalidPayload or
         PayloadTooLarge for an invalid payload; ConnectionFailed or InterceptorUnavailable if it was not sent; Fenced if
         another messager has the name now; OutcomeUnknown if it may still arrive.
@@ -425,7 +425,7 @@ class Messager(metaclass=_ActorClass):
         """Return the messages that have arrived, in order; wait up to `timeout` seconds (None: for ever) for one.
 
         After `disconnect` this returns the messages that were received before, and then no more. Before
-        `start_listening` it returns [], but raises NotListening with a timeout.
+        `start_listening` it returns [] if `timeout` is 0, and otherwise raises NotListening.
         Raises: NotListening before `start_listening`; Fenced, when all messages are fetched, if another messager has
         the name now.
         """

@@ -43,7 +43,7 @@ def agent_of(topic: str) -> tuple[AgentId | None, str]:
     For any other topic, return (None, ":<topic>"). In an agent's id the characters % / + # are percent-encoded.
 
     Raises: InvalidAddress for a topic that begins with exps/<exp_id>/agents/ but does not have the form above. Rules
-    about ids would not apply to such a topic, although the filter of an agent's listener may match it.
+    about ids would not apply to such a topic, although an agent that listens may have a filter that matches it.
     """
     levels = topic.split("/", 4)
     if len(levels) < 3 or levels[0] != "exps" or levels[2] != "agents":

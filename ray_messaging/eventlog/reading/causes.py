@@ -42,8 +42,8 @@ class Why:
     """A message and its causes, each of which has its own causes.
 
     `answered` says whether this message is a question that the message above it answers. `more` is the number of causes
-    that `causes` leaves out. `note` says why there are no causes. It is "" if there are causes, or if the tree ends
-    here. `calls` are the calls that the sender made with `me.remember` in the step in which it sent the message.
+    that `causes` leaves out. `note` says why there are no causes; it is "" if there are causes, or if the tree is cut
+    off here. `calls` are the calls that the sender made with `me.remember` in the step in which it sent the message.
     """
 
     message: LogRow

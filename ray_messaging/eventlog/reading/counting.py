@@ -32,7 +32,7 @@ Derive = Callable[[pa.Table], pa.Table]
 
 
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
-    """Count the matching rows by some of the columns COUNTABLE; return these columns and `count`, sorted by count."""
+    """Count the matching rows by some columns of COUNTABLE; return these columns and `count`, sorted by count."""
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, [Filters(**fields)], [keys], _with_units)
     return counted
@@ -174,7 +174,7 @@ def _span(view: View, filters: Filters) -> tuple[int, int]:
 
 
 def bin_width(span_us: int) -> int:
-    """Return a round width in microseconds of intervals that divide a span of time into at most BINS intervals."""
+    """Return a round width, in microseconds, of which at most BINS intervals fill a span of time."""
     round_ones = [factor * 10**power for power in range(3, 7) for factor in (1, 2, 5)]
     round_ones += [seconds * MICROSECONDS for seconds in (10, 15, 30)]
     round_ones += [minutes * 60 * MICROSECONDS for minutes in (1, 2, 5, 10, 15, 30)]

@@ -39,8 +39,8 @@ class Effects:
 
     If the log has fewer steps than wanted, `end` is the step after the log's last one.
 
-    `agents` is a table with the columns `step` and `agent`. Each agent is in it once, with the first step in which it
-    could have been influenced.
+    `agents` is a table with the columns `step` and `agent`. The table has each agent once, with the first step in which
+    the agent could have been influenced.
     """
 
     message: LogRow

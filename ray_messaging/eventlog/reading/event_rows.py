@@ -22,8 +22,8 @@ class LogRow:
     """One row of the log: a send to one recipient, or to no recipient. Times are in unix seconds.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
-    the log: pass it as `after` to get the rows after this row. A broadcast has one row for each mailbox, in which
-    `pairs` agents hear it.
+    the log: pass it as `after` to get the rows after this row. A broadcast has one row for each mailbox, and `pairs` is
+    how many agents of that mailbox hear it.
     """
 
     message_id: str
@@ -64,7 +64,7 @@ class LogRow:
 
     @property
     def sent(self) -> bool:
-        """Return whether the message reached a recipient: whether it was delivered or published."""
+        """Return whether the message was delivered or published."""
         return self.fate in SENT
 
 

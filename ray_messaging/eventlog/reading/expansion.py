@@ -31,9 +31,9 @@ NEEDED = (
 
 
 class RowHearers(NamedTuple):
-    """Hearers of broadcasts. For each hearer, `rows` has the row of the broadcast that it hears.
+    """Hearers of broadcasts. `rows` has, for each hearer, the row of the broadcast that this hearer hears.
 
-    These rows are ascending.
+    The rows are ascending.
     """
 
     rows: NDArray[np.intp]
@@ -50,7 +50,7 @@ class RowHearers(NamedTuple):
 
 
 class Expansion:
-    """Search for the hearers of the broadcasts in a log, by means of the audiences in its folder.
+    """Search for the hearers of a log's broadcasts, by means of the audiences in the log's folder.
 
     Audiences are cached.
     """

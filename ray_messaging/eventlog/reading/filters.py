@@ -241,7 +241,7 @@ class Filters:
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy with another limit.
 
-        In a `loose` copy the recipient does not matter for broadcasts, whose rows have no recipient.
+        In a `loose` copy broadcasts match whatever the recipient, because their rows have no recipient.
         """
         made = copy(self)
         made._loose, made.limit = loose, limit
@@ -259,7 +259,7 @@ class Filters:
         return self._wanted.get("to_id")
 
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return the expression for matching rows in a file of a schema; None if all rows match.
+        """Return the expression that selects the matching rows of a file with this schema; None if all rows match.
 
         The expression ignores `contains` for typed payloads.
         """
@@ -276,7 +276,7 @@ class Filters:
         return reduce(and_, found) if found else None
 
     def texts(self, schema: pa.Schema) -> dict[str, list[str]]:
-        """Return the strs that match, for each dictionary-encoded column in which only certain strs match."""
+        """Return, for each dictionary-encoded column in which only certain strs match, these strs."""
         free = _OF_RECIPIENT if self._loose else ()
         return {
             name: wanted
@@ -290,7 +290,7 @@ class Filters:
     def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
         """Return the expression for the wanted recipients, or None if any recipient matches.
 
-        It is for expanded broadcasts, whose rows match all other fields.
+        Use it for expanded broadcasts, whose rows already match all other fields.
         """
         found = [self._of_field(name, schema) for name in self._wanted if name in _OF_RECIPIENT]
         return reduce(and_, found) if found else None

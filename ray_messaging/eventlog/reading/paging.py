@@ -38,7 +38,7 @@ class LogSource(Protocol):
     live: bool  # True: more rows may come
 
     def follower(self) -> "LogSource":
-        """Return a source for one reader of new rows. Readers must not share a source, which may have a state."""
+        """Return a source for one reader of new rows. A source may have a state, so readers must not share one."""
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
         """Answer one of `questions.QUESTIONS`."""
@@ -158,7 +158,7 @@ def _write(
 
 
 def pages(source: LogSource, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
-    """Yield the result of `query` page by page, up to the row that is the last one now.
+    """Yield the result of `query` page by page, up to the row that is the last one when this begins.
 
     At least one page is yielded, which may be empty.
     """

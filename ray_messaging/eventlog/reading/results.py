@@ -114,7 +114,7 @@ def stored(columns: Iterable[str]) -> list[str]:
 def as_id(value: AgentId | None) -> AgentId | None:
     """Return an id from a column of strs in its original type.
 
-    A str that spells an int stands for an int id, because a str id never does.
+    A str that spells an int stands for an int id, because no str id spells an int.
     """
     return check_id(value) if isinstance(value, str) else value
 

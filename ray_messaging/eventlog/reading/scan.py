@@ -66,7 +66,7 @@ def _check_time() -> None:
 
 
 class View(NamedTuple):
-    """The data that a query reads: segments, tables of rows in no file yet, and collected data in no file yet."""
+    """The data that a query reads: segments, and rows and collected data that are in no file yet."""
 
     folder: Folder
     segments: Sequence[Segment]

@@ -155,7 +155,7 @@ class Difference:
 
 
 def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Difference | None:
-    """Return the first difference between the rows of two logs, given page by page; None if the logs are equal.
+    """Return the first difference between the rows of two logs, whose pages are given; None if the logs are equal.
 
     The messages of each agent are compared, with recipients, order, fates, rules and labels. Message ids are not
     compared.
@@ -195,8 +195,8 @@ def beside(
 
     Messages from outside are left out. Equal rows at the beginning are compared many at a time.
 
-    Returns: for each step, the number of equal messages at the beginning, those that are blocked and the others; and an
-    iterator over the later steps, with the messages of each log.
+    Returns: for each step, how many messages at the beginning are equal, blocked ones and others; and an iterator over
+    the later steps, with the messages of each log.
     """
     equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
     before: _Message = None

@@ -114,7 +114,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether readers can compose each row's channel from its topic and its recipient's id without escapes."""
+    """Return whether each row's channel can be composed, without escapes, from its topic and its recipient's id."""
     if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
         return False
     return to.kinds is None or not (to.kinds == NONE).any()

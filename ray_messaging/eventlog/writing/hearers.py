@@ -126,7 +126,7 @@ class BroadcastHearers:
         self._lacking: dict[str, None] = {}  # sentences that say which broadcasts lack hearers, in order
 
     def lacking(self) -> list[str]:
-        """Return which broadcasts were logged without hearers since the last call, and why."""
+        """Return which broadcasts were logged without hearers since this was last called, and why."""
         found, self._lacking = [*self._lacking], {}
         return found
 
@@ -233,7 +233,7 @@ class FrameHearers:
         return None
 
     def unamended(self, batch: Batch, amendments: Sequence[Batch]) -> Batch | None:
-        """Return the broadcasts of a batch that amendments leave unchanged for some hearers; None if there are none.
+        """Return the broadcasts of a batch that some hearers hear unchanged by amendments; None if there are none.
 
         Args: `amendments` is what `amendments_of` returns for the batch.
         """

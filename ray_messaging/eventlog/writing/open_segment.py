@@ -57,7 +57,7 @@ class OpenSegment:
         return self.rows >= rows or self.nbytes >= nbytes or self.rows * len(self._typed) >= CELLS
 
     def is_too_wide_for(self, batch: pa.RecordBatch | None) -> bool:
-        """Return whether some rows would give the segment too many columns, so that it must be closed before."""
+        """Return whether some rows would give the segment too many columns. Then close it before they are added."""
         if batch is None or not self.rows:
             return False
         rows: int = self.rows + batch.num_rows
@@ -66,7 +66,7 @@ class OpenSegment:
     def add(self, batch: pa.RecordBatch | None) -> None:
         """Append rows, which wait to be stored in a file.
 
-        None: there are no rows, but moved cursors wait to be stored.
+        With None there are no rows, but cursors have moved, and wait to be stored.
         """
         self._since = self._since or time.monotonic()
         if batch is None:

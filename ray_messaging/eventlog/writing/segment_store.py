@@ -86,7 +86,7 @@ class SegmentStore:
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report to the server how far the segments go. An earlier writer may have died before it reported that.
+        """Report to the server how far the segments go, because an earlier writer may have died before it did so.
 
         Raises: Fenced if there is a newer writer.
         """
@@ -151,7 +151,7 @@ class SegmentStore:
         self.missing[text] = None
 
     def stop_retrying(self) -> None:
-        """Let each call that fails try only once more, so that closing does not wait for space on a disk."""
+        """Let each call that fails be tried only once more, so that closing does not wait for space on a disk."""
         self._stopping.set()
 
     async def _write(self, content: SegmentContent) -> Segment:
@@ -197,7 +197,7 @@ class SegmentStore:
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until it succeeds.
 
-        No rows are dropped meanwhile: senders wait when the streams are full.
+        Meanwhile no rows are dropped: when the streams are full, senders wait.
         """
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:

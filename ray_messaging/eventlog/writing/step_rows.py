@@ -70,9 +70,9 @@ class StepFeed:
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says if the log
-    has another number of messages of a step than the groups have counted. `passed` is called when the rows that `ask`
-    has asked for are in the log.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says whether the
+    log and the groups count different numbers of messages in a step. `passed` is called when the rows for which `ask`
+    was called are in the log.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StepFeed:
         return lambda: self._answered >= asked
 
     async def run(self) -> None:
-        """Pass messages of steps to the log until cancelled. Raises LogError if the server has lost some."""
+        """Pass messages of steps to the log until cancelled. Raises LogError if the server has lost messages."""
         try:
             while True:
                 asked = self._asked
@@ -371,7 +371,7 @@ class Earlier:
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
         """Return a changed part with the original payloads of its messages.
 
-        If the part's note names no rule, the rules that rewrote the messages before are added.
+        If the part's note names no rule, the rules that rewrote the messages earlier are added to it.
         """
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:

@@ -21,7 +21,7 @@ _GUESS = 2**16  # the assumed size of an entry before the first entry was read
 
 
 class Read(NamedTuple):
-    """Arguments of a read: for each stream the entry after which to read, and whether to `wait` for an entry."""
+    """Arguments of a read: the entry of each stream after which to read, and whether to `wait` for an entry."""
 
     cursors: dict[str, str]
     limit: int  # the most entries to read of each stream
@@ -29,7 +29,7 @@ class Read(NamedTuple):
 
 
 class WrittenEntry(NamedTuple):
-    """An entry that is in the log: with all its rows (`rows` is None), or only with its first `rows` rows."""
+    """An entry that is in the log, either whole (`rows` is None) or only with its first `rows` rows."""
 
     item: LogItem
     messages: int
@@ -121,7 +121,7 @@ class StreamCursors:
         return {name: self._marks[name] for name in changed}
 
     def taken(self) -> dict[str, tuple[int, int]]:
-        """Return the number of messages and bytes of each stream that this and earlier writers have read."""
+        """Return, for each stream, how many messages and bytes this writer and earlier writers have read."""
         return {name: self._taken(name) for name in self.cursors}
 
     def _taken(self, name: str) -> tuple[int, int]:
@@ -202,7 +202,7 @@ class Waiters:
         await self._event.wait()
 
     def notify(self) -> None:
-        """Wake the tasks whose goals are reached by now, and the tasks that wait for any change."""
+        """Wake the tasks whose goals are reached, and the tasks that wait for any change."""
         for future, missing in self._open.items():
             missing[:] = [goal for goal in missing if not goal()]
             if not missing and not future.done():

@@ -70,7 +70,7 @@ class StreamReader:
         return items
 
     def behind_s(self, *, blocked: bool) -> float:
-        """Return how many seconds the log is behind: the age of the oldest entry when the last read returned it.
+        """Return how many seconds the log is behind: the age that the oldest entry of the last read had at that time.
 
         Args: With `blocked`, the time since that read is added.
         """
@@ -140,7 +140,7 @@ class StreamReader:
 
 
 class ReadAhead:
-    """Reads of the streams, each of which begins before its entries are asked for.
+    """Reads of the streams. Each read begins before a caller asks for its entries.
 
     `little` says whether the last read returned few bytes.
     """

@@ -135,7 +135,7 @@ class LogWriter:
             self._step_tasks.append(self._spawn(self._checkpoints.run, "checkpoints"))
 
     async def close(self) -> None:
-        """Write everything that is in the streams now, and stop. It may be called twice.
+        """Write everything that is in the streams now, and stop. A second call is harmless.
 
         Rows that could not be written stay in the streams.
 
@@ -161,7 +161,7 @@ class LogWriter:
     async def retire(self) -> None:
         """Close the writer, and unregister the log.
 
-        From then on the server trims streams without waiting for the log.
+        From then on the server removes entries from streams without waiting for the log.
         """
         await self.close()
         if self.error is None:

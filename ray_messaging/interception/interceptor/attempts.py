@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt that an answer's key names (see `saved_answers.key_of`), or None if it names no attempt."""
+    """Return the attempt that is named in an answer's key (see `saved_answers.key_of`), or None if none is named."""
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
@@ -21,10 +21,10 @@ class StepAttempts:
     """The latest attempt of each group that has asked for verdicts, with the changes that it made in rules' tables.
 
     These changes are a layer on top of the tables. When a group begins another attempt at the same step, the layer of
-    the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. A batch
-    that waits for slow rules has no answer yet. Its own layer is not saved, so a successor of the interceptor judges
-    the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved layer
-    belongs. `answers` has, for each group, the keys of the answers to its latest attempt in its latest step.
+    the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. While a
+    batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its successor
+    judges the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved
+    layer belongs. `answers` has, for each group, the keys of the answers to its latest attempt in its latest step.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
     tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that

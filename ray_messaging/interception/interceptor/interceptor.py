@@ -64,11 +64,11 @@ class Interceptor:
     slow rules, and is kept until the group goes on to the next step.
 
     Args:
-        store: where the rules' state is saved. With it, a batch that has changed the state is answered after the state
-            is saved.
+        store: where the rules' state is saved. If a batch has changed the state, it is answered after the state is
+            saved.
         keep_s: how long senders may ask again about a batch, in seconds.
-        publish_snapshot: registers the number of a rule snapshot with the server. With it, rules that judge by ids
-            alone are delegated to messagers.
+        publish_snapshot: registers the number of a rule snapshot with the server. If it is given, rules that judge by
+            ids alone are delegated to messagers.
         versions: the rules that judge later steps (None: `rules` judge all steps).
     """
 
@@ -162,7 +162,7 @@ class Interceptor:
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return an awaitable after which a batch of a step can be judged, or None if it can be judged at once."""
+        """Return an awaitable to await before a batch of a step is judged, or None if it can be judged at once."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
@@ -369,7 +369,7 @@ class Interceptor:
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
         """Count messages on which a rule has failed.
 
-        If another rule is running, and has called this rule, the failure counts for the running rule.
+        If the failed rule was called by a rule that is running now, the running rule counts as the failed one.
         """
         self.failures.note(self.watch.rule or rule, error, messages)
 
@@ -379,7 +379,7 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return the numbers of each rule's entries, of senders whose messages were blocked, and of answers' bytes."""
+        """Return the numbers of each rule's entries, of senders with blocked messages, and of bytes of the answers."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
@@ -464,7 +464,7 @@ class Interceptor:
         self.changes.clear()
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a closed step, once, and count the messages that rules blocked at its close.
+        """End the round of a closed step, once, and count the messages that rules blocked when the step was closed.
 
         Rules that judge whole steps have ended their round before.
         """

@@ -41,7 +41,7 @@ class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
-    snapshot. A change of the rules returns only when the server has a higher number. So old rules pass no message,
+    snapshot. A change of the rules returns only when the server has a higher number. So no message passes by old rules,
     however long ago a messager got them. All numbers are above the interceptor's epoch. So the server can tell a
     messager whether the rules or the interceptor have changed.
     """
@@ -175,7 +175,7 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the current number again, because the server has lost it, and may have an older number instead."""
+        """Publish the current number again, because the server has lost it, and may have an older one in its place."""
         self.notice_changes()
         if self._given >= 0:
             await self._publish(self.number)

@@ -49,7 +49,7 @@ class RulePipeline:
     `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` has the
     messages that no rule has blocked or deferred, with their present payloads. `pairs` groups the rows by broadcast. If
     the batch has broadcasts, each row is one hearer, and rules that judge whole messages judge each broadcast once.
-    With `intersections`, a rule's check of pairs by ids is used instead of its `check_batch`.
+    With `intersections`, if a rule has a check of pairs by ids, this check is used instead of its `check_batch`.
 
     Args: `so_far` is the verdict of the rules that the batch has passed before. The pipeline adds to it.
     """
@@ -318,7 +318,10 @@ def _sendable(verdict: Verdict) -> bytes | None:
 
 
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
-    """Return a rule's verdicts by row. Raises TypeError or ValueError if one is no verdict on a row of the batch."""
+    """Return a rule's verdicts by row.
+
+    Raises TypeError or ValueError for one that is no verdict, or has no row in the batch.
+    """
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 
 

@@ -84,7 +84,7 @@ class RuleSet:
     def pop(self, which: int | str = -1) -> Rule:
         """Remove a rule and return it.
 
-        Its context is not removed, because deferred messages may still need the rule.
+        The rule keeps its context, because deferred messages may still need the rule.
         """
         place = self.find(which)
         rule = self.now[place]
@@ -166,8 +166,8 @@ class _Record:
 class RuleFailures:
     """Counts of the messages on which the current rules have failed.
 
-    Two errors count as the same error if they have the same type, and the same line of code has raised them. Their
-    texts may differ, because a text may name the message.
+    Two errors count as one if they have the same type and the same line of code has raised them. Their texts may
+    differ, because a text may name the message.
     """
 
     def __init__(self) -> None:

@@ -31,12 +31,13 @@ _decode = msgspec.json.Decoder().decode
 class Table(MutableMapping[Key, V], Generic[V]):
     """A saved mapping from keys (ids, None, str, or tuples of these) to JSON values.
 
-    A table records its changes, so that only changes are written to the server. Values are stored as a later process
-    will read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or value that cannot be
-    saved raises RuleError; in a rule, this is a failure of the rule. The changes that a batch of a step makes are in a
-    layer on top of the entries. Later the layer is merged into the entries, or dropped. A reader of the table sees the
-    changes of all layers. If several layers add to one count, the sum is seen. When a batch has its answer, its layer
-    is saved beside the entries, so that a successor of the interceptor can still drop the layer.
+    A table records its changes, so that only changes are written to the server. Values are stored in the form in which
+    a later process will read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or
+    value that cannot be saved raises RuleError. If a rule does so while it judges a message, the rule has failed on the
+    message. The changes that a batch of a step makes are in a layer on top of the entries. Later the layer is merged
+    into the entries, or dropped. A reader of the table sees the changes of all layers. If several layers add to one
+    count, the reader sees the sum. When a batch has its answer, its layer is saved beside the entries, so that a
+    successor of the interceptor can still drop the layer.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
@@ -84,7 +85,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys. It is the view of a dict, which is faster than that of MutableMapping."""
+        """Return a view of the keys, that of a dict, which is faster than that of MutableMapping."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:
@@ -261,7 +262,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
         """Load fields that `changes` has returned.
 
-        They replace the current entries, or with `merge` are added to them.
+        The loaded fields replace the current entries. With `merge` they are added to the current entries.
         """
         for each in (self._touched, self._unsaved, self._layers, self._laid):
             each.clear()

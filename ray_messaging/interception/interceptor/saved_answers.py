@@ -46,7 +46,7 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
     def unpack(cls, data: bytes) -> "AnswerRecord":
         """Decode packed bytes; raise FrameError if they are invalid.
 
-        They are compressed if they begin as zlib's bytes do.
+        Bytes that begin as zlib's bytes do are decompressed first.
         """
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
@@ -81,7 +81,7 @@ def _head(batch: Batch) -> str:
 
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
-    """Return an answer, with the progress of the messages that it defers, as a packed `AnswerRecord`."""
+    """Return a packed `AnswerRecord` of an answer, with the progress of the messages that the answer defers."""
     return AnswerRecord(
         answer, {_number(each.message, 0): RuleProgress(each.passed, each.so_far) for each in deferred}
     ).pack()
@@ -92,13 +92,13 @@ def _number(batch: Batch, row: int) -> int:
 
 
 class SavedAnswers:
-    """The answers that senders may ask for again. They are kept here, and on the server if they changed counts.
+    """The answers that senders may ask for again. All are kept here, and those that changed counts also on the server.
 
     If an answer is lost, or the interceptor dies, the sender asks again about the same batch, which must not be counted
     twice. So the last answer to each sender is kept. Every answer that has changed a count is kept for `keep_s`
     seconds, or longer while one of its messages is deferred, or while the step of its batch is open (`in_step`). Above
-    LIMIT_BYTES the oldest answers are dropped early. If such a batch is sent again, it is judged and counted again.
-    `unsafe` has answers that have changed counts and are not saved yet, each with its packed record.
+    LIMIT_BYTES the oldest answers are dropped early. If the batch of a dropped answer is sent again, it is judged and
+    counted again. `unsafe` has answers that have changed counts and are not saved yet, each with its packed record.
     """
 
     def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
@@ -130,7 +130,7 @@ class SavedAnswers:
     def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
         """Return the answer to a sender's batch, or None if it is not known.
 
-        If it is not saved yet, return an awaitable.
+        If the answer is not saved yet, return an awaitable for it.
         """
         last = self._last.get(sender)
         if last is not None and last[0] == key:
@@ -161,7 +161,7 @@ class SavedAnswers:
         return None if found is None or found.deferred else found
 
     def progress(self, message: Batch, row: int) -> RuleProgress | None:
-        """Return the saved progress of a deferred message, or None if no rule has counted the message."""
+        """Return the saved progress of a deferred message; None if no rule has counted it."""
         number = _number(message, row)
         single = self._paused(message.message_id(row)).get(number)
         if single is not None:  # the message's own record is newer than the record of its batch
@@ -210,7 +210,7 @@ class SavedAnswers:
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records in memory. Drop expired records here, and with the next write on the server."""
+        """Keep packed records in memory. Drop expired records: here at once, and on the server with the next write."""
         for key, data in records.items():
             self._note_batch(key)
             forgotten = self._counted.put(key, data, len(data) + _ENTRY_BYTES)
@@ -223,7 +223,7 @@ class SavedAnswers:
             self._batches[key.rpartition(" ")[0]] = key
 
     def forget(self, keys: Collection[str]) -> None:
-        """Drop answers that nobody may ask for any more: here, and with the next write on the server."""
+        """Drop answers that nobody may ask for any more: here at once, and on the server with the next write."""
         self._drop(keys)
         for key in keys:
             self.unsafe.pop(key, None)

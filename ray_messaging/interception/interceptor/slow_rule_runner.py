@@ -41,9 +41,9 @@ class Judging:
     """Messages that rules are judging: a batch of a step, or one message that was deferred.
 
     `rules` are the rules that the messages may still need, and `passed` has the names of the rules before these. The
-    generator `sections` yields a slow rule with the messages that it must judge, gets the rule's verdicts sent, and
-    adds to `verdict`. `asked` is what `sections` has yielded last (None: `sections` has ended). `done` gets the answer
-    to a batch of a step. It is cancelled if a later attempt has begun.
+    generator `sections` yields a slow rule with the messages that the rule must judge. The rule's verdicts are then
+    sent into the generator, which adds them to `verdict`. `asked` is what `sections` has yielded last (None: `sections`
+    has ended). `done` gets the answer to a batch of a step. `done` is cancelled if a later attempt has begun.
     """
 
     key: str
@@ -299,12 +299,15 @@ class SlowRuleRunner:
     # -- answering ------------------------------------------------------------------------------------------------
 
     def unknown(self, batch: Batch) -> list[int]:
-        """Return the rows of messages that neither were judged nor are being judged."""
+        """Return the rows whose messages were not judged, and are not being judged."""
         keys = map(batch.message_id, range(len(batch)))
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch when some row has a verdict, or after PATIENCE_S. Other rows are deferred."""
+        """Return the verdicts on a batch once some row has a verdict, or after PATIENCE_S.
+
+        Rows without a verdict are deferred.
+        """
         unknown = self.unknown(batch)
         for low in range(0, len(unknown), _SLICE):
             self._resume(batch.take(np.array(unknown[low : low + _SLICE], np.intp)))
@@ -332,7 +335,7 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Wait until none of the messages that wait now needs the rule any more."""
+        """Wait until the rule is no longer needed by any of the messages that wait now."""
         all_of = self.running.values()
         running = [judging.done for judging in all_of if any(other is rule for other in judging.rules)]
         if running:

@@ -40,10 +40,10 @@ class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
     The rules' verdicts on a step, and their state after it, are saved in one write with the close of the step. So an
-    attempt that was not closed leaves nothing behind. Everything that must happen between two steps happens after the
-    close of a step and before any message of the next step is judged. Until then, batches of the next step wait. The
-    state of rules that judge whole steps is also saved with the steps. If a step is judged again, these rules begin
-    with their state from before the step.
+    attempt that was not closed leaves nothing behind. What must happen between two steps is done after the close of a
+    step and before any message of the next step is judged. Batches of the next step wait for it. The state of rules
+    that judge whole steps is also saved with the steps. If a step is judged again, these rules begin with their state
+    from before the step.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -64,7 +64,7 @@ class RuleReviewer:
     # -- the order of steps ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From now on, make batches wait until their step has begun."""
+        """From now on, let batches wait until their step has begun."""
         self._interceptor.gate.set(-1)
 
     def stop(self) -> None:

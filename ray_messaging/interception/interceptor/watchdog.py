@@ -42,7 +42,7 @@ FAILURES = (*RAISED, Stuck)
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return a rule's error. In place of a Stuck, which has no text, return a TimeoutError that explains it."""
+    """Return a rule's error; for a Stuck, which has no text, return a TimeoutError that explains it."""
     if not isinstance(error, Stuck):
         return error
     return TimeoutError("it ran for too long, and was interrupted").with_traceback(error.__traceback__)
@@ -63,8 +63,8 @@ class RunningRule:
     def run(self, rule: Rule, call: Callable[..., T], *arguments: object) -> T:
         """Return the result of a rule's call, during which `rule` is the running rule.
 
-        An interrupt can come only when Python code calls something. So the `finally` clears `rule` before it calls
-        anything.
+        An interrupt can come only when Python code calls something. Therefore the `finally` block clears `rule` before
+        it calls anything.
         """
         try:
             self.calls += 1
@@ -79,14 +79,20 @@ class RunningRule:
                     self.take_back()
 
     def take_back(self) -> None:
-        """Cancel an interrupt that came too late, when the rule had already ended."""
+        """End an interrupt that came too late, when the rule had already ended.
+
+        The interrupt is raised here and caught. If it were cancelled instead, Python would look for it for ever, which
+        slows all functions of the process, and in Python 3.11 hangs a profiler.
+        """
         while self.struck:
             try:
                 with self._lock:
-                    _interrupt(threading.get_ident(), None)
                     self.struck = False
-            except Stuck:  # the interrupt came before it was cancelled
-                continue
+                    _interrupt(threading.get_ident(), id(Stuck))  # it replaces one that has not been raised yet
+                    while True:  # until Python raises it
+                        pass
+            except Stuck:
+                continue  # it may have been raised before `struck` was cleared
 
     def strike(self, thread: int, calls: int) -> None:
         """Interrupt the rule that runs in another thread, if it is still in the call with the number `calls`."""
@@ -134,9 +140,9 @@ class RuleCalls:
         self.abandoned_at = 0.0  # the loop time at which a call was last abandoned
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
-        """Return the result of a call, or its error.
+        """Return the result of a call, or raise its error.
 
-        After `limit_s` this is a TimeoutError that names the missing `result`.
+        If the call takes longer than `limit_s`, the error is a TimeoutError that names the missing `result`.
         """
         if self.abandoned and sum(other is rule for other in self.abandoned.values()) >= _MAX_ABANDONED:
             return TimeoutError(
@@ -169,12 +175,12 @@ async def _ended(rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseExcept
 
 
 class Watchdog:
-    """A thread that interrupts a rule that has run for `rule_timeout_s`, and logs this.
+    """A thread that interrupts, and logs, each rule that runs for longer than `rule_timeout_s`.
 
     An interrupt is an exception, which reaches only Python code. If a rule still blocks the event loop `exit_after_s`
     after the interrupt, the process ends with a traceback on stderr, and Ray restarts the actor. The process also ends
-    if no Python code has run for that long, such as during a runaway regular expression. The timer for this belongs to
-    `faulthandler`, of which each process has only one.
+    if no Python code has run for that long, such as during a runaway regular expression. For this the watchdog uses the
+    timer of `faulthandler`. A process has only one such timer.
     """
 
     def __init__(

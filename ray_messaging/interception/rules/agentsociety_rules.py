@@ -29,19 +29,20 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Block(SlowRule):
-    """Run a block: an instance of a class written for AgentSociety's interceptor, unchanged.
+    """Run an AgentSociety block: an instance of a class that was written for AgentSociety's interceptor, unchanged.
 
     Such a class has `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)`, and gets the
     same arguments as in AgentSociety:
 
     - `msg`: the payload as JSON text, exactly as `json.dumps` writes it;
-    - `violation_counts`: the number of blocked messages by sender (0 if a sender is missing), counted by the
-      interceptor, not by the block;
-    - `black_set`: the interceptor's black list itself: if the block adds or discards a pair, the black list changes.
+    - `violation_counts`: how many messages of each sender were blocked (0 for a sender that is missing). The
+      interceptor counts them, not the block;
+    - `black_set`: the interceptor's own black list, so the block changes it when it adds or discards a pair.
 
     A block is called for one message at a time, in the order of sending, because such classes often count messages. So
     the time of one call delays all messages that wait for the block. Messages from the user or to the user pass without
-    a call: AgentSociety judges messages between agents only. A pair with None in the black set stands for all agents.
+    a call, because AgentSociety judges only messages between agents. In a pair of the black set, None stands for all
+    agents.
 
     A block's own attributes are lost if the interceptor's process dies.
 
@@ -267,7 +268,7 @@ def _check_forward(found: object, what: str, form: str, rule: str) -> None:
 
 
 class Supervisor(StepRule):
-    """Run a supervisor: an instance of a class written for AgentSociety's message interceptor, unchanged.
+    """Run an AgentSociety supervisor: an instance of a class that was written for its message interceptor, unchanged.
 
     Such a class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
     supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that the supervisor
@@ -279,7 +280,7 @@ class Supervisor(StepRule):
 
     Args:
         supervisor: the instance.
-        clock: returns the day and the tick of a step; by default (0, step).
+        clock: a function that returns the day and the tick of a step; by default (0, step).
         timeout_s: limit for one call.
         on_error: the verdict on a step if the supervisor fails on it: "block" or "allow".
         name: the rule's name.

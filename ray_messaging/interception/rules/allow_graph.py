@@ -42,9 +42,10 @@ class AllowGraph(Rule):
             `nodes()` and `is_directed()`). Edges of an undirected graph lead both ways.
         networks: more graphs by name. A network may also be a list of ids: then each member may write to each other
             member.
-        public: names of networks to whose members all agents may write. The other networks are private: only along an
-            edge can a message reach their members.
-        user: whether the user (from_id None) may write to every agent; if not, only to members of public networks.
+        public: names of networks to whose members all agents may write. All other networks are private: messages reach
+            their members only along an edge.
+        user: whether the user (from_id None) may write to every agent. If False, the user may write only to members of
+            public networks.
         channels: whether agents may write to plain channels: all agents (True), or none (False).
         name: the rule's name.
 
@@ -78,7 +79,7 @@ class AllowGraph(Rule):
 
     @classmethod
     def of(cls, snapshot: AllowGraphSnapshot) -> "AllowGraph":
-        """Build a rule from a snapshot of another rule. Both make the same decisions."""
+        """Build a rule that makes the same decisions as the rule of a snapshot."""
         made = cls.__new__(cls)
         made._names, made._public = (), ()
         made._join(snapshot)

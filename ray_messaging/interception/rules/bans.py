@@ -22,11 +22,11 @@ _CHECK = "check"  # the first item of the keys in `state` that belong to the che
 
 
 class Ban(Rule):
-    """Block the messages that `check` blocks, and all messages with a key that has `after` violations.
+    """Block the messages that `check` blocks, and all messages whose key has `after` violations.
 
     The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
     blocks. A message on which the check fails is blocked too, unless `on_error` of the check or of this rule is
-    "allow", but it is no violation. The user's violations are blocked, but not counted. `state` has the number of
+    "allow", but it is no violation. Violations by the user are blocked, but not counted. `state` has the number of
     violations of each key, up to `after`, and the check's own state. The check sees no messages with banned keys.
     """
 
@@ -219,7 +219,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before a verdict may change."""
+        """Return, for each sender, how many of its messages must be blocked before a later verdict may differ."""
         with self._in_context():
             return self.inner.room(senders)
 
@@ -267,12 +267,12 @@ class EdgeBan(Ban):
 
     A message that the rule `check` blocks is a violation of its sender and receiver. After the first `after`
     violations, all further messages from that sender to that receiver are blocked. All plain channels count as one
-    receiver. The user is never banned. See `Ban` for the details of counting. A banned receiver does not hear the
-    sender's broadcasts. If the check judges a broadcast as one message and blocks it, this is a violation on a plain
-    channel.
+    receiver. The user is never banned. See `Ban` for the details of counting. A receiver does not hear the broadcasts
+    of a sender that may not write to it. If the check judges a broadcast as one message and blocks it, this is a
+    violation on a plain channel.
 
     Args:
-        check: the rule that finds violations; any but a slow one.
+        check: the rule that finds violations. It cannot be a slow rule.
         after: violations before the ban.
         name: the rule's name.
 
@@ -285,7 +285,7 @@ class EdgeBan(Ban):
         super().__init__(check, after, name)
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of banned pairs if broadcasts are judged as one message, otherwise None.
+        """Return a check of banned pairs if broadcasts are judged as one message, and otherwise None.
 
         Without the check of pairs, a broadcast that is judged as one message would still reach banned receivers.
         """
@@ -306,7 +306,7 @@ class SenderBan(Ban):
     messages of that sender are blocked. The user is never banned. See `Ban` for the details of counting.
 
     Args:
-        check: the rule that finds violations; any but a slow one.
+        check: the rule that finds violations. It cannot be a slow rule.
         after: violations before the ban.
         name: the rule's name.
 

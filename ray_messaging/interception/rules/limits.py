@@ -58,7 +58,7 @@ def ranks(codes: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def group(ids: IdColumn) -> RowsById:
-    """Return the distinct ids of a column, which of them each row has, and how many rows each id has."""
+    """Return the distinct ids of a column, the index of each row's id among them, and how many rows each id has."""
     if ids.kinds is None:
         values, codes, counts = np.unique(ids.values, return_inverse=True, return_counts=True)
         return RowsById(values.tolist(), codes, counts)
@@ -73,19 +73,20 @@ class RateLimit(Rule):
 
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
     but at least one token. A message takes one token. So after a pause an agent may send `per_second` messages at once.
-    The clock is the interceptor's. Buckets are not kept in `state`, because they mean nothing on another process's
-    clock, and fill in a second. Per round, each agent's count is kept in `state` until `new_round`.
+    The clock is the interceptor's. Buckets are not kept in `state`: they fill in a second, and mean nothing by the
+    clock of another process. Per round, each agent's count is kept in `state` until `new_round`.
 
-    A message that this rule blocks takes no token. A message that a later rule blocks has taken its token. So to count
-    only messages that pass, put this rule last. The user is not limited. A broadcast is one message.
+    A message that this rule blocks takes no token. A message that passes this rule takes one, even if a later rule
+    blocks it. So put this rule last to count only messages that pass all rules. The user is not limited. A broadcast is
+    one message.
 
     Args:
         per_second: messages per second; None: no limit.
         per_round: messages per round; None: no limit.
         name: the rule's name.
-        clock: returns the time in seconds, for tests.
+        clock: a function that returns the time in seconds, for tests.
 
-    Raises: RuleError if both limits are None, or one is not valid.
+    Raises: RuleError if both limits are None, or if one is not valid.
     """
 
     judges_broadcasts = "message"
@@ -174,20 +175,20 @@ class RateLimit(Rule):
 
 
 class RoundQuota(Rule):
-    """Limit, for each agent and round, the agents that it writes to, and its blocked messages.
+    """Limit how many agents each agent may write to in a round, and how many of its messages may be blocked.
 
-    The user has no quota. `state` holds the round's contacts under (from_id, to_id), and under from_id how many
-    messages of an agent had been blocked when the round began.
+    The user has no quota. `state` has, under (from_id, to_id), the contacts of the round. Under from_id it has how many
+    messages of an agent had been blocked before the round.
 
     Args:
         contacts: the number of agents that one agent may write to in a round (None: no limit). It may write to the same
             agent again. Plain channels are not contacts. Each hearer of a broadcast is a contact.
-        blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
-            until `new_round`, also to plain channels (None: no limit). In steps a blocked message or broadcast counts
-            from the agent's next message on. Outside of steps it counts from the next batch on.
+        blocked: how many messages of an agent may be blocked in a round, by any rule. From this number on, all its
+            messages are blocked until `new_round`, also to plain channels (None: no limit). In steps a blocked message
+            or broadcast counts from the agent's next message on. Outside of steps it counts from the next batch on.
         name: the rule's name.
 
-    Raises: RuleError if both quotas are None, or one is not valid.
+    Raises: RuleError if both quotas are None, or if one is not valid.
     """
 
     state: Table[int]

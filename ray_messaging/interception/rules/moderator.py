@@ -49,7 +49,7 @@ class ModeratorCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a rule's call.
 
-        When a call ends, its caller goes on up to the caller's next `await`, and only then the next call begins.
+        The next call begins only after the caller of the call that ended has gone on up to its next `await`.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """
@@ -96,12 +96,13 @@ class Moderator(SlowRule):
     Args:
         judge: the callable, which takes one `Message`. `judge` and `key` must be picklable, because rules are sent to
             the interceptor.
-        timeout_s: limit for one message's call, retries included. The time in which the call waits for a place among
-            the `concurrency` calls does not count.
-        concurrency: most calls at a time.
-        cache: how many verdicts to keep: those that were used last stay; 0: none.
-        key: returns the part of a message on which its verdict depends, as a hashable. By default that is the payload.
-            If ids, channel or step matter, too, pass for example `lambda message: (message.from_id, message.data)`.
+        timeout_s: the most seconds for one message, retries included. The time before one of the `concurrency` calls is
+            free does not count.
+        concurrency: the most calls at a time.
+        cache: how many verdicts to keep. The verdicts that were used last are kept; 0: none.
+        key: a function that returns the part of a message on which its verdict depends, as a hashable. By default that
+            is the payload. If ids, channel or step matter, too, pass for example
+            `lambda message: (message.from_id, message.data)`.
         on_error: the verdict after an error or a timeout: "block" or "allow".
         retries: further attempts after an error.
         name: the rule's name.
@@ -146,7 +147,10 @@ class Moderator(SlowRule):
             return None
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the verdict on one message. Errors of the callable become verdicts. Only a cancellation is raised."""
+        """Return the verdict on one message. If the callable raises an error, `on_error` decides.
+
+        Only a cancellation is raised.
+        """
         if not self.cache:
             return await self._ask(message)
         try:
@@ -175,9 +179,10 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Return the numbers of messages by what happened: asked, cached, shared, failed, waiting.
+        """Return how many messages were asked about, cached, shared and failed, and how many are waiting.
 
-        A shared message used the call for another message. A cached message used an earlier verdict.
+        A cached message got the verdict of an earlier call. A shared message got the verdict of a call for another
+        message that was under way.
         """
         work = self._work
         return {name: getattr(work, name) for name in ("asked", "cached", "shared", "failed", "waiting")}

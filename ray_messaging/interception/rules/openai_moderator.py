@@ -88,7 +88,7 @@ class Endpoint:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """Return the model's answer. Raises an error that says how to fix it.
+        """Return the model's answer. If this fails, raise an error that says what to do.
 
         The error's text never contains the API key.
         """
@@ -205,7 +205,7 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
 
 
 def check_url(url: object, rule: str) -> str | None:
-    """Return an endpoint's address, or None for None. Raises RuleError if it is not an http(s) URL."""
+    """Return a given endpoint's address, which may be None. Raises RuleError if it is not an http(s) URL."""
     if url is None:
         return None
     if not is_http_address(url):  # the error does not quote the URL, which may contain a password
@@ -232,20 +232,20 @@ class OpenAIModerator(Moderator):
     The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint
     supports it. Any other answer is an error. Verdicts are cached by the text that the model sees.
 
-    The message is quoted as a JSON object in a separate turn of the chat, so it cannot pose as the policy, nor end the
-    quotation. It may still persuade the model. Use `MaxLength` and `Pattern`, which cannot be persuaded, for all that
-    they can decide, and test the policy against messages that argue with it.
+    The message is quoted as a JSON object in a separate turn of the chat, so it can neither pose as the policy nor end
+    the quotation. It may still persuade the model. So let `MaxLength` and `Pattern`, which cannot be persuaded, decide
+    whatever they can, and test the policy against messages that argue with it.
 
     Args:
         prompt: the policy.
         model: the model's name.
-        base_url: the endpoint's address; None for OpenAI's.
+        base_url: the endpoint's address. None: OpenAI's address.
         api_key: the key, which is never shown. By default it is OPENAI_API_KEY in the interceptor's environment; your
             own endpoint may need no key.
-        show: returns what the model sees of a message, as text or JSON; by default the payload.
-        options: added to each request, such as `{"max_tokens": 200, "seed": 1}`.
-        timeout_s: limit for one message, retries included.
-        concurrency: most requests at a time.
+        show: a function that returns what the model sees of a message, as text or JSON; by default the payload.
+        options: further fields of each request, such as `{"max_tokens": 200, "seed": 1}`.
+        timeout_s: the most seconds for one message, retries included.
+        concurrency: the most requests at a time.
         cache: how many verdicts to keep; 0: none.
         on_error: the verdict after an error or a timeout: "block" or "allow".
         retries: further attempts of the openai client after a failed request.

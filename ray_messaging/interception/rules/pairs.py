@@ -176,7 +176,7 @@ class Network(NamedTuple):
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
     """Read a graph that a user gave.
 
-    Args: `ids` says that a list of members is allowed, too, which means a complete network.
+    Args: with `ids`, a list of members is also accepted, which makes a complete network.
     Raises: RuleError if `graph` is not a graph, InvalidAddress if an id is not valid.
     """
     pairs = edge_pairs(graph)
@@ -207,7 +207,7 @@ def among(ordered: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 class Edges:
-    """A set of edges. Edges between int ids are looked up many at a time, in a sorted array of hashes."""
+    """A set of edges. Many edges between int ids are looked up in one call, in a sorted array of hashes."""
 
     def __init__(self, edges: Set[Edge]) -> None:
         self._edges = edges
@@ -279,7 +279,7 @@ def _ints(ids: Iterable[object]) -> NDArray[np.int64]:
 
 
 def of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
-    """Return, for each id, whether it is of the kind INT, STR or NONE that `kind` names."""
+    """Return, for each id, whether it is of a `kind`: INT, STR or NONE."""
     if ids.kinds is None:
         return np.full(len(ids), kind == INT)
     found: NDArray[np.bool_] = ids.kinds == kind

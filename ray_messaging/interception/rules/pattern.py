@@ -127,8 +127,8 @@ class Word(NamedTuple):
 class Words:
     """A set of words and phrases to find in plain text (see `plain`).
 
-    A word is found by its longest sequence of letters, which is looked up among the text's sequences of letters. A word
-    without letters, or in a script without spaces between words, is found by its longest part between spaces.
+    To find a word, its longest sequence of letters is looked up among the text's sequences of letters. If a word has no
+    letters, or its script has no spaces between words, its longest part between spaces is looked up instead.
     """
 
     def __init__(self, words: Iterable[str], *, fold: bool, rule: str) -> None:
@@ -153,7 +153,7 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Return whether a JSON text may contain a word. The answer False is certain."""
+        """Return whether a JSON text may contain a word. If this is False, it contains none."""
         if not line.isascii():
             return True
         if b"\\" in line:
@@ -195,13 +195,14 @@ class Pattern(Rule):
     Cyrillic a) are different letters.
 
     Args:
-        words: words and phrases. They are found on word boundaries; a phrase also across any white space.
+        words: words and phrases, which are found only as whole words. The words of a phrase may have any white space
+            between them.
         regexes: patterns of the `regex` package, searched in each string.
-        field: search only this field of the payload.
-        ignore_case: compare without case.
-        time_limit_s: CPU time for the regexes on one message, in seconds. If it is exceeded, the rule fails on the
-            message, which blocks the message unless `on_error` is "allow".
-        action: "block"; "label" with the rule's name; or "mask", which replaces each hit by ***.
+        field: the only field of the payload to search. None: all fields.
+        ignore_case: whether "A" and "a" count as equal.
+        time_limit_s: the most CPU time, in seconds, of all regexes on one message. If they take longer, the rule fails
+            on the message, which is then blocked unless `on_error` is "allow".
+        action: "block"; "label", which adds the rule's name as a label; or "mask", which replaces each hit by ***.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid, or a regex does not compile.

@@ -33,14 +33,14 @@ class Sample(Rule):
     In steps the choice is a hash of the seed, the step, the agent and the message's place among the agent's messages in
     the step. So the choice is the same however often a step runs, and for any number of groups. Outside of steps the
     choice is a hash of the seed, the messager's name and the message's number. So a retry gets the same verdict, and a
-    run is repeatable if messagers with the same names send the same messages. A group always has a name, a messager
-    only if it is given one. The sender's epoch is left out of the hash, because it changes with each restart. The
+    run is repeatable if messagers with the same names send the same messages. A group always has a name. A messager has
+    one only if it was given one. The sender's epoch is left out of the hash, because it changes with each restart. The
     user's messages are picked like other messages.
 
     Args:
-        share: the share to pick, from 0 to 1.
-        seed: another seed picks other messages.
-        action: "block", or "label" with the rule's name.
+        share: the share of messages to pick, from 0 to 1.
+        seed: the seed of the choice. Another seed picks other messages.
+        action: "block", or "label", which adds the rule's name as a label.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid.

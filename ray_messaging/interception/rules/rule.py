@@ -64,13 +64,13 @@ class PairCheck(NamedTuple):
 class Rule:
     """A rule that judges messages, one by one or a whole batch at once.
 
-    Override `check`, or `check_batch` to judge a batch by its columns. A rule that raises, or returns anything but
-    verdicts, has failed on the message. The message is then blocked, unless `on_error` is "allow".
+    Override `check`, or `check_batch` to judge a batch by its columns. If a rule raises an exception, or returns
+    anything but verdicts, it has failed on the message. The message is then blocked, unless `on_error` is "allow".
 
     Attributes:
-        name: shown in receipts and in the event log; unique in an interceptor. By default it is made from the class's
-            name.
-        needs_payload: whether the rule reads payloads. If not, batches may come without payloads.
+        name: the rule's name in receipts and in the event log. Each rule of an interceptor has another name. By default
+            it is made from the class's name.
+        needs_payload: whether the rule reads payloads. If False, the rule may get batches without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
         judges_broadcasts: "pair": the rule sees a broadcast as one message for each hearer, and may block, rewrite or
             label each of these messages. "message": the rule judges a broadcast once, with to_id None; this suits rules
@@ -139,7 +139,7 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before a later verdict may change.
+        """Return, for each sender, how many of its messages must be blocked before a later verdict may differ.
 
         If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
         messages as this method returns, but at least one.
@@ -170,9 +170,9 @@ class Rule:
 class SlowRule(Rule):
     """A rule that awaits its verdicts, such as those of a model or a service.
 
-    It delays only the messages that it judges, and later messages of the same sender to the same receiver. It judges a
-    broadcast once, with to_id None. Attributes:
-        time_limit_s: the rule fails on a message if its verdict takes longer than this.
+    A slow rule delays only the messages that it judges, and later messages of the same sender to the same receiver. It
+    judges a broadcast once, with to_id None. Attributes:
+        time_limit_s: the most seconds for a message. If the verdict takes longer, the rule has failed on the message.
     """
 
     needs_payload = True
@@ -212,7 +212,7 @@ def checked(verdict: object) -> Verdict:
 
 
 def failure(error: BaseException) -> str:
-    """Return the reason of a block that is made because a rule has failed."""
+    """Return the reason that is given for a block if a rule has failed."""
     return f"the rule failed: {text_of(error)}"
 
 
@@ -245,11 +245,11 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any message is delivered.
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
-    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. Of
-    the messages to groups' agents, the rule sees all that the other rules have passed.
+    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
+    rule sees all messages to agents of groups that the other rules have passed.
 
     Attributes:
-        time_limit_s: the rule fails on a step if its answer takes longer than this.
+        time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.
 
     Example:
         class Quiet(StepRule):
@@ -263,7 +263,10 @@ class StepRule(Rule):
     admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
-        """Return the verdicts on a step's rows, which are in canonical order, and the messages to add to the step."""
+        """Return the verdicts on the rows of a step, and the messages to add to the step.
+
+        The rows are in canonical order.
+        """
         raise NotImplementedError(f"rule {self.name!r} must override check_step")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
@@ -272,5 +275,5 @@ class StepRule(Rule):
 
 
 def forces_all(rules: Iterable[Rule]) -> bool:
-    """Return whether all groups must close a step before the next step begins, because a rule acts between steps."""
+    """Return whether some rule acts between steps, so that all groups must close a step before the next one begins."""
     return any(isinstance(rule, StepRule) or rule.has_rounds for rule in rules)

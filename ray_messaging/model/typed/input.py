@@ -35,7 +35,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     """Return payloads in typed columns, one message per row: `columns(price=[1.5, 2.0], text=["buy", "sell"])`.
 
     Args: `table` is a mapping of names to arrays, a pyarrow Table or RecordBatch, or a pandas DataFrame. Arrays that
-    are passed by keyword are columns as well. A column is a numpy array, a list, a Series or an Arrow array. It is
+    are passed by keyword become columns too. A column is a numpy array, a list, a Series or an Arrow array. It is
     copied unless it is an Arrow array.
 
     Raises: InvalidColumns if a column cannot be sent. The error names the column, and for an invalid value also the
@@ -210,7 +210,7 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
 
 
 def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a number, or a list
-    """Return whether numpy rounded whole numbers when it made an array of floats from a number or a list."""
+    """Return whether numpy rounded whole numbers when it made an array of floats of a number or a list."""
     if array.dtype.kind != "f" or not (np.abs(array) >= _LAST_EXACT).any():
         return False
     given = np.asarray(values, object).ravel()

@@ -109,7 +109,7 @@ class TypedColumns:
         return TypedColumns({name: column.take(rows) for name, column in self.columns.items()}, high - low)
 
     def check(self, row: int, line: bytes) -> None:
-        """Raise InvalidColumns if a JSON payload that is to replace the payload of a row does not fit the columns."""
+        """Raise InvalidColumns unless a JSON payload fits the columns, so that it can replace the payload of a row."""
         self._refilled({row: _decode(line)})
 
     def replaced(self, changed: dict[int, bytes], rows: int) -> "Payloads":

@@ -18,7 +18,7 @@ SHOWN = 20  # the most findings of one kind that are shown
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The state (`value`) of one subject, its level, and a remedy if the level is not ok."""
+    """The state of one subject, `what`: its `value`, its `level`, and if the level is not ok, a `remedy`."""
 
     level: Level
     what: str
@@ -89,7 +89,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def first_of(problems: Iterable[Finding], what: str) -> list[Finding]:
-    """Return the SHOWN worst problems. If there are more, a last finding says how many more there are."""
+    """Return the worst problems, at most SHOWN. If there are more, a last finding says how many more."""
     found = worst_first(problems)
     if len(found) > SHOWN:
         others = f"{len(found) - SHOWN} more such findings"
@@ -103,7 +103,7 @@ WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95
 def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
     """Build a finding about how much of a limit is used.
 
-    From 80% on it is a warning, and from 95% on it is critical.
+    From 80% on the finding is a warning, and from 95% on it is critical.
     """
     share = used / max(1, limit)
     text = f"{shown(used)} of {shown(limit)} ({share:.0%})"
@@ -174,8 +174,8 @@ class ActorFacts:
 
     `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is what Ray reports, such as ALIVE, RESTARTING
     or DEAD. `why` says why there is no report. `skew_s` is the actor's clock minus this process's clock, exact to
-    within `margin_s`. For an actor without a report, `where` is the host of its node, and `cut_off_from` names the
-    hosts that cannot connect to that host ("": all can).
+    within `margin_s`. If an actor has no report, `where` is the host of its node, and `cut_off_from` names the hosts
+    that cannot connect to that host ("": all hosts can).
     """
 
     name: str

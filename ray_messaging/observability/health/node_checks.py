@@ -38,7 +38,9 @@ class NodeFacts:
 
 
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
-    """Return the findings about the nodes. A single node has none, because its processes need no network.
+    """Return the findings about the nodes.
+
+    If there is only one node, there are none, because its processes need no network.
 
     Args: `silent` has the groups whose drivers have not called the server for long, each with the seconds since then.
     """

@@ -19,9 +19,9 @@ class Tracing:
 
     `sample` is the share of batches, and of a group's steps, that begin a trace.
 
-    If a batch is sent within a span, it belongs to the trace of that span instead, if that trace is recorded. `file` is
-    the path of a file to which all processes of a node write their spans as lines of JSON. Without a file, spans go to
-    the exporter that the environment variables of OpenTelemetry name.
+    A batch that is sent within a recorded span belongs to that span's trace, whatever `sample` is. `file` is the path
+    of a file to which all processes of a node write their spans as lines of JSON. Without a file, spans go to the
+    exporter that the environment variables of OpenTelemetry name.
     """
 
     sample: float = 0.001
@@ -65,7 +65,7 @@ def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> AnyTracer:
 
 
 async def flush_spans(tracing: Tracing | None) -> None:
-    """Export the spans that have ended, if there is tracing. If that takes more than 5 s, log a warning, and return."""
+    """Export the spans that have ended, if there is tracing. After 5 s, log a warning and return."""
     if tracing is None:
         return
     from ray_messaging.observability.tracing.tracer import flush  # noqa: PLC0415 - an extra

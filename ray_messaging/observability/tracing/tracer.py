@@ -65,7 +65,7 @@ class SpanFile(SpanExporter):
             raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append spans in a single write, so that spans of other processes do not get between their bytes."""
+        """Append spans in a single write, so that other processes cannot write spans between their bytes."""
         lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
         if self._file.write(lines) != len(lines):
             raise OSError(f"the disk of {str(self._file.name)!r} is full: not all spans were written")
@@ -157,7 +157,7 @@ def packed(span: Span) -> bytes:
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context whose parent span is the one that `packed` has encoded. For invalid bytes there is no parent."""
+    """Return a context whose parent span is the one in bytes from `packed`; without a parent if they are invalid."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -206,7 +206,7 @@ class SentBatch:
         outgoing.trace = TracePoint(packed(self._write), 0.0)
 
     def done(self, outcome: Outcome, errors: Mapping[int, MessagingError]) -> None:
-        """End the last span of the batch, and record in it how many messages have which fate, and the first error."""
+        """End the last span of the batch, and record in it the number of messages by fate, and the first error."""
         last = self._judge or self._write
         if last is None:
             return
@@ -221,7 +221,7 @@ class SentBatch:
 class Tracer:
     """Maker of spans for one messager, handle or interceptor, which is called `name`.
 
-    Only a batch that belongs to a trace gets spans. Whether it does is decided when its first message is accepted.
+    Only a batch that belongs to a trace gets spans. This is decided when the batch's first message is accepted.
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
@@ -342,7 +342,7 @@ class Tracer:
                 part.batch.trace = TracePoint(point.sent, time(), packed(span))
 
     def hold(self, slices: Iterable[Slice]) -> None:
-        """Remember traced messages that were returned to the user, and that the next fetch commits."""
+        """Remember traced messages that a fetch has returned, and that the next fetch will commit."""
         self._held = [part for part in slices if part.batch.trace is not None]
 
     def committed(self, slices: Callable[[], Iterable[Slice]] | None = None) -> None:

@@ -91,7 +91,7 @@ async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, ca
     late.set_exception(ZeroDivisionError())
     with pytest.raises(Exception, match="please report"):
         await asyncio.wait_for(first, WAIT_S)
-    assert "deferred verdicts could not be awaited" in caplog.text
+    assert "waiting for the verdicts of a slow rule failed" in caplog.text
 
 
 async def test_a_failed_send_loop_fails_waiting_sends(pair):

@@ -2,12 +2,14 @@
 
 import importlib
 import os
+import re
 import select
 import signal
 import struct
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,8 +17,8 @@ import pytest
 from support.patience import wait_for
 from support.studies import work_here
 
-from ray_messaging import Mean, Study, batch_run
-from ray_messaging.errors import ConfigError
+from ray_messaging import Mean, Study, batch_run, run
+from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.studies import run_workers
 
 KEPT = "runs.parquet", "series.parquet"
@@ -42,6 +44,33 @@ def test_any_number_of_processes_gives_the_same_files_as_one(tmp_path, monkeypat
     for name in KEPT:
         (content,) = {(tmp_path / folder / name).read_bytes() for folder in ("1", "4", "here")}
         assert content
+
+
+class Cluster:
+    """A cluster of which a part is lost while each of the first runs begins."""
+
+    def __init__(self, losses):
+        self.losses = losses
+
+    @contextmanager
+    def start(self, name, *, rules, steps, calls):
+        self.losses -= 1
+        if self.losses >= 0:
+            raise Closed(f"experiment {name!r} has lost its server")
+        yield self
+
+    def run(self, model, **given):
+        return run(model, **given)
+
+
+def test_a_run_whose_cluster_loses_a_part_is_carried_out_again(tmp_path, monkeypatch):
+    work_here(monkeypatch)
+    monkeypatch.setattr("ray_messaging.cluster.messaging.Messaging", Cluster(2))
+    assert sweep(tmp_path / "twice", whole_cluster=True).to_pandas()["error"].isna().all()
+    monkeypatch.setattr("ray_messaging.cluster.messaging.Messaging", Cluster(3))
+    (error,) = sweep(tmp_path / "often", whole_cluster=True).to_pandas()["error"].dropna()
+    assert re.fullmatch(r"WorkerDied: Closed: experiment 'study-.*' has lost its server .*", error)
+    assert sweep(tmp_path / "often", whole_cluster=True).to_pandas()["error"].isna().all()
 
 
 MODEL = """

@@ -1,13 +1,14 @@
 """Runs that share their beginning: it is run once, and each row is equal to a whole run of its own."""
 
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.studies import work_here
 
-from ray_messaging import Calls, Mean, Study, batch_run, rules, run
+from ray_messaging import Calls, Mean, Price, Study, batch_run, report_usage, rules, run
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import ALLOW, Rule, StepRule, StepVerdicts, Table, block
 from ray_messaging.studies.run_workers import run_packed
@@ -214,6 +215,7 @@ def test_calls_of_the_beginning_are_paid_once(tmp_path):
     def ask(prompt, file):
         with Path(file).open("a") as calls:
             calls.write(f"{prompt}\n")
+        report_usage(model="small", input_tokens=100, output_tokens=20)
         return prompt
 
     async def asks(me, inbox, *, chance):
@@ -221,10 +223,16 @@ def test_calls_of_the_beginning_are_paid_once(tmp_path):
 
     study = sweep(
         tmp_path / "a", asks, {"chance": [0.1, 0.2, 0.3]}, vary_from=FROM, before={"chance": 0.1}, outcomes=None,
-        calls=Calls(store=tmp_path / "store"),
+        calls=Calls(store=tmp_path / "store", cost=Price(input=1, output=5)),
     )  # fmt: skip
     prompts = file.read_text().splitlines()
-    assert len(prompts) == len({*prompts}) == AGENTS * FROM + 3 * AGENTS * (UNTIL - FROM) == study.calls.model
+    assert len(prompts) == len({*prompts}) == AGENTS * FROM + 3 * AGENTS * (UNTIL - FROM)
+    for told in (study.calls, Study(study.folder).calls):
+        assert told.model == len(prompts)
+        assert (told.input_tokens, told.output_tokens) == (100 * len(prompts), 20 * len(prompts))
+        assert (told.cost, told.currency) == (Decimal("0.0002") * len(prompts), "USD")
+    tokens = f"{120 * len(prompts):,} tokens, {study.calls.cost} USD"
+    assert f"{len(prompts)} calls, {study.calls.store} from the store, {tokens}, saved" in repr(study)
 
 
 def test_a_beginning_that_fails_fails_its_rows_only(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
-from ray_messaging.cluster.run.ahead_news import AheadNews, decode_told
+from ray_messaging.cluster.run.ahead_news import AheadNews, ToldMessage, ToldStep, decode_told
 from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.run_plan import plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
@@ -600,6 +600,33 @@ async def test_news_that_cannot_be_read_are_in_the_log(caplog):
         await asyncio.wait([news._reading], timeout=WAIT_S)
         await news.close()
     assert "group 'g0' tells or hears no more news of agents ahead" in caplog.text
+
+
+async def test_news_are_in_entries_of_bounded_size():
+    def step(number, *sizes):
+        return ToldStep(7, number, [ToldMessage(8, number + 1, 0, bytes(size), "chat", False, None) for size in sizes])
+
+    told = [step(0), step(1, 40_000, 20_000), step(2, 30_000), step(3, 70_000), *(step(n) for n in range(4, 400))]
+    heard, entries, all_heard = [], [], asyncio.Event()
+
+    def hear(news):
+        heard.extend(each.step for each in news.steps)
+        entries.append((news.anew, len(news.steps), sum(len(sent.line) for each in news.steps for sent in each.sent)))
+        if heard[-1:] == [399]:
+            all_heard.set()
+
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(Steps(groups=2)))
+        groups = [GroupMessager(server, "large", None, name=name) for name in ("g0", "g1")]
+        stores = [(await stack.enter_async_context(group)).engine.transport.steps for group in groups]
+        teller, other = AheadNews(stores[0], "", "g0", print), AheadNews(stores[1], "", "g1", hear)
+        teller.tell(told, anew=True)
+        async with asyncio.timeout(WAIT_S):
+            await all_heard.wait()
+        await teller.close()
+        await other.close()
+    assert heard == [each.step for each in told if each.step != 3]  # its messages fit into no entry
+    assert entries == [(True, 2, 60_000), (False, 256, 30_000), (False, 141, 0)]
 
 
 async def test_a_run_hears_no_news_of_an_earlier_run_of_its_experiment():

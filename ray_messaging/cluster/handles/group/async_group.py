@@ -559,7 +559,8 @@ class AsyncGroup(StampedHandle):
 class Fetched(Messages):
     """Fetched messages.
 
-    The end of a `with` block over them commits them, or after an error returns them to the mailbox.
+    At the end of a `with` block over these messages they are committed. After an error in the block they go back to the
+    mailbox.
 
     Messages of `group.aio` need `async with`. The end of the block raises CommitFailed if the block took longer than
     `MessagingConfig.loan_s` and another handle has the messages now.
@@ -623,7 +624,7 @@ class GroupService:
         return ()
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Turn a message whose handler has failed into a dead letter."""
+        """Make a dead letter of a message whose handler has failed."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
             logger.warning("a message of a foreign client is lost: %s", failure.reason)

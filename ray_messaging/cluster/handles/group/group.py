@@ -36,8 +36,8 @@ class Group(StampedHandle):
     """Handle of a group: sends for its agents, and fetches their messages.
 
     `actor` is the raw Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order, and a
-    send that Ray repeats is executed once. A Ray task gets its own copy of a handle. Before a task that has fetched
-    ends, it should call `ack()`, or it should fetch in a `with` block:
+    send that Ray repeats is executed once. A Ray task gets its own copy of a handle. A task that fetches should call
+    `ack()` before it ends, or fetch in a `with` block:
 
         with group.fetch_messages(timeout=5) as messages: ...      # committed when the block ends without an error
     """
@@ -109,8 +109,8 @@ class Group(StampedHandle):
         """Iterate over the steps of this group's agents, from the first uncommitted step up to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
-        committed, and the next driver runs it again. All groups must be driven at the same time, so give their tasks
-        num_cpus=0.
+        committed, and the next driver runs it again. All groups must be driven at the same time. So give their tasks
+        num_cpus=0: then none of them waits for a free CPU.
 
         Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
         Raises: ConfigError if the experiment has no steps; AlreadyExists if another task drives the group; StepAborted

@@ -188,7 +188,7 @@ def test_a_study_makes_the_different_calls_only(file, calls, tmp_path, monkeypat
     assert table.said.nunique() == 1
     assert study.calls.model == 4 * STEPS
     assert study.calls.model + study.calls.store == 9 * AGENTS * STEPS
-    assert f"{9 * AGENTS * STEPS - 12:,} calls saved" in repr(study)
+    assert f"{9 * AGENTS * STEPS - 12:,} from the store" in repr(study)
     assert Path(calls.store, FILE).exists()
 
 

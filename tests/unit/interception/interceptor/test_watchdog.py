@@ -219,3 +219,21 @@ def test_a_process_that_cannot_go_on_ends(way, request):
         assert "Timeout (" in done.stderr
         assert "in check" in done.stderr
         assert "done" not in done.stdout
+
+
+LATE = """
+import sys
+from ray_messaging.interception.interceptor.watchdog import RunningRule
+
+watch = RunningRule()
+watch.struck = True  # the interrupt comes after the rule has ended
+watch.take_back()
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+sys.setprofile(None)
+"""
+
+
+def test_a_process_can_be_profiled_after_an_interrupt_that_came_too_late():
+    """If Python takes the interrupt for pending for ever, all code is slower, and in 3.11 a profiler hangs."""
+    subprocess.run([sys.executable, "-c", LATE], check=True, timeout=20)
