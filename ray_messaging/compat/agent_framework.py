@@ -130,15 +130,15 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             return self.workflow
         if self._given is not None:
             raise ConfigError(
-                "this runner has a workflow already, whose executors are the agents of the experiment: make another "
-                "runner, with another experiment, for another workflow"
+                "this runner already has a workflow, whose executors are the experiment's agents: for another "
+                "workflow make another runner, with another experiment"
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
         if not isinstance(found, Workflow):
             raise ConfigError(
-                f"{workflow!r} builds {found!r}, which is no Workflow of executors. A functional workflow is one "
-                "function, and runs in one process"
+                f"{workflow!r} builds {found!r}, which is not a Workflow of executors. A functional workflow is one "
+                "function, which runs in one process"
             )
         values = self._values
         values.add_workflow(found)
@@ -164,8 +164,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         folder = None if self._messaging is None else self._messaging.log_dir
         if folder is None or "://" in folder:
             raise ConfigError(
-                "checkpoints are kept beside the event log: pass log_dir= with a folder to Messaging.start, or another "
-                "storage of agent-framework as checkpoint_storage="
+                "checkpoints are kept beside the event log, and this experiment has none on a disk: pass a folder as "
+                "log_dir= to Messaging.start, or another storage of agent-framework as checkpoint_storage="
             )
         return WorkflowCheckpoints(Path(f"{folder}-workflow"), self._values)
 
@@ -180,7 +180,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
 async def _refused(*_: object, **__: object) -> None:
     raise ConfigError(
         "requests cannot be cancelled while executors run in groups, because the executor that asked is in another "
-        "process: answer the request with a value that its handler takes for a refusal"
+        "process: answer the request with a value that its handler understands as a refusal"
     )
 
 
@@ -478,7 +478,9 @@ class _Groups(_Carrier):
 
     def check(self, context: Any) -> None:
         if context.get_runtime_tools() is not None:
-            raise ConfigError("tools= of one run are functions, which do not travel: give the tools to the agents")
+            raise ConfigError(
+                "tools= of a run are functions, which cannot be sent to other processes: give the tools to the agents"
+            )
 
     async def superstep(
         self, state: "SharedState", tell: Callable[[ToldEvent], Awaitable[None]] | None
@@ -590,8 +592,8 @@ class _Groups(_Carrier):
         with self._turn:
             if not self._run._open:
                 raise Closed(
-                    "this runner was closed, or an earlier superstep failed: make another RayWorkflowRunner, and go on "
-                    "from a checkpoint"
+                    "this runner was closed, or an earlier superstep of it failed: make another RayWorkflowRunner, "
+                    "and go on from a checkpoint"
                 )
             run, step, user = self._run, self._run.step, self._messaging._user
             opens = self._messaging._fork is None  # a fork may have more to do before the step

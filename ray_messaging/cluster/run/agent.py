@@ -36,13 +36,13 @@ from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
-from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import BlockedSend
 from ray_messaging.steps.step_inbox import EVERYBODY
 from ray_messaging.steps.step_sends import FULL, StepSends
 
@@ -243,6 +243,7 @@ class Agent:
     def stop(self) -> None:
         """Leave the simulation after this step. The model's function is not called for this agent any more."""
         self.stopped = True
+        self._society.stopping.add(self._place)
 
 
 class StateChange(NamedTuple):
@@ -308,6 +309,7 @@ class AgentLoop:
         self._kinds = {} if kinds is None else kinds
         self.moves: dict[AgentId, str] = {}  # by agent that moves after this step, the group to which it moves
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
+        self.stopping: set[int] = set()  # the places of the agents that stop after this step
         self.only_active = only_active
         # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
@@ -354,8 +356,11 @@ class AgentLoop:
         self._holder.reset()
         if step.number == self.change.step:
             self._change_states()
-        called = self._called(step)
-        agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
+        called: NDArray[np.intp] | slice = EVERYBODY
+        agents = self._agents
+        if self.only_active or self._stopped:
+            called = self._called(step)
+            agents = [agents[place] for place in called.tolist()]
         self._were_called = agents
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
@@ -481,10 +486,8 @@ class AgentLoop:
         # All states are encoded again, because the state of an agent that has stopped may have changed, too.
         self._forms = []
 
-    def _called(self, step: Step) -> NDArray[np.intp] | slice:
-        """Return the places of the agents for which the model is called."""
-        if not self.only_active and not self._stopped:
-            return EVERYBODY
+    def _called(self, step: Step) -> NDArray[np.intp]:
+        """Return the places of the agents for which the model is called, if it is not called for all."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)
@@ -540,7 +543,7 @@ class AgentLoop:
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
         for each in self._agents if kind_of else ():
             each.kind = kind_of[each.id]
-        self._active, self._forms = [], []
+        self._active, self._forms, self.stopping = [], [], set()
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self.group, state, AgentSet.of(agents) if before is None else before)
         known: dict[AgentId, tuple[dict[str, Any], bool, bool]] = {}
@@ -592,7 +595,8 @@ class AgentLoop:
         After that, as after a restart, a state shares no object with another agent or with the model. With
         `only_active`, only the states of agents for which the model was called are encoded again.
         """
-        self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
+        if self.stopping:
+            self._stopped, self.stopping = sorted({*self._stopped, *self.stopping}), set()
         changed = called if self._forms else self._agents
         encoded = self._keep(changed)
         if not self.only_active:
@@ -612,10 +616,11 @@ class AgentLoop:
         Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
         states = [agent.state for agent in agents]
-        for agent in () if {dict}.issuperset(map(type, states)) else agents:
+        kinds = {*map(type, states)}
+        for agent in () if kinds <= {dict} else agents:
             self._check_state(agent, function)
         try:
-            encoded, kept = kept_exactly(states, _STATE)
+            encoded, kept = kept_exactly(states, kinds, _STATE)
         except InvalidPayload:
             for agent in agents:
                 self._check_state(agent, function)
