@@ -67,7 +67,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         lines = self._batch.lines
         if lines is None:
             raise InvalidPayload(
-                "this message has no payload, only ids: a rule that reads payloads sets needs_payload = True"
+                "this message has no payload, only ids: set needs_payload = True in a rule that reads payloads"
             )
         return lines.row(self._row)
 

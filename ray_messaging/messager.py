@@ -421,8 +421,8 @@ class Messager(names.ChannelNames):
         agent_id = None if agent_id is None else names.check_id(agent_id)
         if agent_id is not None and not self.engine.receiving.listens_for(agent_id):
             raise ConfigError(
-                f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox stays empty: call host_agents "
-                "with this agent, or open the inbox at the messager that hosts the agent"
+                f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox would stay empty: call "
+                "host_agents with this agent, or open the inbox at the messager that hosts the agent"
             )
         return self._inboxes.messages_of(agent_id)
 

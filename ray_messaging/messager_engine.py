@@ -202,7 +202,7 @@ class Engine:
                 # one.
                 await self.transport.leave(self.name, self.frame_sender.epoch, keep_s=KEEP_S if self.named else 0)
         except (TransitError, TimeoutError, Closed) as error:
-            logger.info("the server keeps the state of sender %s: %r", self.name, error)
+            logger.info("the state of sender %s could not be removed from the server: %r", self.name, error)
 
     def _not_listening(self) -> MessagingError:
         return self.not_open(NotListening)
@@ -218,7 +218,7 @@ class Engine:
                 "the event loop in which this messager was opened has ended: open, use and close it in one asyncio.run"
             )
         if self.closed:
-            return Closed("this messager is closed: make another one")
+            return Closed("this messager is closed: open another one")
         if self.steps is not None:
             return ConfigError(
                 f"{self.name!r} is a group of an experiment with steps: it sends and receives in its steps, by "
@@ -271,7 +271,7 @@ class Engine:
     def step(self, step: int | None) -> None:
         if self.steps is not None:
             raise ConfigError(
-                "the step of a group in an experiment with steps cannot be set: its `steps()` loop says which step "
+                "the step of a group in an experiment with steps cannot be set: its `steps()` loop decides which step "
                 "it is"
             )
         self._step = check_step(step)
@@ -345,7 +345,7 @@ class Engine:
         if (
             not self.receiving.stepped and self.receiving.epoch is None
         ):  # an earlier messager of this name wrote the record
-            raise ConfigError(f"{self.name!r} does not receive yet: `await messager.host_agents(...)` first")
+            raise ConfigError(f"{self.name!r} does not receive messages yet: `await messager.host_agents(...)` first")
         try:
             if self.steps is None:
                 self.checks.refuse(leaving)
@@ -367,7 +367,7 @@ class Engine:
             raise ConfigError(f"{self.name!r} hosts no agents: `await messager.host_agents(ids, subtopics)` first")
         if not self.named:
             raise ConfigError(
-                "agents can come and go only in a mailbox that outlives its process: give the messager a name"
+                "agents can be added and removed only if the mailbox outlives its process: give the messager a name"
             )
         return record
 

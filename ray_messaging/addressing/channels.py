@@ -175,7 +175,7 @@ def id_tuple(agent_id: str) -> tuple[Any, ...]:
         found = literal_eval(agent_id)
         if isinstance(found, tuple) and check_id(found) == agent_id:
             return found
-    raise InvalidAddress(f"the id {short_repr(agent_id)} does not spell a tuple, as '(3, 4)' does", value=agent_id)
+    raise InvalidAddress(f"the id {short_repr(agent_id)} is not the text of a tuple, such as '(3, 4)'", value=agent_id)
 
 
 def check_subtopic(subtopic: object) -> str:
@@ -228,8 +228,8 @@ def parse_channel(exp_id: str, channel: object) -> Address:
         # ones.
         if channel.startswith(_OURS):
             raise InvalidAddress(
-                f"channel {channel!r} begins like the keys of ray_messaging itself: choose a name that does not begin "
-                f"with {_OURS}",
+                f"channel {channel!r} begins like the names that ray_messaging uses for its own keys: choose a name "
+                f"that does not begin with {_OURS}",
                 value=channel,
             )
         return Address(None, ":" + channel)
@@ -246,8 +246,8 @@ def _check_experiment(exp_id: str, channel: str) -> None:
     parts = channel.split(":")
     if parts[1] != exp_id:
         raise InvalidAddress(
-            f"channel {channel!r} belongs to experiment {parts[1]!r}, and this messager to experiment {exp_id!r}: "
-            f"messages stay within their experiment, so open a messager in experiment {parts[1]!r}",
+            f"channel {channel!r} belongs to experiment {parts[1]!r}, but this messager belongs to experiment "
+            f"{exp_id!r}: messages stay within their experiment, so open a messager in experiment {parts[1]!r}",
             value=channel,
         )
     if len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
@@ -320,8 +320,8 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
     checked = check_id(to_id)
     if recipient is not None and checked != recipient:
         raise InvalidAddress(
-            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, "
-            f"or send on a channel of agent {to_id!r}",
+            f"to_id {to_id!r} contradicts the channel {channel!r}, which belongs to agent {recipient!r}: leave to_id "
+            f"out, or send on a channel of agent {to_id!r}",
             value=to_id,
         )
     return checked

@@ -117,7 +117,7 @@ class Audiences:
 
     def _missing(self, name: str, versions: tuple[StoredVersion, ...], step: int | None) -> str:
         if versions and versions[-1].facts:
-            return f"audience {name!r} exists from step {versions[0].since} on, and this is step {step}"
+            return f"audience {name!r} exists only from step {versions[0].since} on, and this is step {step}"
         if versions:
             return f"audience {name!r} was removed"
         listed = ", ".join(self.names()[:5]) or "none"

@@ -184,8 +184,8 @@ class Positions(NamedTuple):
             raise ConfigError(f"radius={radius!r} must be a number above 0")
         if not _LEAST_RADIUS <= radius <= 1 / _LEAST_RADIUS:
             raise ConfigError(
-                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because floats "
-                "cannot hold its square exactly enough: use another unit of length"
+                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because a float "
+                "cannot represent other squares exactly enough: use another unit of length"
             )
         checked = checked_points(points, len(ids))
         if ids.kinds is not None:

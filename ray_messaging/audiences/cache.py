@@ -17,7 +17,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-UNRESOLVED = 0  # stands in place of a version that will be looked up later
 EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents of the experiment that are in the directory
 _KEPT = 32  # the most sets of pairs that are kept: whole versions, and versions restricted to some hearers
 
@@ -63,7 +62,7 @@ class AudienceCache:
         mover: Any = self._source
         if not hasattr(mover, "move_in_step"):
             raise ConfigError(
-                f"this messager cannot move agents of audience {name!r}: use one from messaging.open_messager"
+                f"this messager cannot move agents of audience {name!r}: use a messager from messaging.open_messager"
             )
         await mover.move_in_step(name, step, ids, points)
 
@@ -92,8 +91,8 @@ def name_of(audience: object) -> str:
     name = audience if isinstance(audience, str) else getattr(audience, "name", None)
     if not isinstance(name, str):
         raise UnknownName(
-            f"{audience!r} is no audience: pass what messaging.create_audience or messaging.audience returned, or the "
-            "name of an audience",
+            f"{audience!r} is not an audience: pass the result of messaging.create_audience or messaging.audience, or "
+            "the name of an audience",
             kind="audience",
             value=audience,
         )

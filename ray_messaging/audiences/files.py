@@ -111,5 +111,5 @@ def _read(path: Path, checksum: int) -> NDArray[Any]:
     with _HEADERS:
         array: NDArray[Any] = np.load(path, mmap_mode="r")
     if crc32(array.data) != checksum:
-        raise ValueError(f"the checksum of {path.name} is not the one that was written with the file")
+        raise ValueError(f"{path.name} does not have the checksum with which it was written")
     return np.asarray(array)

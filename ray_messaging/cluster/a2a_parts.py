@@ -20,7 +20,7 @@ def parts_of(payload: object) -> list[Part]:
     try:
         return _parts_of(payload)
     except Exception as error:  # Protobuf has errors of its own, such as of bytes, or of data that are too deep.
-        raise InvalidPayload(f"A2A cannot carry the payload, because it takes JSON only: {error}") from error
+        raise InvalidPayload(f"A2A cannot carry the payload, because A2A accepts only JSON: {error}") from error
 
 
 def _parts_of(payload: object) -> list[Part]:
@@ -40,9 +40,9 @@ def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
     try:
         texts, data = get_text_parts(parts), [_with_whole_numbers(each) for each in get_data_parts(parts)]
     except Exception as error:  # Protobuf has errors of its own, such as of NaN.
-        raise InvalidPayload(f"the message has data that are no JSON: {error}") from error
+        raise InvalidPayload(f"the message has data that are not JSON: {error}") from error
     if not parts or len(texts) + len(data) != len(parts):
-        raise InvalidPayload("the message must consist of texts and JSON data: files and URLs are not taken")
+        raise InvalidPayload("the message must consist of texts and JSON data, without files and URLs")
     found: dict[str, Any] = {"content": "\n".join(texts)} if texts else {}
     if len(data) == 1 and isinstance(data[0], dict) and not found.keys() & data[0].keys():
         return found | data[0]

@@ -65,9 +65,11 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         self, agent: AgentId, url: str, *, experiment: str, token: str | None, wait_s: float, late_steps: int
     ) -> None:
         if not is_http_address(url):
-            raise ConfigError(f"{url!r} is no address of an agent: write http(s)://host[:port]/path", value=url)
+            raise ConfigError(f"{url!r} is not the URL of an agent: write http(s)://host[:port]/path", value=url)
         if urlsplit(url).username is not None:
-            raise ConfigError("the address of the agent has a password, which errors would show: pass token=")
+            raise ConfigError(
+                "the URL of the agent has a password, which errors would show: leave it out, and pass token="
+            )
         if not wait_s > 0 or late_steps < 0:
             raise ConfigError(f"wait_s={wait_s} must be above 0, and late_steps={late_steps} 0 or more")
         self.id = check_id(agent)
@@ -241,7 +243,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
                 if known.status.state in _ENDED | _FAILED:
                     return _answer(known)
             if known is None:
-                raise RemoteFailure("it has sent neither a message nor a task")
+                raise RemoteFailure("its answer is neither a message nor a task")
             return await _result(client, known)
 
     @asynccontextmanager
@@ -349,7 +351,9 @@ class _Bounded(httpx.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if (encoding := response.headers.get("content-encoding", "identity").lower()) != "identity":
             await response.aclose()
-            raise RemoteFailure(f"its response is compressed ({encoding[:20]}), which was not asked for")
+            raise RemoteFailure(
+                f"its response is compressed ({encoding[:20]}), although the request did not ask for that"
+            )
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
         return response

@@ -74,7 +74,7 @@ class A2AServer(AbstractContextManager["A2AServer"]):
         if token == "":
             raise ConfigError("an empty token lets everybody in: pass another token, or None for a random one")
         if isinstance(agents, str):
-            raise ConfigError(f"agents={agents!r} is a str, whose letters would be the ids: write [{agents!r}]")
+            raise ConfigError(f"agents={agents!r} is a str, and each of its letters would be an id: write [{agents!r}]")
         self.agents = frozenset(map(check_id, agents))
         self.token = secrets.token_urlsafe(32) if token is None else token
         self._socket, self.url = _bound(place)
@@ -135,7 +135,7 @@ def _bound(place: str) -> tuple[socket.socket, str]:
         host, port = None, None
     if not host or port is None:
         raise ConfigError(
-            f"a2a={place!r} is no address: write host:port, such as '127.0.0.1:8000'; port 0 is a free one"
+            f"a2a={place!r} is not an address: write host:port, such as '127.0.0.1:8000'; port 0 selects a free port"
         )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -261,7 +261,7 @@ class _Asking(AgentExecutor):
         told = TaskUpdater(event_queue, task.id, task.context_id)
         await told.start_work()
         if self._under_way >= _MOST_ASKED:  # clients need not wait for an answer before they ask again
-            text = f"{_MOST_ASKED:,} questions wait for an answer of this agent already: ask again later"
+            text = f"{_MOST_ASKED:,} questions already wait for an answer of this agent: ask again later"
             await told.failed(told.new_agent_message([new_text_part(text)]))
             return
         self._under_way += 1

@@ -75,8 +75,9 @@ def positions_of(name: str, edges: Edges) -> Positions:
 def _members(name: str, edges: Edges) -> AgentSet:
     if not isinstance(edges, MemberEdges):
         raise ConfigError(
-            f"audience {name!r} was not made from members, so agents cannot join or leave it: make it by "
-            f"create_audience({name!r}, members=ids); to change a graph, call remove_audience and then create_audience"
+            f"audience {name!r} was not made from members, so agents cannot be added or removed: make it by "
+            f"create_audience({name!r}, members=ids), or, to change a graph, call remove_audience and then "
+            "create_audience"
         )
     return edges.members
 
@@ -152,8 +153,8 @@ class AudienceMaker:
             facts = encode_facts(AudienceFacts(kind, edges.pairs, edges.digest.hex(), moved))
         if self._ask(self._interceptor.set_audience.remote(name, version, facts, since)) is None:
             raise ConfigError(
-                f"audience {name!r} has a version that this Ray cluster did not make: does another cluster use the "
-                "same experiment?"
+                f"audience {name!r} has a version that this Ray cluster did not make: does another Ray cluster use "
+                "the same experiment?"
             )
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value

@@ -52,18 +52,18 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
         return None
     if steps is None:
         raise ConfigError(
-            f"shards={shards!r} spreads the bodies of steps, and this experiment has no steps. Without steps= one "
-            "server does all the work: it carries 3 to 5 million messages a second (docs/operations.md). Leave out "
-            "shards=, or add steps=Steps()"
+            f"shards={shards!r} spreads the large messages of steps, but this experiment has no steps. Without steps= "
+            "one server does all the work: it can carry 3 to 5 million messages a second (docs/operations.md). Leave "
+            "out shards=, or add steps=Steps()"
         )
     if steps.checkpoint is not None:
         raise ConfigError(
-            f"checkpoint={steps.checkpoint} copies the data of one server, and shards={shards!r} spreads them: leave "
-            "out one of them"
+            f"checkpoint={steps.checkpoint} copies the data of one server, but shards={shards!r} spreads the data "
+            "over several servers: leave out one of the two"
         )
     if shards == PER_NODE and data_dir is not None:
         raise ConfigError(
-            "shards='per-node' keeps no data for a later start, because a later start may have other nodes: leave "
+            "shards='per-node' keeps no data for a later start, because the cluster may then have other nodes: leave "
             "out data_dir=, or write a number, such as shards=3"
         )
     return shards  # type: ignore[return-value]  # checked above
@@ -79,11 +79,13 @@ def _check_own(shards: object, server: ServerConfig) -> object:
     if shards in {None, own}:
         return own
     if shards == 1 or own > 1:
-        raise ConfigError(f"shards={shards!r} and redis= with shards={own} do not agree: leave out one of them")
+        raise ConfigError(
+            f"shards={shards!r} and redis= with shards={own} are different numbers: leave out one of them"
+        )
     if shards == PER_NODE or not isinstance(server, RedisConfig) or not server.cluster:
         raise ConfigError(
-            f"shards={shards!r} needs further servers for the bodies of steps, and redis= names one server of yours: "
-            "leave out shards=, or leave out redis= for embedded servers, or give a cluster and a number: "
+            f"shards={shards!r} needs several servers for the large messages of steps, but redis= names one server of "
+            "yours: leave out shards=, or leave out redis= for embedded servers, or give a cluster and a number: "
             "redis='redis+cluster://host:port,host:port', shards=6"
         )
     return shards
@@ -142,9 +144,9 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
     """Return the text of the error; `facts` are what Ray knows of the node, or empty if Ray has forgotten the node."""
     where = f" ({facts['NodeManagerHostname']}, {facts['NodeManagerAddress']})" if facts else ""
     return (
-        f"experiment {exp_id!r} has lost {which} with Ray node {node}{where}: the messages there are gone. Shut the "
-        "experiment down, and start it anew; with redis=, a server of yours that has Sentinels, or a cluster, survives "
-        "such a loss"
+        f"experiment {exp_id!r} has lost {which}, because Ray node {node}{where} is gone, with the messages on it. "
+        "Shut the experiment down, and start it anew. A server of your own with Sentinels, or a cluster (redis=), "
+        "survives such a loss"
     )
 
 

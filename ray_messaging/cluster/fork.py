@@ -91,8 +91,9 @@ class Fork:
         raise NotRepeatable(
             f"step {found.step} differs from the parent's: message {found.message_id} of agent {found.agent!r} is "
             f"{mine or 'missing'} in the fork, and {theirs or 'missing'} in the parent. The steps from {again[0]} to "
-            f"{again[-1]} must first run again exactly as in the parent, and did not: the model, the rules or the "
-            f"data are not the parent's, or the model is not repeatable. Fork at step {again[0]}, where no step has "
+            f"{again[-1]} must first run again exactly as in the parent, but they did not: the model, the rules or "
+            f"the data differ from the parent's, or the model is not repeatable. Fork at step {again[0]}, where no "
+            "step has "
             f"to run again; or call run with the parent's model, rules and data for the steps before {self._at_step}, "
             "then call run a second time with your change",
             step=found.step,
@@ -144,9 +145,10 @@ class Fork:
         later = [each + 1 for each in self._checkpoints if each >= step]
         here = f"version {version}" if version else "none"
         raise NotRepeatable(
-            f"the broadcast from outside {row.text} cannot be sent again before step {step}: the parent had version "
-            f"{row.audience_version} of audience {name!r} then, which a call from outside made after the fork's "
-            f"checkpoint, and the fork has {here}. Make that version by messaging.create_audience, as the parent did"
+            f"the broadcast from outside {row.text} cannot be sent again before step {step}: in the parent, audience "
+            f"{name!r} then had version {row.audience_version}, which a call from outside had made after the fork's "
+            f"checkpoint, but in the fork it has {here}. Make that version by messaging.create_audience, as was done "
+            "in the parent"
             + (f", or fork at step {min(later)} or later" if later else "")
             + "; the run goes on from there",
             step=step,
@@ -258,7 +260,7 @@ def _bring(folder: str) -> None:
     there = NodeAffinitySchedulingStrategy(context().get_node_id(), soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
     if not get(ray.remote(**options)(_place).remote(folder, files)):
-        text = f"{folder} on the node of the cluster is not empty: a fork needs a log_dir of its own"
+        text = f"{folder} on the node of the cluster is not empty: choose an empty log_dir for the fork"
         raise AlreadyExists(text, kind="log", value=folder, owner=None)
 
 
@@ -279,7 +281,7 @@ def _checkpoint_of(fork: "RunRecord", where: str, parent: str, at_step: int | No
     """Return the step of the checkpoint with which a fork began; raise ConfigError if the fork has another parent."""
     if fork.parent is None or fork.parent.experiment != parent:
         of = "no fork" if fork.parent is None else f"a fork of {fork.parent.experiment!r}"
-        raise ConfigError(f"{where} has {of}, so this fork of {parent!r} cannot go on there: pass another log_dir")
+        raise ConfigError(f"{where} has {of}, so this fork of {parent!r} cannot use it: pass another log_dir")
     if at_step is not None and at_step <= fork.parent.step:
         raise ConfigError(
             f"{where} has a fork that began after step {fork.parent.step}: fork at step {fork.parent.step + 1} or "
@@ -295,6 +297,6 @@ def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) 
     if rules is None and former:
         named = ", ".join(dict.fromkeys(former))
         raise ConfigError(
-            f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], "
-            "with the same rules for a run that equals its parent, or rules=[] for none"
+            f"the run in {where} had rules ({named}), but the folder does not have their code: pass rules=[...]. With "
+            "the same rules the fork can equal its parent; rules=[] means no rules"
         )

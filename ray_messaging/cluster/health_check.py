@@ -38,20 +38,20 @@ _TASK_S = 10.0  # the most time for a Ray task to start
 _REASON = 300  # the most characters of an error of Ray that are shown
 _UNKNOWN = critical(
     "server",
-    "not examined, as the interceptor did not say where it is",
-    "mend the interceptor; or give the server's address: ray-messaging doctor EXP_ID --redis URL",
+    "not examined, because the interceptor did not give its address",
+    "repair the interceptor, or name the server's address: ray-messaging doctor EXP_ID --redis URL",
 )
 
 _NO_HEAD = critical(
     "Ray",
-    "its head node gives no answer, so only actors that are known here were asked",
-    "check the head node (its GCS): running actors continue, but Ray restarts no dead one",
+    "its head node does not answer, so only actors that this process knows were asked",
+    "check the head node (its GCS). Actors that run go on, but Ray cannot restart actors that die",
 )
 
 _NO_TASK = critical(
     "Ray",
-    "a task that examines the experiment, for this driver on Ray Client, failed or gave no answer in time",
-    "see to the cluster (`ray status`), or run ray-messaging doctor EXP_ID on one of its nodes",
+    "this driver is on Ray Client, so a task examined the experiment; the task failed or did not answer in time",
+    "check the cluster (`ray status`), or run ray-messaging doctor EXP_ID on one of its nodes",
 )
 
 
@@ -117,7 +117,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     _place_actors(found, nodes)
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
-        remedy = f"what was sent waits in the streams; start {exp_id!r} again by on_existing='resume'"
+        remedy = f"sent messages wait on the server: start {exp_id!r} again by on_existing='resume'"
         findings.append(critical("log", "its actor is dead", remedy))
     if facts is not None and facts.kept is not None:
         findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
@@ -145,7 +145,7 @@ def _silent_groups(progress: Any) -> dict[str, float]:  # noqa: ANN401 - an Obje
     try:
         found: Progress = get(progress)
     except (RayError, MessagingError) as error:
-        logger.debug("the progress of the steps is unknown: %s", error)  # other findings give the cause
+        logger.debug("cannot read how far the steps are: %s", error)  # other findings give the cause
         return {}
     waiting = {} if found.resting else found.waiting_for()
     groups = {name: found.groups[name] for name in waiting if name in found.groups}
@@ -156,7 +156,7 @@ def _in_time(future: "Future[T]", deadline: float, otherwise: T) -> T:
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except Exception as error:  # noqa: BLE001 - of any kind, as Ray's head may be gone
-        logger.debug("the nodes are not known: %r", error)  # other findings give the cause
+        logger.debug("Ray does not list its nodes: %r", error)  # other findings give the cause
         return otherwise
 
 
@@ -296,7 +296,7 @@ def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_
     pending = {}
     for name, facts in asked.items():
         if actors[name] is None:
-            facts.state, facts.why = "DEAD", "it is not there"
+            facts.state, facts.why = "DEAD", "the actor does not exist"
         else:
             pending[actors[name].health.remote()] = facts
     while pending:

@@ -26,8 +26,8 @@ class Inspector(AbstractContextManager["Inspector"]):
         """Start the inspector, and wait until its pages can be opened; raise ConfigError if it does not start."""
         if on_ray_client():
             raise ConfigError(
-                f"on Ray Client this machine may not reach the experiment: run `ray-messaging ui {exp_id}` on a node "
-                "of the cluster"
+                f"with Ray Client this machine may be unable to reach the experiment: run `ray-messaging ui {exp_id}` "
+                "on a node of the cluster"
             )
         self.exp_id = exp_id
         command = [sys.executable, "-m", "ray_messaging.cli", "ui", exp_id, "--json", "--of-process", *options]
@@ -61,7 +61,7 @@ class Inspector(AbstractContextManager["Inspector"]):
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip().splitlines()
         self._said.close()
-        return (said or ["the inspector ended without a reason"])[-1].removeprefix("error: ")
+        return (said or ["the inspector ended, and gave no reason"])[-1].removeprefix("error: ")
 
     def close(self) -> None:
         """End the inspector; a second call does nothing."""

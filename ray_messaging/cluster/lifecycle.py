@@ -257,16 +257,16 @@ def _checked_servers(
     config = experiment_config(server)
     if config is None and settings.wait_replicas:
         raise ConfigError(
-            f"wait_replicas={settings.wait_replicas} waits for replicas, and the embedded server has none: pass a "
-            "server of yours that has them: redis=RedisConfig(sentinels=[...], service=...)"
+            f"wait_replicas={settings.wait_replicas} waits for replicas, but the embedded server has no replicas: "
+            "pass a server of yours that has some: redis=RedisConfig(sentinels=[...], service=...)"
         )
     shards = check_shards(shards, server=config, steps=steps, data_dir=data_dir)
     if isinstance(config, RedisConfig) and shards is not None:
         config = config.model_copy(update={"shards": shards})
     if config is not None and data_dir is not None:
         raise ConfigError(
-            f"data_dir={str(data_dir)!r} is for the embedded server, and redis= is a server of yours: leave out one "
-            "of them"
+            f"data_dir={str(data_dir)!r} is for the embedded server, but redis= names a server of yours: leave out "
+            "one of them"
         )
     return config, shards
 
@@ -279,7 +279,7 @@ def _check_kinds(settings: object, steps: object, calls: object, **folders: obje
         raise ConfigError(f"steps={steps!r} is not a Steps object: write steps=Steps(seed=7)")
     check_calls(calls)
     if calls is not None and steps is None:
-        raise ConfigError("calls= limits calls through me.remember, and these need steps: add steps=Steps()")
+        raise ConfigError("calls= limits calls through me.remember, which exist only in steps: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is not a path: write {name}='a folder'")
@@ -361,7 +361,7 @@ def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
     """End the event log after it has written everything. If it cannot do so, log an error, and return False."""
     done, written = log.close.remote(), False
     if not wait([done], timeout=_LOG_S)[0]:
-        logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
+        logger.error("the event log was not complete after %g s, and remains incomplete", _LOG_S)
     else:
         try:
             result(done, actor_name="the event log")
@@ -381,11 +381,11 @@ def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
             result(ref, actor_name="an actor")
             good.append(ref)
         except (Closed, ActorUnschedulableError) as error:
-            logger.info("an actor was closed before, or lost with its node: %s", error)
+            logger.info("an actor was closed already, or lost with its node: %s", error)
         except MessagingError as error:
-            logger.warning("an actor could not close well: %s", error)
+            logger.warning("an actor could not close without an error: %s", error)
         except RayError as error:
-            logger.exception("an actor could not close well", exc_info=error)
+            logger.exception("an actor could not close without an error", exc_info=error)
     return good
 
 
@@ -393,7 +393,7 @@ def runs_already(exp_id: str) -> AlreadyExists:
     """Build the error for starting an experiment that runs already."""
     return AlreadyExists(
         f"experiment {exp_id!r} runs already in this Ray cluster: use Messaging.connect({exp_id!r}), choose another "
-        "exp_id, or start it afresh by on_existing='reset'",
+        "exp_id, or begin anew by on_existing='reset'",
         kind="experiment",
         value=exp_id,
         owner=None,

@@ -240,7 +240,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             in_cluster = ray.is_initialized()
             if not join_ray(check_name("exp_id", exp_id), as_driver=True):
                 raise ConfigError(
-                    f"no Ray cluster runs on this machine, so it has no experiment {exp_id!r}: call ray.init("
+                    f"no Ray cluster runs on this machine, so there is no experiment {exp_id!r}: call ray.init("
                     f"address=...) to join another machine's cluster, or begin by Messaging.start({exp_id!r})"
                 )
             try:
@@ -614,7 +614,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         Raises: ConfigError if the name is that of a living group.
         """
         if find_actor(self._connection.experiment.group_name(check_name("name", name))) is not None:
-            raise ConfigError(f"{name!r} is a group that is running: remove it by messaging.remove_group({name!r})")
+            raise ConfigError(f"{name!r} is a running group: remove it by messaging.remove_group({name!r})")
         self._connection.ask(self.interceptor.remove.remote(name))
 
     @property
@@ -737,8 +737,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         from ray_messaging.cluster.run.ending import ending_of
         from ray_messaging.cluster.run.result import say_cost
         from ray_messaging.cluster.run.run import Run
-        from ray_messaging.cluster.run.run_actor import RunOptions
-        from ray_messaging.cluster.run.run_plan import check_run
+        from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         check_run(model, options)
@@ -797,7 +796,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         as for `run`.
         """
         from ray_messaging.cluster.run.run import Run
-        from ray_messaging.cluster.run.run_actor import RunOptions
+        from ray_messaging.cluster.run.run_plan import RunOptions
 
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         placed = (placement, actor_options)

@@ -66,7 +66,7 @@ def _source(groups: Groups, move: AgentMove) -> Group:
         return groups.find(move.source)
     except UnknownName as error:
         raise ConfigError(
-            f"group {move.source!r} lives in an actor of yours, and only that actor can let its agents go: call "
+            f"group {move.source!r} lives in an actor of yours, and only that actor can move its agents: call "
             f"`await messager.move_agents(ids, to={move.target!r})` in that actor"
         ) from error
 

@@ -66,7 +66,8 @@ class Placement:
             lacking = {what: amount for what, amount in wanted.items() if most[what] < amount} or wanted
             told = " and ".join(f"{what}={amount:g}" for what, amount in lacking.items())
             logger.warning(
-                "group %r waits for a node with %s, and no node of the cluster has that (%s): start one by `ray start "
+                "group %r waits for a node with %s, but no node of the cluster has that (%s): start such a node by "
+                "`ray start "
                 "--address=... --resources='{...}'`, or change actor_options= or placement=",
                 name,
                 told,
@@ -109,7 +110,7 @@ def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any
     else:
         found = {name: dict(given or {}) for name in groups}
     for name, options in found.items():
-        _check_options(options, f"actor_options={options!r} of group {name!r} are no options of Ray's")
+        _check_options(options, f"actor_options={options!r} of group {name!r} are not options of Ray actors")
     return found
 
 
@@ -139,7 +140,7 @@ def _options(
     where: str | Mapping[str, float] = placement if isinstance(placement, str) else placement.get(name, "spread")
     if isinstance(where, Mapping):
         given = _with_resources(given, where)
-        _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not take")
+        _check_options(given, f"placement= has {dict(where)!r} for group {name!r}, which Ray does not accept")
         where = "spread"
     elif where not in _WORDS:
         if twice := [option for option in _OWN if option in given]:

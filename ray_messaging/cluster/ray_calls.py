@@ -10,8 +10,8 @@ import ray
 
 from ray_messaging.errors import Closed, ended
 
-_NO_RAY = "no Ray runs in this process, after ray.shutdown() or the end of the last experiment that it had started"
-_OTHER_RAY = "the Ray in which it ran was shut down in this process, which uses another one now"
+_NO_RAY = "no Ray runs in this process, after ray.shutdown() or the end of its last experiment"
+_OTHER_RAY = "this process has shut down the Ray in which the experiment ran, and uses another Ray now"
 _STALE = "different cluster"  # a part of the text by which an error of Ray, a bare Exception, is recognised
 
 

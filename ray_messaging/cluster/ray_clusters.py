@@ -27,8 +27,8 @@ _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]
 _TOKENS = b"RAY_AUTH_MODE=token"
 _OPTION = b"--gcs-address="
 _REMEDY = (
-    "use the versions of Ray and Python that run there; if it requires a token, set RAY_AUTH_MODE=token and copy "
-    "the token from the machine where it was started to ~/.ray/auth_token"
+    "use the same versions of Ray and Python as the cluster. If the cluster requires a token, set "
+    "RAY_AUTH_MODE=token, and copy the token from the machine where the cluster was started to ~/.ray/auth_token"
 )
 
 
@@ -106,7 +106,7 @@ def _begin_ray() -> None:
         ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
-            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does that cluster run? If it asks for "
+            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does that cluster run? If it requires "
             "a token, set RAY_AUTH_MODE=token, and put the token into ~/.ray/auth_token"
         ) from error
 
@@ -211,7 +211,7 @@ def check_ray_address() -> None:
         raise ConfigError(f"RAY_ADDRESS={address!r} is not of the form host:port: {advice}")
     try:
         if not _answers(address, _ANSWER_S):
-            raise TimeoutError(f"it accepts connections, but does not answer within {_ANSWER_S:g} s")
+            raise TimeoutError(f"something accepts connections there, but does not answer within {_ANSWER_S:g} s")
     except (OSError, OverflowError) as error:
         raise ConfigError(f"RAY_ADDRESS={address!r} is not the address of a Ray cluster ({error}): {advice}") from error
 

@@ -69,7 +69,7 @@ def actor_facts(actor: Any) -> tuple[str, int, str]:  # noqa: ANN401 - a Ray act
         known = actors(actor._actor_id.hex())
         return known.get("State", ""), int(known.get("NumRestarts", 0)), known.get("Address", {}).get("NodeID", "")
     except (ImportError, AttributeError) as error:
-        logger.debug("this Ray has no known call for the state of actors: %s", error)
+        logger.debug("this version of Ray has no known call for the state of actors: %s", error)
         return "", 0, ""
 
 
@@ -112,7 +112,9 @@ def owner_known_dead(key: str) -> bool:
         return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
     except _MISSING as error:
         logger.warning(
-            "Ray cannot say whether %s is dead (%s), so its mailbox is free only once its lease has expired", key, error
+            "Ray cannot say whether %s is dead (%s), so its mailbox can be used again only after its lease has expired",
+            key,
+            error,
         )
         return False
 

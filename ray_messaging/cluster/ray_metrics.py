@@ -53,7 +53,7 @@ class RayMetrics:
             found = self._families()
             self.tell(found if isinstance(found, list) else await found)
         except Exception:  # the next report may succeed, and an error of metrics must not stop messages
-            logger.exception("metrics of %s were not told to Ray", dict(self._labels))
+            logger.exception("the metrics of %s could not be reported to Ray", dict(self._labels))
 
     def tell(self, families: list[Family]) -> None:
         """Report these metrics to Ray once."""

@@ -153,8 +153,8 @@ class RuleStore:
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
         if code is not None:
             logger.error(
-                "the server has lost a change of the rules of %s, which Ray has: was it restored from older data? "
-                "Changes of the rules' lists and counts may be lost as well",
+                "the server has lost a change of the rules of %s that Ray still has: was the server restored from "
+                "older data? Changes of the rules' lists and counts may be lost as well",
                 self._exp_id,
             )
         return names[0] if names else b"", code
@@ -183,7 +183,8 @@ def description(rule: Rule) -> dict[str, Any]:
 
 def _fenced(epoch: int) -> Fenced:
     return Fenced(
-        f"another interceptor gives the verdicts of this experiment (our epoch is {epoch}): this one lets nothing pass",
+        f"a newer interceptor judges the messages of this experiment (the epoch of this one is {epoch}), so this one "
+        "lets no message pass",
         name=INTERCEPTOR,
         epoch=epoch,
     )
@@ -197,9 +198,8 @@ def pickled(rule: Rule) -> PickledRule:
         return PickledRule(rule.name, ray.cloudpickle.dumps(rule, protocol=4))
     except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
-            f"rule {rule.name!r} cannot be sent to the interceptor, nor kept for its restart: "
-            f"{unpicklable(rule) or error}. Make "
-            "connections and locks when they are first used, not in __init__",
+            f"rule {rule.name!r} cannot be sent to the interceptor: {unpicklable(rule) or error}. Make connections "
+            "and locks when they are first used, not in __init__",
             rule=rule.name,
         ) from error
     finally:
@@ -213,7 +213,7 @@ def unpickled(rule: PickledRule) -> Rule:
     except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
             f"rule {rule.name!r} cannot be made in the interceptor's process ({type(error).__name__}: {error}): its "
-            "module must be importable on every node (runtime_env), or be the script that runs",
+            "module must be importable on every node (see runtime_env), or be the script that runs",
             rule=rule.name,
         ) from error
     return found

@@ -245,7 +245,7 @@ class SeatDesk:
 
     def _time_over(self, seat: _Seat, answer: "asyncio.Future[SeatAnswer]") -> None:
         if seat.answer is answer and not answer.done():
-            seat.close(ABSENT, "The time was over: you sent nothing in this step.")
+            seat.close(ABSENT, "Your time for this step was over, so nothing was sent.")
 
     async def tell(self, agent: AgentId, step: int, text: str) -> None:
         """Show a note to a person."""
@@ -313,7 +313,7 @@ class SeatDesk:
             # A process that has started again does not know which steps are over, but no page has a later step.
             if step <= seat.over or (last is not None and last.step == step) or (question and step < question.step):
                 raise _over(step)
-            text = f"nobody asks agent {agent!r} in step {step} yet: send it again"  # as when the run has begun again
+            text = f"agent {agent!r} is not asked in step {step} yet: send it again"  # as when the run has begun again
             raise NoQuestion(text, question=f"step {step}", agent=agent)
         answer = _answer(messages, question)
         if len(messages) > MOST_MESSAGES or sum(len(each.to) for each in answer.messages) > MOST_RECIPIENTS:

@@ -118,8 +118,8 @@ def absolute(log_dir: str | Path | None) -> str | None:
     found = given.absolute()
     if not given.is_absolute() and any(map(_SESSION.fullmatch, found.parts)):
         logger.warning(
-            "log_dir=%r is relative, and this process runs in Ray's session folder (a Ray job, a Tune trial), so the "
-            "event log is kept in %s, which goes with the session: pass an absolute path, or a URI",
+            "log_dir=%r is relative, and this process runs in Ray's session folder (as a Ray job or a Tune trial), so "
+            "the event log is kept in %s, which is removed with the session: pass an absolute path, or a URI",
             str(log_dir),
             found,
         )

@@ -21,9 +21,10 @@ from ray.exceptions import RayError
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.compat.versions import needs, warn_unless_tested
-from ray_messaging.errors import Closed, ConfigError, TransitError
+from ray_messaging.errors import Closed, ConfigError, MessagingError, TransitError
 from ray_messaging.model.fates import STORED
 from ray_messaging.outgoing import Outgoing
+from ray_messaging.receipt import Receipts
 
 with needs("agent-framework", "'ray-messaging[agent-framework]'"):
     from agent_framework import Workflow, WorkflowEvent
@@ -129,15 +130,15 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
             return self.workflow
         if self._given is not None:
             raise ConfigError(
-                "this runner has a workflow already, whose executors are the agents of the experiment: make another "
-                "runner, with another experiment, for another workflow"
+                "this runner already has a workflow, whose executors are the experiment's agents: for another "
+                "workflow make another runner, with another experiment"
             )
         make = _maker(workflow)
         found = workflow if isinstance(workflow, Workflow) else make()
         if not isinstance(found, Workflow):
             raise ConfigError(
-                f"{workflow!r} builds {found!r}, which is no Workflow of executors. A functional workflow is one "
-                "function, and runs in one process"
+                f"{workflow!r} builds {found!r}, which is not a Workflow of executors. A functional workflow is one "
+                "function, which runs in one process"
             )
         values = self._values
         values.add_workflow(found)
@@ -163,8 +164,8 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
         folder = None if self._messaging is None else self._messaging.log_dir
         if folder is None or "://" in folder:
             raise ConfigError(
-                "checkpoints are kept beside the event log: pass log_dir= with a folder to Messaging.start, or another "
-                "storage of agent-framework as checkpoint_storage="
+                "checkpoints are kept beside the event log, and this experiment has none on a disk: pass a folder as "
+                "log_dir= to Messaging.start, or another storage of agent-framework as checkpoint_storage="
             )
         return WorkflowCheckpoints(Path(f"{folder}-workflow"), self._values)
 
@@ -179,7 +180,7 @@ class RayWorkflowRunner(AbstractContextManager["RayWorkflowRunner"]):
 async def _refused(*_: object, **__: object) -> None:
     raise ConfigError(
         "requests cannot be cancelled while executors run in groups, because the executor that asked is in another "
-        "process: answer the request with a value that its handler takes for a refusal"
+        "process: answer the request with a value that its handler understands as a refusal"
     )
 
 
@@ -476,7 +477,9 @@ class _Groups(_Carrier):
 
     def check(self, context: Any) -> None:
         if context.get_runtime_tools() is not None:
-            raise ConfigError("tools= of one run are functions, which do not travel: give the tools to the agents")
+            raise ConfigError(
+                "tools= of a run are functions, which cannot be sent to other processes: give the tools to the agents"
+            )
 
     async def superstep(
         self, state: "SharedState", tell: Callable[[ToldEvent], Awaitable[None]] | None
@@ -585,27 +588,34 @@ class _Groups(_Carrier):
 
     def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
         """Send the messages of a superstep, add the step in which they are read to `begun`, and run this step."""
-        from ray_messaging.cluster.run.result import states_of  # noqa: PLC0415 - only with Ray
-
         with self._turn:
             if not self._run._open:
                 raise Closed(
-                    "this runner was closed, or an earlier superstep failed: make another RayWorkflowRunner, and go on "
-                    "from a checkpoint"
+                    "this runner was closed, or an earlier superstep of it failed: make another RayWorkflowRunner, "
+                    "and go on from a checkpoint"
                 )
-            user = self._messaging._user
+            run, user = self._run, self._messaging._user
+            opens = self._messaging._fork is None  # a fork may have more to do before the step
+
+            async def send() -> Receipts:
+                receipts = await user.messager.send_messages(outgoing)
+                if opens and any(each.fate in STORED for each in receipts):
+                    with suppress(MessagingError):  # otherwise the groups ask for the step
+                        store = user.messager.engine.transport.steps
+                        await store.go_on(run.step, run.step, [*run._actors], block_s=0.0)
+                return receipts
+
             try:
-                receipts = user.run(user.messager.send_messages(outgoing))
+                receipts = user.run(send())
             except TransitError:
                 # Executors may have got some of the messages, and would take them for those of a later superstep.
                 self._run.close()
                 raise
             if all(each.fate not in STORED for each in receipts):
                 return receipts, {}
-            run = self._run
             begun.append(run.step)
-            parts = run._go_on(run.step + 1, progress=False, with_states=True, stands=True)
-            return receipts, states_of(parts)
+            parts = run._go_on(run.step + 1, progress=False, with_states="called", stands=True, opened=opens)
+            return receipts, {name: state for part in parts for name, state in part.states.items()}
 
     def close(self) -> None:
         self._run.close()

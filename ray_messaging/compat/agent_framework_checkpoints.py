@@ -62,7 +62,9 @@ class WorkflowCheckpoints:
 
     def _path(self, checkpoint_id: str) -> Path:
         if not _NAME.fullmatch(checkpoint_id):
-            raise WorkflowCheckpointException(f"{checkpoint_id!r} is no id of a checkpoint: use letters, digits and -")
+            raise WorkflowCheckpointException(
+                f"{checkpoint_id!r} is not the id of a checkpoint: use letters, digits and -"
+            )
         return self.folder / f"{checkpoint_id}.json"
 
     def _write(self, path: Path, told: bytes) -> None:

@@ -164,7 +164,7 @@ class Values:
         with suppress(ValueError):
             if kind.model_validate(told) == value:
                 return self.encode(told, place)  # it may have numbers that JSON lacks
-        raise InvalidPayload(f"{place} is {short_repr(value)}, which is not equal after its JSON is read again")
+        raise InvalidPayload(f"{place} is {short_repr(value)}, which is no longer equal when its JSON is read again")
 
     def _form(self, kind: type) -> str | None:
         """Return the form in which objects of a class are sent; None: they cannot be sent."""

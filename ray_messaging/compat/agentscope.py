@@ -264,7 +264,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         locks = [part for token, held in self._locks.items() for part in (token, *held)]
         for lost in await self._run("bus_beat", int(_LEASE_S * 1000), *locks):
             if (held := self._locks.pop(lost.decode(), None)) is not None:
-                logger.error("bus %s has lost lock %r, which another bus may hold by now", self.name, held[0])
+                logger.error("bus %s has lost lock %r, and another bus may have it now", self.name, held[0])
 
     async def _settle(self, before: float) -> None:
         """Tell the server that all items that this bus has drained before a time are handled."""

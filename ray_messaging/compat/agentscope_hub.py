@@ -206,7 +206,7 @@ class MsgHub:
         except TimeoutError as error:
             if isinstance(error, NoAnswer):
                 raise
-            logger.warning("hub %s: agent %r has not observed yet what waits in its mailbox", self.name, to_id)
+            logger.warning("hub %s: agent %r has not yet observed the messages in its mailbox", self.name, to_id)
         else:
             if failed is not None:
                 raise AnswerFailed(

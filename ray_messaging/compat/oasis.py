@@ -288,7 +288,7 @@ class Channel:
             elif isinstance(error, _REFUSED) and "error" not in results[0][1]:
                 await self._reply([(results[0][0], {"error": f"its result cannot be sent: {error}"})])
             else:
-                logger.exception("%d results were not sent, so their agents wait in vain", len(results))
+                logger.exception("%d results could not be sent, so the agents wait for them in vain", len(results))
             return
         for row in blocked_among(receipts):
             message, result = results[row]
@@ -327,7 +327,9 @@ class Channel:
             await server.ack()
             await server.remove_agents([self.name])
         except MessagingError as error:
-            logger.warning("platform %r did not leave its mailbox, so agents wait in vain: %s", self.name, error)
+            logger.warning(
+                "platform %r could not give up its mailbox, so agents wait for results in vain: %s", self.name, error
+            )
         await server.close()
 
 

@@ -72,8 +72,8 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
         line = encode(payload)
     if line[0] != _BRACE:
         raise InvalidPayload(
-            f"a {type(payload).__name__} becomes {line[:20].decode(errors='replace')}... as JSON, which is "
-            "not a JSON object: put it into a field of a dict"
+            f"a {type(payload).__name__} becomes {line[:20].decode(errors='replace')}... as JSON, but a payload must "
+            "be a JSON object: put it into a field of a dict"
         )
     return line
 

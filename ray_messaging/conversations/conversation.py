@@ -337,7 +337,8 @@ def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float |
         question, fate = receipt.message_id, receipt.fate
         why = f"agent {agent!r} gave no answer to {question}"
     return NoAnswer(
-        f"{why} within {timeout:g} s: look at its group, or raise `timeout`. A later answer is an ordinary message",
+        f"{why} within {timeout:g} s: look at its group, or raise `timeout`. If the answer comes later, it is an "
+        "ordinary message",
         agent=agent,
         question=question,
         timeout=timeout,

@@ -220,8 +220,8 @@ class Inboxes:
         if idle.get(most):
             self._warned = True
             logger.warning(
-                "no inbox gets further messages, because %d messages are fetched and not handled, which is the limit; "
-                "%d of them are for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another "
+                "no inbox gets further messages, because %d messages are fetched but not handled, and that is the "
+                "limit. %d of them are for agent %r, whose inbox nobody reads. Open messager.inbox(%r), or let another "
                 "messager host that agent",
                 _MOST,
                 idle[most],
@@ -230,10 +230,12 @@ class Inboxes:
             )
 
     def _ended(self, filling: "asyncio.Task[None]") -> None:
-        error = Closed("this messager was closed while you waited for its messages: make another one")
+        error = Closed("this messager was closed while you waited for its messages: open another one")
         found = error if filling.cancelled() else filling.exception()
         if not isinstance(found, MessagingError):
-            found = MessagingError(f"the inboxes failed ({type(found).__name__}: {found}): please report this")
+            found = MessagingError(
+                f"the task that fills the inboxes failed ({type(found).__name__}: {found}): please report this"
+            )
         self._error = found
         for inbox in self._inboxes.values():
             inbox.news.set()

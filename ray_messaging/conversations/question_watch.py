@@ -113,7 +113,7 @@ class QuestionWatch:
             try:
                 await self._look()
             except MessagingError as error:  # a server that cannot be reached says nothing about the questions
-                logger.debug("open questions are not looked at: %s", error)
+                logger.debug("cannot check whether open questions can still be answered: %s", error)
             pause_s = max(_LOOK_S, _SHARE * (time.monotonic() - began))
 
     async def _look(self) -> None:
@@ -173,6 +173,6 @@ def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
     """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (
-        f"its answer would wait for itself: {told}, and none of these agents has a free handler. Raise "
+        f"its answer would have to wait for itself: {told}, and none of these agents has a free handler. Raise "
         "`serve(concurrency=)`, answer without asking back, or send an ordinary message"
     )

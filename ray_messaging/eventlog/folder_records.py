@@ -180,7 +180,7 @@ def unended(folder: "Folder") -> str | None:
             "on_existing='resume') writes them"
         )
     elif not Path(start.data).exists():
-        where = f"{start.data}, the folder of its server, had them, and is gone"
+        where = f"{start.data}, the folder of its server, had them, but is gone"
     return (
         f"the run in {folder.where} that began at {start.began} has no recorded end: it is still running, or it was "
         f"killed; if it was killed, the rows of its last messages are missing here; {where}"
@@ -297,7 +297,7 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
     account = read_account(folder)
     if account.experiment not in {"", experiment}:
         raise LogError(
-            f"the event log's folder {folder.where} belongs to experiment {account.experiment!r}, and this is "
+            f"the event log's folder {folder.where} belongs to experiment {account.experiment!r}, but this is "
             f"experiment {experiment!r}: pass another log_dir, or remove that folder",
             path=folder.where,
         )

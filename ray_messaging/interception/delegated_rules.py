@@ -78,7 +78,7 @@ class DelegatedRules:
             self.drop()
             return None
         try:
-            pairs = pair_rows(batch)
+            pairs = None if batch.extension is None else pair_rows(batch)
             for rule in self._rules:
                 if self._blocks(rule, batch, pairs):
                     return None
@@ -172,7 +172,9 @@ class DelegatedRules:
     def _asked(self, task: "asyncio.Task[None]") -> None:
         self._asking = None
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a rule snapshot could not be requested, please report this", exc_info=task.exception())
+            logger.error(
+                "the interceptor's rules could not be requested: please report this", exc_info=task.exception()
+            )
             self.drop()
         if self._unreported and self._timer is None and self._lane is not None:
             self._set_timer()
@@ -192,7 +194,9 @@ class DelegatedRules:
             if snapshot.rules is not None:
                 await self._take(lane, snapshot)
         except (OSError, TimeoutError) as error:
-            logger.info("the interceptor does not answer a request for its delegated rules: %s", error)
+            logger.info(
+                "the interceptor does not answer a request for its rules, so it is asked about each batch: %s", error
+            )
         except FrameError as error:
             logger.warning("the interceptor's rule snapshot cannot be used, so it judges each batch: %s", error)
             self.drop()

@@ -108,7 +108,8 @@ def verdict_client_for(
     if isinstance(interceptor, Interceptor):
         if interceptor.rules.whole and not interceptor.supervised:
             raise ConfigError(
-                f"rule {interceptor.rules.whole[0].name!r} judges whole steps, and nobody would ask it: pass it to "
+                f"rule {interceptor.rules.whole[0].name!r} judges whole steps, but this interceptor judges no steps, "
+                "so the rule would never be called: pass it to "
                 "Messaging.start(..., steps=Steps(), rules=[...])"
             )
         return LocalVerdictClient(interceptor)
@@ -354,7 +355,12 @@ class RemoteVerdictClient(VerdictClient):
         except OSError as error:
             self._by_ray_until = asyncio.get_running_loop().time() + LANE_RETRY.first_s
             if self.route == "lane":
-                logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
+                logger.warning(
+                    "cannot open the verdict lane, the interceptor's socket, at %r (%s), so verdicts are asked for by "
+                    "Ray calls, which are slower",
+                    address,
+                    error,
+                )
             self.route = "ray"
             return None
         self.route, self._address = "lane", address
@@ -428,6 +434,6 @@ class ForeignVerdictClient(VerdictClient):
                 raise
             # Ray's text has the whole traceback. Its last line says what went wrong.
             last = str(error).strip().rpartition("\n")[2]
-            logger.warning("the interceptor's forward failed on a message, which is blocked: %s", last)
+            logger.warning("the interceptor's forward failed on a message, so the message is blocked: %s", last)
             return f"the interceptor failed: {last or type(error).__name__}".encode(errors="replace")
         return b"" if passed else b"the interceptor refused it"

@@ -52,9 +52,13 @@ def check_agents(agents: object) -> None:
             f"agents are a {type(agents).__name__}, whose values would be lost: pass its keys, as a list", value=agents
         )
     if isinstance(agents, ItemsView):
-        raise InvalidAddress("agents are the items of a dict, whose values would become ids: pass its keys", value=None)
+        raise InvalidAddress(
+            "agents are the items of a dict, whose values would also become ids: pass the dict's keys", value=None
+        )
     if isinstance(agents, enumerate):
-        raise InvalidAddress("agents are an enumerate, whose pairs would become ids: pass only the ids", value=None)
+        raise InvalidAddress(
+            "agents are an enumerate object, whose pairs would become ids: pass only the ids", value=None
+        )
     if hasattr(agents, "itertuples"):
         raise InvalidAddress("agents are a DataFrame: pass its index, or the column of their ids", value=None)
 

@@ -98,7 +98,8 @@ def content_digest_of(
 def _untold(place: str, value: object) -> ConfigError:
     what = f"{place or 'it'} is {short_repr(value)}" if not isinstance(value, str) else f"{place} {value}"
     return ConfigError(
-        f"Calls(store=) cannot tell what this call of me.remember depends on: {what}. Say what stands for it, by "
+        f"Calls(store=) cannot tell what this call of me.remember depends on: {what}. Either name a value that stands "
+        "for it, by "
         "me.remember(by_content(function, uses='gpt-4o at example.org'), ...), pass it as an argument that can be "
         "encoded, or make each such call, by by_content(function, sample=None)"
     )
@@ -209,7 +210,7 @@ class _Teller:
         if not isinstance(value, ModuleType):
             return self.told(value, f"its {name!r}")
         if value.__name__ == "os" and (read := names & _ENVIRONMENT) and not self._lenient:
-            raise _untold(f"its 'os.{min(read)}'", "reads the environment, which is no part of it")
+            raise _untold(f"its 'os.{min(read)}'", "reads the environment, which is not a part of it")
         return self._once((value, frozenset(names)), lambda: self._module(value, names, name))
 
     def _module(self, module: ModuleType, names: set[str], name: str) -> list[Any]:

@@ -240,7 +240,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
     kind = type(payload)
     if kind is not Msg:
         raise InvalidPayload(
-            f"a {kind.__name__}, a subclass of Msg, would arrive as a plain Msg: send its to_dict(), and read it by "
+            f"a {kind.__name__}, a subclass of Msg, would arrive as a plain Msg: send its to_dict(), and decode it by "
             f"{kind.__name__}.from_dict(message.payload)"
         )
     fields = payload.to_dict()
@@ -258,7 +258,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
 def too_large(size: int, limit: int) -> PayloadTooLarge:
     """Build the error for a payload above the limit."""
     return PayloadTooLarge(
-        f"this payload takes {size:,} bytes, the limit is {limit:,}: send a reference to the data instead, "
+        f"this payload takes {size:,} bytes, but the limit is {limit:,}: send a reference to the data instead, "
         "or raise MessagingConfig.payload_bytes",
         size=size,
         limit=limit,
@@ -423,6 +423,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
             return PayloadColumn.of([lines[row] for row in rows.tolist()], raw=self.raw)
         used, index = _distinct(self.index[rows], self.count)
         return PayloadColumn.of([*map(lines.__getitem__, used.tolist())], index, raw=self.raw)
+
+    def with_index(self, index: NDArray[np.uint32] | None) -> "PayloadColumn":
+        """Return a column of the same lines in which `index` has the line of each row."""
+        return PayloadColumn(self._blob, self.count, index, self._at, self._list, self._nbytes, self._ends, self.raw)
 
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
         """Return a column in which the payloads of some rows are replaced. This column has `rows` rows."""

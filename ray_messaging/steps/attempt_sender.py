@@ -27,7 +27,6 @@ from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
 from ray_messaging.sending.pending_batch import PendingBatch
-from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
@@ -140,8 +139,8 @@ class AttemptSender:
                 if clock() > deadline:
                     raise MailboxFull(
                         f"step {step} of group {self._group!r} is not committed, because the server's memory is full. "
-                        "Series and remembered calls stay there until an event log has them in a file: start with "
-                        "log_dir=, collect less, or raise the server's maxmemory",
+                        "Collected values and remembered calls stay in its memory until an event log has them in a "
+                        "file: start with log_dir=, collect less, or raise the server's maxmemory",
                         mailbox=self._group,
                     ) from error
                 await backoff.sleep()
@@ -167,12 +166,14 @@ class AttemptSender:
         could not be written.
         """
         if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
-            raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
+            raise ConfigError(
+                "step.move needs Steps(wait_for='all'): in the next step, all groups read the new positions"
+            )
         await self.moved.check(step.moves, step.number, self._engine.directory)
         for write in step.moves.writes(step.number):
             reply = await self._boxes.send([write], FOREIGN)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                raise self._aborted(step.number, f"the server did not take its moves ({reply.fates[0].name})")
+                raise self._aborted(step.number, f"the server did not accept its moves ({reply.fates[0].name})")
 
     def _closing(self, step: Step, rows: int, counts: StepCounts, *, changed: bool) -> Closing:
         blocked = self._account.take_blocked()
@@ -258,7 +259,7 @@ class AttemptSender:
         Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
         parts = [batch for pending in batches for batch in pending.parts]
-        checked = await check_current(self._engine.frame_sender, lambda: parts)
+        checked = await self._engine.frame_sender.check(parts)
         for pending in batches:
             pending.checked = checked  # the schemas may change while an earlier batch is written
             await self._deliver(self._begin(pending))
@@ -338,8 +339,9 @@ class AttemptSender:
             raise
         except TransitError as error:
             raise StepAborted(
-                f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
-                f"{error}. The group's next driver finds this out, and runs the step again only if it is not committed",
+                f"the commit of step {step} of group {self._group!r} got no answer, so the step may or may not be "
+                f"committed: {error}. The group's next driver finds out, and runs the step again only if it is not "
+                "committed",
                 step=step,
                 group=self._group,
             ) from error
@@ -355,20 +357,22 @@ def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted |
     if refused.series:
         now, before = (shape_in_words(shape) for shape in (closing.series, refused.series))
         return ConfigError(
-            f"step {refused.step} of group {group!r} is not committed: it collects {now}, and earlier steps or other "
-            f"groups {before}. collect= must return the same columns, each of one kind, in all steps of an experiment"
+            f"step {refused.step} of group {group!r} is not committed: it collects {now}, but earlier steps or other "
+            f"groups collect {before}. collect= must return the same columns, each of one kind, in all steps of an "
+            "experiment"
         )
     if refused.deaf:
         hearers = ", ".join(map(repr, refused.deaf))
         return UndeclaredSend(
-            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, for which no messages "
-            f"from {group!r} were declared. Declare them before the first step, or in a run with at_step=: "
+            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, but it was not declared "
+            f"that messages from {group!r} may go there. Declare this before the first step, or during a run with "
+            "at_step=: "
             f"messaging.steps.declare({{{refused.deaf[0]!r}: [{group!r}, ...]}})",
             step=refused.step,
             group=group,
             hearers=refused.deaf,
         )
-    why = f"the server has {refused.rows:,} of its messages, and {closing.rows:,} were acknowledged"
+    why = f"the server has {refused.rows:,} of its messages, but {closing.rows:,} had been acknowledged"
     return StepAborted(
         f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group
     )

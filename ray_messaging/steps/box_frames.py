@@ -63,7 +63,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
     Raises: FrameError for a frame that cannot be decoded.
     """
-    batch = decode(frame.frame)
+    batch = decode(frame.frame) if frame.batch is None else frame.batch
     if frame.tag.group == OUTSIDE:
         ordinals = outside_ordinals(frame.first, np.arange(batch.rows, dtype=np.uint32))
         given = batch.extension or Extension()

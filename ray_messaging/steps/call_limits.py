@@ -276,4 +276,4 @@ class CallGate:
 def _refusal(group: str, grant: Grant) -> MessagingError:
     if grant.spent:
         return BudgetSpent("the budget of `Calls(budget=)` is spent")
-    return Closed(f"a later process has taken over group {group!r}, so this process may make no more calls")
+    return Closed(f"a later process has taken over group {group!r}, so this process can make no more calls")

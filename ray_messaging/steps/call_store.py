@@ -274,8 +274,8 @@ class CallStore:
         if not empty and (application, version) != (_APPLICATION, _VERSION):
             what = f"version {version} of the format" if application == _APPLICATION else "a database of something else"
             raise ConfigError(
-                f"the store of calls in {self.folder!r} cannot be used: {FILE} there is {what}, and this version of "
-                f"ray_messaging has version {_VERSION}; pass another folder as store="
+                f"the store of calls in {self.folder!r} cannot be used: {FILE} there is {what}, but this "
+                f"ray_messaging needs version {_VERSION}: pass another folder as store="
             )
         database.execute("PRAGMA journal_mode = WAL")
         # If a process is killed, no answer is lost. After a power cut the last answers may be missing.
@@ -294,8 +294,8 @@ class CallStore:
         except sqlite3.Error as error:
             if "not a database" in str(error) or "malformed" in str(error):
                 raise ConfigError(
-                    f"the store of calls in {self.folder!r} cannot be used: {FILE} there is damaged, or no store "
-                    f"({error}); pass another folder as store="
+                    f"the store of calls in {self.folder!r} cannot be used: {FILE} there is damaged, or is not a "
+                    f"store ({error}): pass another folder as store="
                 ) from error
             raise self._unusable(error) from error
         except OSError as error:
@@ -303,8 +303,8 @@ class CallStore:
 
     def _unusable(self, error: Exception) -> LogError:
         return LogError(
-            f"the store of calls in {self.folder!r} cannot be read or written: {error}; the answers that it has are "
-            "kept: free disk space or give this process access, then start the run again",
+            f"the store of calls in {self.folder!r} cannot be read or written: {error}. Its answers are not lost: "
+            "free disk space, or give this process access, then start the run again",
             path=self.folder,
         )
 

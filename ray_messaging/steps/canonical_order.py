@@ -168,10 +168,13 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     from_ids = joined_ids([batch.from_ids for batch in batches])
     steps = _by_row([batch.step for batch in batches], rows)
     ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
-    keys = id_ranks([to_ids]), np.broadcast_to(np.asarray(steps), len(ordinals)), id_ranks([from_ids]), ordinals
-    order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, 2, 3))
-    table: dict[str, int] = {}
-    topics = [_topics(batch, table) for batch in batches]
+    keys = [id_ranks([to_ids]), id_ranks([from_ids]), ordinals]
+    if isinstance(steps, np.ndarray):  # otherwise all messages are of one step, as most are
+        keys.insert(1, steps)
+    last = len(keys) - 1
+    order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, last - 1, last))
+    names = dict.fromkeys(name for batch in batches for name in batch.topics)
+    table = {name: place for place, name in enumerate(names)}
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
     joined = Batch(
         sender="",
@@ -181,7 +184,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         rows=len(order),
         to_ids=_ids(to_ranks) if to_ids.kinds is None else to_ids.take(order),
         topics=tuple(table),
-        topic=topic_column(joined_arrays(topics)[order], len(table)) if len(table) > 1 else None,
+        topic=joined_arrays([_topics(batch, table) for batch in batches])[order] if len(table) > 1 else None,
         step=_taken(steps, order),
         sent_at=_times(batches, rows, order),
         lines=lines,
@@ -239,7 +242,7 @@ def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one
 
 
 def _topics(batch: Batch, table: dict[str, int]) -> TopicColumn:
-    places = topic_column([table.setdefault(name, len(table)) for name in batch.topics], len(table))
+    places = topic_column([table[name] for name in batch.topics], len(table))
     return places[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
 
 

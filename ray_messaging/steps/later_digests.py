@@ -1,13 +1,12 @@
 """Digests of a group's steps. They take a third of a step's time, so they are computed only when they are asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ray_messaging.model.batch import Batch
 from ray_messaging.steps.row_sums import sum_of_batch
 
 KEPT_BYTES: Final = 64 * 2**20  # this many bytes hold about two million small messages
-_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the number of its payload
 
 
 class HashedLater(NamedTuple):
@@ -16,11 +15,6 @@ class HashedLater(NamedTuple):
     batch: Batch
     codes: bytes
     blocks: Mapping[int, tuple[str, str]]
-
-    @property
-    def nbytes(self) -> int:
-        """Return about how many bytes of memory the rows take."""
-        return _ROW_BYTES * self.batch.rows + (0 if self.batch.lines is None else self.batch.lines.nbytes)
 
 
 class LaterDigests:
@@ -43,10 +37,10 @@ class LaterDigests:
         """
         if step < self._first:
             return
-        self._nbytes += sum(each.nbytes for each in rows) - sum(each.nbytes for each in self._kept.get(step, ()))
+        self._nbytes += _size(rows) - _size(self._kept.get(step, ()))
         self._kept[step], self._sums[step] = rows, known
         past = step - self._count
-        self._nbytes -= sum(each.nbytes for each in self._kept.pop(past, ()))
+        self._nbytes -= _size(self._kept.pop(past, ()))
         self._sums.pop(past, None)
         if self._nbytes > KEPT_BYTES:
             for number in [*self._kept]:
@@ -56,5 +50,9 @@ class LaterDigests:
         """Return the sum of the digests of a step's rows, and delete the rows."""
         for each in self._kept.pop(step, ()):
             self._sums[step] += sum_of_batch(each.batch, each.codes, each.blocks, {})
-            self._nbytes -= each.nbytes
+            self._nbytes -= each.batch.nbytes
         return self._sums.get(step, 0)
+
+
+def _size(rows: Iterable[HashedLater]) -> int:
+    return sum(each.batch.nbytes for each in rows)

@@ -83,7 +83,7 @@ def uniform_rows(seed: int, step: int, agents: AgentPlaces, k: int) -> NDArray[n
     Raises: ConfigError unless k is a number of at least 0.
     """
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
-        raise ConfigError(f"uniform({k!r}) is invalid: say how many numbers each agent gets, such as uniform(3)")
+        raise ConfigError(f"uniform({k!r}) is invalid: pass how many numbers each agent gets, such as uniform(3)")
     key = np.frombuffer(_hash_of(seed, step, 8), np.uint64)
     with np.errstate(over="ignore"):
         places = np.arange(1, k + 1, dtype=np.uint64) * _GOLDEN

@@ -113,7 +113,7 @@ class Step:
         place = self.places.place(check_id(agent))
         if place < 0:
             raise UnknownName(
-                f"agent {agent!r} is none of the {len(self.places):,} agents of this step's group", name=agent
+                f"agent {agent!r} is not one of the {len(self.places):,} agents of this step's group", name=agent
             )
         return self._inbox.of(place)
 
@@ -284,14 +284,14 @@ class Step:
 
         Raises: PayloadTooLarge if the calls are larger than MessagingConfig.state_bytes.
         """
-        self._check_size(calls, "has calls of", "let the functions return less")
+        self._check_size(calls, "has calls of", "return less from the remembered functions")
         self.calls = calls
 
     def _check_size(self, collected: bytes, what: str, remedy: str) -> None:
         if len(collected) > self._state_bytes:
             raise PayloadTooLarge(
-                f"step {self.number} {what} {len(collected):,} bytes, the limit is {self._state_bytes:,}: {remedy}, "
-                "use more groups, or raise MessagingConfig.state_bytes",
+                f"step {self.number} {what} {len(collected):,} bytes, but the limit is {self._state_bytes:,}: "
+                f"{remedy}, use more groups, or raise MessagingConfig.state_bytes",
                 size=len(collected),
                 limit=self._state_bytes,
             )

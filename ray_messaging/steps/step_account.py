@@ -209,7 +209,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     sealed = (await store.progress()).sealed
     if number > sealed:
         raise UnknownName(
-            f"step {number} is not committed by all groups yet; the last step that is: "
+            f"step {number} is not committed by all groups yet; the last such step is: "
             f"{sealed if sealed >= 0 else 'none'}. Call messaging.steps.wait(until={number + 1}) first",
             kind="step",
             value=number,
@@ -217,8 +217,8 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
     left = await store.closed_step(number)
     if not left:
         raise UnknownName(
-            f"step {number} is no longer kept: the server keeps the counts of the last steps before {sealed} only. The "
-            "event log has all steps: start with log_dir=, and ask messaging.log",
+            f"step {number} is no longer kept: the server keeps only the counts of the last steps before {sealed}. "
+            "The event log has all steps: start with log_dir=, and use messaging.log",
             kind="step",
             value=number,
         )
@@ -229,6 +229,13 @@ def check_step_number(step: object) -> int:
     """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
     if (number := whole_number(step)) is None:
         raise ConfigError(f"step {step!r} is not a step: steps are numbered from 0")
+    return number
+
+
+def check_until(until: object) -> int:
+    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
+    if (number := whole_number(until)) is None:
+        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
     return number
 
 

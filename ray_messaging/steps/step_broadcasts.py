@@ -7,7 +7,7 @@ agent of a group. Otherwise it is written as one row for each hearer.
 from collections.abc import Sequence
 
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
+from ray_messaging.audiences.cache import EVERYBODY, current_audience
 from ray_messaging.audiences.folding import spread
 from ray_messaging.messager_engine import Engine
 from ray_messaging.model.batch import Batch
@@ -41,7 +41,7 @@ class StepBroadcasts:
             if audience is None:
                 made.append(PendingBatch.of(batch))
                 continue
-            if audience.version == UNRESOLVED and batch.extension is not None:
+            if batch.unspread and batch.extension is not None:
                 audience = current_audience(self._engine.directory.audiences, audience.name, step)
                 batch.extension.audience = audience
             reaches = await self._reach(audience, batch.topics[0], senders)

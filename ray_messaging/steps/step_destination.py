@@ -35,6 +35,7 @@ class AttemptBoxes:
         self.shut: set[str] = set()
         self.group = group
         self.attempt = attempt
+        self.in_memory = store.in_memory
         self._store = store
 
     def begin(self, step: int) -> None:
@@ -60,7 +61,7 @@ class AttemptBoxes:
         """
         reply = await self._store.send(self.request(writes, verdict_epoch), self.tag)
         if reply.status is SendStatus.STEP_OVER:
-            raise self._aborted("has another driver, or was closed: the messages of this attempt do not count")
+            raise self._aborted("has another driver, or was closed, so the messages of this attempt do not count")
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
         for write, fate in zip(writes, reply.fates, strict=True):
@@ -69,7 +70,7 @@ class AttemptBoxes:
                 self.keep_own([write])
             elif reply.repeated or fate is FrameFate.GAP:
                 raise self._aborted(
-                    "has sends with an unknown outcome: the step is not committed, and the group's next driver runs it "
+                    "has sends with an unknown outcome, so the step is not committed: the group's next driver runs it "
                     "again"
                 )
             elif fate is FrameFate.TOO_LARGE:
@@ -81,7 +82,11 @@ class AttemptBoxes:
     def keep_own(self, writes: Sequence[FrameWrite]) -> None:
         """Keep the frames that the group itself reads in the next step, so that it need not fetch them again."""
         box = box_name(self.group, self.step + 1)
-        self.own += [BoxFrame("", self.tag, write.rows, write.frame) for write in writes if write.mailbox == box]
+        self.own += [
+            BoxFrame("", self.tag, write.rows, write.frame, batch=write.batch)
+            for write in writes
+            if write.mailbox == box
+        ]
 
     def _aborted(self, why: str) -> StepAborted:
         return StepAborted(f"step {self.step} of group {self.group!r} {why}", step=self.step, group=self.group)
@@ -91,8 +96,8 @@ class AttemptBoxes:
         mailbox, _, step = box.rpartition("@")
         return StepTooLarge(
             f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
-            f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. Only the end of a step empties it: send less in "
-            "a step, or split the group",
+            f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. A mailbox must have room for all messages of a "
+            "step: send less in a step, or split the group",
             rows=size.rows,
             limit_rows=size.limit_rows,
             nbytes=size.nbytes,
@@ -124,6 +129,7 @@ class StepDestination(Destination):
             observer=engine.observer,
         )
         self.router.shut = boxes.shut
+        self.router.in_memory = boxes.in_memory
 
     @property
     def routes(self) -> Routes:

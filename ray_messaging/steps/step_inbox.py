@@ -58,13 +58,13 @@ class HeardBroadcasts:
         if len(versions) > 1:
             listed = ", ".join(map(str, versions))
             raise ConfigError(
-                f"audience {name!r} has changed between the broadcasts that are read in this step (versions "
-                f"{listed}): read these broadcasts by step.messages"
+                f"audience {name!r} changed between the broadcasts that are read in this step (versions {listed}), so "
+                "they have no common pairs: read these broadcasts from step.messages"
             )
         if len({each.batch.fold.agents for each in found if each.batch.fold is not None}) > 1:
             raise ConfigError(
-                f"broadcasts to audience {name!r} in this step are for different agents of this group, such as when "
-                "its subtopics are hosted for different agents: read these broadcasts by step.messages"
+                f"broadcasts to audience {name!r} in this step are for different agents of this group, because "
+                "different agents listen on different subtopics: read these broadcasts from step.messages"
             )
         if not found:
             return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
@@ -136,6 +136,9 @@ class StepInbox:
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each agent, the index of its first message, and the number of its messages."""
         places = self._places
+        if places.min(initial=0) >= 0:
+            counts = np.bincount(places, minlength=len(self._agents))
+            return np.cumsum(counts) - counts, counts
         # Messages on plain channels, which belong to no agent, may lie between the agents' messages.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))
@@ -163,8 +166,8 @@ class StepInbox:
                 question, agent = part.batch.message_id(part.low), part.batch.to_ids[part.low]
                 raise NoQuestion(
                     f"agent {agent!r} cannot answer message {question} in step {number}, because the agent has not "
-                    "read the message in this step: answer a question in the step that reads it; deliver_at= "
-                    "delivers the answer in a later step",
+                    "read it in this step: answer a question in the step in which it is read. To deliver the answer "
+                    "in a later step, pass deliver_at=",
                     question=question,
                     agent=agent,
                 )

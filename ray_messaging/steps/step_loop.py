@@ -25,7 +25,7 @@ from ray_messaging.steps.group_boxes import GroupBoxes
 from ray_messaging.steps.later_digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
+from ray_messaging.steps.step_account import StepAccount, StepCounts, check_until
 from ray_messaging.steps.step_inbox import HeardBroadcasts, StepInbox
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
@@ -57,13 +57,6 @@ _LOOP_BITS = 12
 _TOLD_S = 0.01
 
 
-def check_until(until: object) -> int:
-    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
-    if (number := whole_number(until)) is None:
-        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
-    return number
-
-
 def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
     """Return the loop over the steps of an engine's agents.
 
@@ -77,8 +70,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
     if settings is None:
         raise ConfigError(
-            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and first call "
-            "`await messager.host_agents(ids, subtopics)`"
+            f"{engine.name!r} has no steps: start the experiment with steps=Steps(), and call `await "
+            "messager.host_agents(ids, subtopics)` first"
         )
     engine.step_loops += 1
     # A later messager with this name has a higher epoch. So its driver has a higher start number, and takes over the
@@ -293,8 +286,8 @@ class StepLoop:
             again = await self._store.take(self._group, self._driver, STEP_LEASE_S, over, ends)
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
-                    f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
-                    "time. End that task, or leave the group to it",
+                    f"group {self._group!r} already has a driver, {again.driver.task!r}, and only one task at a time "
+                    "can drive a group: end that task, or leave the group to it",
                     kind="driver",
                     value=self._group,
                     owner=again.driver.task,
@@ -430,7 +423,7 @@ class StepLoop:
             if left is None:
                 logger.warning(
                     "%d agents come to group %r in step %d without their state, because group %r was removed before "
-                    "that: remove a group one step after its agents have moved",
+                    "that step: remove a group one step after its agents have moved",
                     len(agents), self._group, step, group,
                 )  # fmt: skip
                 found.append(Arrival(agents, group, None, agents))

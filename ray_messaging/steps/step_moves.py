@@ -52,7 +52,7 @@ class StepMoves:
     def add(self, audience: str, ids: IdColumn, points: object) -> None:
         """Add new positions; raise InvalidColumns if ids and points do not fit together, or an id is a str."""
         if ids.kinds is not None:
-            raise InvalidColumns("agents with positions must have int ids, and some of these ids are strs")
+            raise InvalidColumns("agents with positions must have int ids, but some of these ids are strs")
         checked = checked_points(points, len(ids))
         if len(ids):
             self._moves.setdefault(audience, []).append(NewPositions(ids.values, checked))
@@ -91,8 +91,8 @@ def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
 def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
     if len({part.points.shape[1] for part in parts}) > 1:
         raise InvalidColumns(
-            f"the positions of audience {name!r} have two dimensions in one call, and three in another: "
-            "give all positions the same number"
+            f"the positions of audience {name!r} have two dimensions in one call, but three in another: give all "
+            "positions the same number of dimensions"
         )
     ids, points = np.concatenate([part.ids for part in parts]), np.concatenate([part.points for part in parts])
     if bool((ids[1:] > ids[:-1]).all()):

@@ -13,14 +13,14 @@ from orjson import dumps
 
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
 from ray_messaging.audiences.audience_kinds import Audiences
-from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
+from ray_messaging.audiences.cache import current_audience, name_of
 from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
-from ray_messaging.model.extension import AudiencePairs, Extension, OutsideQuestion
+from ray_messaging.model.extension import UNRESOLVED, AudiencePairs, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
@@ -249,7 +249,8 @@ class StepSends:
             self.thread = thread
         elif self.thread != thread:
             raise ConfigError(
-                f"step {self.step} has sent messages from another thread: send from one thread only. To use more "
+                f"step {self.step} has sent messages from another thread, but can send from one thread only. To use "
+                "more "
                 "processors, spread the agents over more groups"
             )
 
@@ -418,13 +419,13 @@ class StepSends:
             or not low <= deliver_at <= high
         ):
             raise ConfigError(
-                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at "
-                f"most {self.horizon} steps ahead, in step {high}"
+                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at the "
+                f"latest in step {high}, {self.horizon} steps ahead"
             )
         return int(deliver_at)
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
         return UnknownSender(
-            f"from_id {from_id!r} is no agent of this group: in a step, a group sends only for its own agents",
+            f"from_id {from_id!r} is not an agent of this group: in a step, a group sends only for its own agents",
             value=from_id,
         )

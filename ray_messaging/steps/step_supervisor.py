@@ -97,7 +97,7 @@ class StepSupervisor:
             except MessagingError as error:
                 self.failed_at = self.failed_at if self.error else time.monotonic()
                 self.error = f"{type(error).__name__}: {error}"
-                logger.warning("the rules judge a step again, because this failed: %s", self.error)
+                logger.warning("the rules will judge a step again, because of this error: %s", self.error)
                 await backoff.sleep()
             else:
                 return
@@ -122,7 +122,7 @@ class StepSupervisor:
             if not isinstance(closed, Committed):
                 raise StepAborted(
                     f"step {number} is not closed: the server has acknowledged {closing.rows:,} messages that rules "
-                    f"sent in this step, but now it has {closed.rows:,} of them",
+                    f"sent in this step, but now has only {closed.rows:,} of them",
                     step=number,
                     group=SUPERVISOR,
                 )
@@ -186,7 +186,7 @@ class StepSupervisor:
         if reply.status is not SendStatus.OK or lost:
             number = self._boxes.step
             raise StepAborted(
-                f"the server did not take what the rules changed in step {number} ({reply.status.name}, {lost})",
+                f"the server did not accept what the rules changed in step {number} ({reply.status.name}, {lost})",
                 step=number,
                 group=SUPERVISOR,
             )

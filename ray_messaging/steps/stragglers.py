@@ -22,8 +22,8 @@ class Straggler(NamedTuple):
     def __str__(self) -> str:
         if self.silent_s:
             return (
-                f"step {self.step} waits for group {self.group!r}, from whose driver, {self.driver!r}, the server has "
-                f"heard nothing for {self.silent_s:.0f} s"
+                f"step {self.step} waits for group {self.group!r}, whose driver, {self.driver!r}, has not called the "
+                f"server for {self.silent_s:.0f} s"
             )
         if self.is_open:
             driven = f", driven by {self.driver!r}" if self.driver else ", and its driver has gone"
@@ -39,13 +39,14 @@ class Straggler(NamedTuple):
         """Return what a user can do about the straggler."""
         if self.silent_s:
             return (
-                "see to its machine, and to the network between it and the server: messaging.health() says which nodes "
-                "are reached. Ray finds a dead machine after 30 to 66 s, and starts its groups elsewhere"
+                "check its machine, and the network between that machine and the server: messaging.health() says "
+                "which nodes can be reached. Ray notices a dead machine after 30 to 66 s, and then starts its groups "
+                "elsewhere"
             )
         if self.is_open:
-            return "look at what its model does in this step: it computes, or waits for another service"
+            return "look at what its model does in this step: perhaps it computes, or waits for another service"
         return (
-            "drive all groups at the same time, each in a task of its own with num_cpus=0, or end its membership: "
+            "drive all groups at the same time, each in a task of its own with num_cpus=0, or remove the group: "
             f"messaging.remove_group({self.group!r})"
         )
 

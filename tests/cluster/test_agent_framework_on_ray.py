@@ -211,7 +211,7 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypa
         assert (asked, outputs) == ("ann", ["x>first1: yes>last1"])
         assert "'bob'" in warning
         assert "black_list" in warning
-        with pytest.raises(ConfigError, match="has a workflow already"):
+        with pytest.raises(ConfigError, match="already has a workflow"):
             runner.attach(make())
         locked = make()
         locked.executors["first"].lock = threading.Lock()
@@ -240,7 +240,7 @@ def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypa
             with pytest.raises(OutcomeUnknown):
                 asyncio.run(workflow.run("lost"))
             monkeypatch.undo()
-            with pytest.raises(Closed, match="an earlier superstep failed: make another RayWorkflowRunner"):
+            with pytest.raises(Closed, match="an earlier superstep of it failed: make another RayWorkflowRunner"):
                 asyncio.run(workflow.run("z"))
         with RayWorkflowRunner(messaging, groups=2) as last:
             (request,) = asyncio.run(last.run(make(), "z")).get_request_info_events()

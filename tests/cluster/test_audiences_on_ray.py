@@ -78,7 +78,7 @@ def test_bad_input_is_refused_with_the_value(logged, name):
         messaging.create_audience(name, members=[1.5])
     with pytest.raises(InvalidAddress, match="a/b"):
         messaging.create_audience("a/b", members=[1])
-    with pytest.raises(ConfigError, match="needs one of"):
+    with pytest.raises(ConfigError, match="needs exactly one of"):
         messaging.create_audience(name)
     messaging.create_audience(name, members=[1])
     with pytest.raises(AlreadyExists, match="exists already"):

@@ -69,7 +69,7 @@ def test_invalid_servers_are_refused(redis, words):
 
 
 def test_the_embedded_server_has_no_replicas_to_wait_for():
-    with pytest.raises(ConfigError, match=r"wait_replicas=1 .* the embedded server has none.*sentinels=\["):
+    with pytest.raises(ConfigError, match=r"wait_replicas=1 .* the embedded server has no replicas.*sentinels=\["):
         Messaging.start("town", settings=MessagingConfig(wait_replicas=1))
 
 

@@ -79,7 +79,7 @@ def test_an_experiment_that_has_lost_its_embedded_server_says_so_and_ends(exp_id
     ray.kill(find_actor(f"{exp_id}/server"))
     kill(messaging.interceptor)
     wait_for(lambda: "lost its embedded server" in str(messaging.health()), "the interceptor's failure")
-    with pytest.raises(Closed, match="lost its embedded server with Ray node"):
+    with pytest.raises(Closed, match="lost its embedded server, because Ray node"):
         messaging.create_group("late", [1])
     messaging.shutdown()
     assert "Traceback" not in caplog.text
@@ -101,7 +101,7 @@ def test_an_actor_that_fails_to_close_is_reported_in_one_line(monkeypatch, caplo
     leave([stuck])
     assert known_dead(stuck)
     assert [record.message for record in caplog.records] == [
-        "an actor could not close well: what was fetched last could not be committed"
+        "an actor could not close without an error: what was fetched last could not be committed"
     ]
     gc.collect()
     assert not unhandled

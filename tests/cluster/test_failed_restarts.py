@@ -71,12 +71,12 @@ async def test_an_interceptor_that_could_not_start_judges_nothing():
     broken = PickledRule("black_list", b"cannot be unpickled here")
     spec = InterceptorSpec("x", "run", MessagingConfig(), rules=(broken,), on_existing="error")
     host = InterceptorHost(spec, RedisConfig(server="127.0.0.1", port=1))
-    with pytest.raises(InterceptorUnavailable, match="no rules yet"):
+    with pytest.raises(InterceptorUnavailable, match="not loaded its rules yet"):
         host.interceptor.answer(b"")
     with pytest.raises(RuleError):
         await host.start("127.0.0.1")
     await host.abandon()
-    with pytest.raises(InterceptorUnavailable, match="no rules yet"):
+    with pytest.raises(InterceptorUnavailable, match="not loaded its rules yet"):
         host.interceptor.answer(b"")
 
 
@@ -145,7 +145,7 @@ def test_a_group_killed_while_the_memory_is_full_returns_later(start, client):
 def test_a_change_while_the_server_is_away_is_in_force_and_stored_later(start, redis_process):
     messaging, west, _ = start(send_timeout_s=5)
     redis_process.kill()
-    with pytest.raises(ConnectionFailed, match=r"in force, but not stored yet.*within 5 s") as caught:
+    with pytest.raises(ConnectionFailed, match=r"in force, but is not stored yet.*within 5 s") as caught:
         control(messaging, "add_to_black_set", (1, 11))
     assert caught.value.cause.port == redis_process.config.port
     assert control(messaging, "black_set") == {(1, 11)}

@@ -210,7 +210,7 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         fork(damaged, log_dir=tmp_path / "earlier")
     assert not (tmp_path / "earlier").exists()  # a start that fails leaves no log
     assert not [*tmp_path.glob(".*")]
-    with pytest.raises(ConfigError, match=r"checkpoint=2 copies the data of one server, and shards=2"):
+    with pytest.raises(ConfigError, match=r"checkpoint=2 copies the data of one server, but shards=2"):
         Messaging.start("shards", steps=Steps(checkpoint=2), log_dir=tmp_path / "shards", shards=2)
     shutil.rmtree(damaged / "_checkpoints")
     with pytest.raises(ConfigError, match=r"has no checkpoint.*Steps\(checkpoint=10\)"):

@@ -151,7 +151,7 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     assert numbers(again) == [0, 1, 2]
     [told] = [each for each in hasty.health().findings if each.what == f"group {group.name!r}: commits"]
     assert f"of process {os.getpid()}" in told.value
-    assert "3 messages came again" in told.value
+    assert "3 messages were delivered again" in told.value
     with pytest.raises(CommitFailed, match="3 messages of group") as caught:
         holder.ack()
     error = pickle.loads(pickle.dumps(caught.value))

@@ -145,7 +145,7 @@ def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pai
     found, error = in_threads(first(), second())
     assert found == [7]
     assert isinstance(error, ConfigError), error
-    assert "handle of its own" in str(error)
+    assert "another handle in each event loop" in str(error)
     asyncio.run(east.aio.ack())
 
 

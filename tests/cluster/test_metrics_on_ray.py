@@ -83,7 +83,7 @@ async def test_a_failure_to_tell_is_logged_and_the_next_time_comes(monkeypatch, 
     RayMetrics(families, (("messager", "west"),)).start(told.is_set)
     async with asyncio.timeout(WAIT_S):
         await told.wait()
-    assert "metrics of {'messager': 'west'} were not told to Ray" in caplog.text
+    assert "metrics of {'messager': 'west'} could not be reported to Ray" in caplog.text
     assert "Ray is away" in caplog.text
 
 

@@ -32,8 +32,8 @@ def messaging(ray_cluster):
             {"placement": {"west": "moon"}},
             "has 'moon' for group 'west', which names no node of the cluster: .*\\w+ \\(",
         ),
-        ({"actor_options": {"num_cpu": 1}}, "of group 'west' are no options of Ray's: .*num_cpu"),
-        ({"actor_options": {"east": {"num_cpu": 1}}}, "of group 'east' are no options of Ray's: .*num_cpu"),
+        ({"actor_options": {"num_cpu": 1}}, "of group 'west' are not options of Ray actors: .*num_cpu"),
+        ({"actor_options": {"east": {"num_cpu": 1}}}, "of group 'east' are not options of Ray actors: .*num_cpu"),
         ({"actor_options": 7}, "actor_options=7 must be a dict of Ray's options"),
     ],
 )
@@ -66,7 +66,7 @@ def test_resources_that_no_node_has_are_told(messaging, monkeypatch, caplog):
     thread = threading.Thread(target=create)
     thread.start()
     told = wait_for(lambda: [line for line in caplog.messages if "moon" in line], "the warning")
-    assert told[0].startswith("group 'east' waits for a node with moon=0.5, and no node of the cluster has that")
+    assert told[0].startswith("group 'east' waits for a node with moon=0.5, but no node of the cluster has that")
     assert not [line for line in caplog.messages if "'west'" in line]
     ray.kill(ray.get_actor("placed/group/east", namespace="ray_messaging"))
     thread.join(PATIENCE_S)

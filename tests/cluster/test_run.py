@@ -203,7 +203,7 @@ def test_bad_input(idle, arguments, text):
 
 def test_a_group_of_the_name_of_the_runs_own_is_named_with_the_remedy(idle):
     group = idle.create_group("group0", [0, 1])
-    with pytest.raises(AlreadyExists, match=r"'group0'.*A run hosts its agents in groups of its own"):
+    with pytest.raises(AlreadyExists, match=r"'group0'.*A run makes its own groups"):
         idle.run(person, agents=2, groups=1, until=1, progress=False)
     idle.remove_group(group.name)
     assert idle.run(person, agents=2, groups=1, until=1, progress=False).steps == 1
@@ -261,7 +261,7 @@ def test_a_run_that_resumes_with_a_changed_model_is_told(ray_cluster, tmp_path, 
             assert result.states[0] == {"slogan": slogan}
         told = [line for line in capfd.readouterr().err.splitlines() if "slogans.person" in line]
         assert len(told) == (slogan == "two!")
-    assert told[0].startswith("the source of the model slogans.person differs from that of this run's last start")
+    assert told[0].startswith("the source of the model slogans.person differs from the source at this run's last start")
 
 
 @pytest.mark.long
@@ -305,5 +305,5 @@ def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_f
     assert found[0].states[39]["called"][-2:] == [6, 7]  # `left` woke it, and it stayed active once
     assert (found[0].states, found[0].digests) == (found[1].states, found[1].digests)
     wrong = Messaging.fork(folder, "ripple-wrong", at_step=6, log_dir=tmp_path / "wrong", states={-1: {}})
-    with wrong as fork, pytest.raises(ConfigError, match="states= has -1, which is no agent of this run"):
+    with wrong as fork, pytest.raises(ConfigError, match="states= has -1, which is not an agent of this run"):
         fork.run(dying, **options, until=9)

@@ -78,9 +78,9 @@ def test_a_question_waits_while_its_group_and_the_interceptor_die(start):
 
 def test_what_has_no_seats_is_refused_and_steps_go_on_without_a_person_after_some_time(start):
     with start(seat_timeout_s=0.2) as messaging:
-        with pytest.raises(ConfigError, match="agent 1 has a seat, and is no agent of this run"):
+        with pytest.raises(ConfigError, match="agent 1 has a seat, but is not an agent of this run"):
             messaging.run(person, agents=1, until=1, progress=False)
-        with pytest.raises(ConfigError, match='agent 1 has a seat, and by="group" calls the model for whole groups'):
+        with pytest.raises(ConfigError, match='agent 1 has a seat, but by="group" calls the model for whole groups'):
             messaging.run(lambda group, step: None, by="group", agents=4, until=1, progress=False)
         result = messaging.run(person, agents=4, groups=1, until=2, timeout=0.1, only_active=True, progress=False)
         assert result.states[0] == {"heard": []}
@@ -100,7 +100,7 @@ def test_one_web_server_has_all_seats_and_a_fork_has_what_people_did(start, tmp_
         assert one.url.partition("/seat/")[0] == other.url.partition("/seat/")[0]
         assert one.wait_until_ready(0)
         assert not other.wait_until_ready(0)
-        with pytest.raises(ConfigError, match="share one web server, with host="):
+        with pytest.raises(ConfigError, match="share one web server, which has host="):
             messaging.seat(2, port=8267)  # and no run waits for 2
         ray.get(messaging.interceptor.set_seat_away.remote(3, away=True))
         run, found = running(messaging)

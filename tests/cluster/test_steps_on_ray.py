@@ -43,7 +43,7 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
     for call in (lambda: groups["group0"].send(0, 1, {}), groups["group0"].fetch_messages):
         with pytest.raises(ConfigError, match="in its steps"):
             call()
-    with pytest.raises(ConfigError, match="its loop"):
+    with pytest.raises(ConfigError, match="the loop"):
         groups["group0"].step = 3
     with pytest.raises(ConfigError, match="steps="):
         Messaging.start("other", steps=7)

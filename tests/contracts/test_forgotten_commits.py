@@ -32,8 +32,8 @@ async def test_health_names_the_handle_that_forgets_to_commit(monkeypatch, serve
         async with await thief.fetch_messages(timeout=WAIT_S) as again:
             assert numbers(again) == [0, 1, 2]
         [(value, _)] = told()
-        assert re.match(rf"handle \w+ of process {os.getpid()} on \S+: 3 messages came again", value)
-        assert value.endswith("for longer than loan_s")
+        assert re.match(rf"handle \w+ of process {os.getpid()} on \S+: 3 messages were delivered again", value)
+        assert value.endswith("for over loan_s")
         with pytest.raises(CommitFailed):
             await forgetful.ack()
         assert told()

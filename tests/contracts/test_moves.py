@@ -151,7 +151,7 @@ async def test_a_successor_that_does_not_receive_yet_lets_no_agent_go(groups, me
     await feed(west, 1)
     await vanish(east)
     east = await messagers(name="east")
-    with pytest.raises(ConfigError, match="does not receive yet"):
+    with pytest.raises(ConfigError, match="does not receive messages yet"):
         await east.remove_agents([1])
     await east.host_agents([1, 2], ["agent-chat"])
     assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]

@@ -84,7 +84,7 @@ async def test_impossible_moves_are_refused(opened):
     step = await anext(steps)
     with pytest.raises(UnknownName, match="no audience 'plaza'"):
         step.move("plaza", [1], [[0, 0]])
-    with pytest.raises(UnknownSender, match="no agent of this group"):
+    with pytest.raises(UnknownSender, match="not an agent of this group"):
         step.move("street", [AGENTS], [[0, 0]])
     with pytest.raises(InvalidColumns, match="shape"):
         step.move("street", [1], [0, 0])

@@ -43,8 +43,8 @@ def heard(step):
 LOOP = {}
 LOOP["me"] = LOOP
 BAD_SENDS = [
-    ((3, 1, {}), UnknownSender, "3 is no agent of this group"),
-    (("bob", 1, {}), UnknownSender, "'bob' is no agent of this group"),
+    ((3, 1, {}), UnknownSender, "3 is not an agent of this group"),
+    (("bob", 1, {}), UnknownSender, "'bob' is not an agent of this group"),
     ((1.5, 1, {}), InvalidAddress, "1.5"),
     ((None, 1, {}), InvalidAddress, "None"),
     ((True, 1, {}), InvalidAddress, "True"),
@@ -59,8 +59,8 @@ BAD_SENDS = [
     ((1, 2, {"text": "x" * 1000}), PayloadTooLarge, "the limit is 1,000"),
 ]
 BAD_COLUMNS = [
-    (([1, 3], [1, 1], {}), UnknownSender, "3 is no agent of this group"),
-    ((None, [1, 1], {}), UnknownSender, "None is no agent"),
+    (([1, 3], [1, 1], {}), UnknownSender, "3 is not an agent of this group"),
+    ((None, [1, 1], {}), UnknownSender, "None is not an agent"),
     (([1, 1.5], [1, 1], {}), InvalidAddress, "1.5"),
     (([1, 1], [1, None], {}), InvalidAddress, "None"),
     ((np.array([1.0, 1.0]), [1, 1], {}), InvalidAddress, r"1\.0"),
@@ -102,7 +102,7 @@ async def test_a_message_is_read_in_a_later_step_within_the_horizon(group, deliv
     async for step in group.steps(until=2):
         if step.number == 1:
             for call in (partial(step.send, 1, 2, {}), partial(step.send_columns, [1], [2], {})):
-                with pytest.raises(ConfigError, match="from step 2 on, and at most 64 steps ahead, in step 65"):
+                with pytest.raises(ConfigError, match="from step 2 on, and at the latest in step 65, 64 steps ahead"):
                     call(deliver_at=deliver_at)
 
 
@@ -129,7 +129,7 @@ async def test_a_state_that_is_refused_leaves_the_one_before(group):
 
 async def test_agents_and_numbers_that_are_none(group):
     async for step in group.steps(until=1):
-        with pytest.raises(UnknownName, match="agent 3 is none of the 3 agents"):
+        with pytest.raises(UnknownName, match="agent 3 is not one of the 3 agents"):
             step.inbox(3)
         with pytest.raises(InvalidAddress):
             step.inbox(None)
@@ -181,7 +181,7 @@ async def test_another_thread_cannot_send_in_the_step(group):
         assert heard(step) == [(1, 2, 0), (2, 2, 0)] * step.number
         step.send(1, 2, {"n": 0})
         for call in (partial(step.send, 2, 2, {}), partial(step.send_columns, [1], [2], {})):
-            with pytest.raises(ConfigError, match=r"another thread: send from one thread .* over more groups"):
+            with pytest.raises(ConfigError, match=r"another thread, but can send from one thread .* over more groups"):
                 await asyncio.to_thread(call)
         step.send(2, 2, {"n": 0})
 
@@ -231,7 +231,7 @@ async def test_a_group_has_one_driver(drive):
         step = await anext(steps)
         step.state = b"kept"
         await asyncio.wait([refused], timeout=1)
-    with pytest.raises(AlreadyExists, match=r"has a driver, 'task 1'.*End that task") as caught:
+    with pytest.raises(AlreadyExists, match=r"already has a driver, 'task 1'.*end that task") as caught:
         await refused
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
     again = await drive("task 1")  # as Ray runs a task again

@@ -39,7 +39,7 @@ GARBAGE = {
     "nothing": b"",
     "no array": b"\xc0",
     "random": bytes(range(200, 256)),
-    "no UTF-8": BatchVerdict({0: ("rule", "XY")}).encode(1, wants_payload=False).replace(b"XY", b"\xff\xfe"),
+    "not UTF-8": BatchVerdict({0: ("rule", "XY")}).encode(1, wants_payload=False).replace(b"XY", b"\xff\xfe"),
     "deep": b"\x91" * 100_000,
     "a row too many": BatchVerdict({7: ("rule", "no")}).encode(FOREIGN, wants_payload=False),
     "half a row": GOOD[:-1] + b"\xc4\x03abc",

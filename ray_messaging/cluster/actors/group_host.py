@@ -96,8 +96,8 @@ class GroupQuestions:
         """
         if call not in self._calls(call):
             raise UnknownName(
-                "the group's actor no longer knows these questions. Either the actor was restarted, and answers now "
-                f"arrive as ordinary messages; or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
+                "the group's actor no longer knows these questions. Either the actor was restarted, and the answers "
+                f"arrive as ordinary messages, or {_MOST_UNREAD:,} later calls of ask_columns finished before anybody "
                 "read these answers",
                 kind="questions",
                 value=call,
@@ -143,18 +143,17 @@ class GroupLaneServer(LaneServer):
 
     async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
         try:
-            head, found = answer_of(await self._group.answer(call, frames))
+            return answer_of(await self._group.answer(call, frames))
         except MessagingError as error:
-            logger.debug("a call over the group's lane failed, and comes again by Ray: %r", error)
+            logger.debug("a call over the group's socket failed, and is repeated as a Ray call: %r", error)
             return b""
-        return head, *found
 
 
 @dataclass
 class _Caller:
-    oldest: int  # the lowest number of a call whose outcome the caller may still ask for
-    next: int
+    next: int  # the number of the call that may begin next
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
+    calls: dict[int, asyncio.Task[Receipts]] = field(default_factory=dict)  # for a repeated call, by number
 
 
 Sending = Coroutine[Any, Any, Receipts]
@@ -167,8 +166,8 @@ class CallerAdmission:
     """
 
     def __init__(self) -> None:
-        self._callers = OnceByCall[str, _Caller](most=CALLERS)
-        self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
+        # A caller is not forgotten while one of its calls is remembered.
+        self._callers = OnceByCall[str, _Caller](most=CALLERS, held=lambda _, caller, __: bool(caller.calls))
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
         """Run a call once the caller's earlier calls have begun.
@@ -177,30 +176,32 @@ class CallerAdmission:
 
         Raises: OutcomeUnknown if this is a repeated call, and the answer to the first one is forgotten.
         """
-        key = caller_id, number
-        caller = self._callers.get(caller_id) or _Caller(oldest, oldest)
+        caller = self._callers.get(caller_id) or _Caller(oldest)
         self._callers.put(caller_id, caller)
-        for seen in range(caller.oldest, oldest):
-            self._calls.pop((caller_id, seen))
-        caller.oldest = max(caller.oldest, oldest)
-        if key not in self._calls:
+        for seen in [seen for seen in caller.calls if seen < oldest]:
+            del caller.calls[seen]
+        if number not in caller.calls:
             async with caller.turn:
                 if caller.next < oldest:  # calls that their caller has given up must not block newer ones
                     caller.next = oldest
                     caller.turn.notify_all()
-                # These calls have begun before their caller was forgotten.
-                while (caller_id, caller.next) in self._calls:
-                    caller.next += 1
                 while caller.next < number:
                     await caller.turn.wait()
                 if caller.next == number:
-                    self._calls.begin(key, run)
+                    call = caller.calls[number] = asyncio.create_task(run(), name="ray_messaging call")
+                    call.add_done_callback(partial(self._ended, caller, number))
                     caller.next = number + 1
                     caller.turn.notify_all()
-        if key not in self._calls:
+        if number not in caller.calls:
             raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
-        return await self._calls.outcome(key)
+        return await asyncio.shield(caller.calls[number])
+
+    def _ended(self, caller: _Caller, number: int, call: asyncio.Task[Receipts]) -> None:
+        """Forget a call when Ray can repeat it no more."""
+        if not call.cancelled():
+            call.exception()  # This marks the error as seen, because the caller may have been cancelled.
+        asyncio.get_running_loop().call_later(_REPEATED_S, caller.calls.pop, number, None)
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
@@ -209,11 +210,12 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
     The handles that have lost the most messages in this way come first.
     """
     remedy = (
-        "commit what is handled: by the handle's next fetch, ack(), or the end of a `with` block over it; if handling "
-        f"takes longer, fetch fewer at a time, or raise MessagingConfig.loan_s ({loan_s:g} s)"
+        "commit messages once they are handled, by the handle's next fetch, by ack(), or at the end of a `with` "
+        "block. If handling takes longer, fetch fewer messages at a time, or raise MessagingConfig.loan_s "
+        f"({loan_s:g} s)"
     )
     for one in sorted(held, key=lambda one: (-one.came_again, -one.messages)):
-        again = f"{one.came_again:,} messages came again, because the handle had held them for longer than loan_s"
+        again = f"{one.came_again:,} messages were delivered again, after they were held for over loan_s"
         now = f"{one.messages:,} for {one.seconds:,.0f} s"
         if one.came_again:
             yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy
@@ -292,7 +294,7 @@ class GroupHost:
             if begun_in not in {None, self.lane.token}:
                 raise OutcomeUnknown(
                     f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this "
-                    "send, which may or may not have happened; it starts again, so send again"
+                    "send, so the messages may or may not have been sent. The group starts again: send again"
                 )
             run = partial(self.messager.relay, frames)
             return await self._admission.admit(call.caller, call.number, call.oldest, run)

@@ -129,9 +129,10 @@ class LogHost:
         if logged >= 0:
             where, exp_id = self._folder.where, self._experiment.exp_id
             raise ConfigError(
-                f"the log in {where} has the steps of {exp_id!r} up to {logged}, and its server has none, so that the "
-                "run would begin again at step 0 in the same log: start with the data_dir= or the server of your own "
-                "that it had; or go on after its last checkpoint, in a new experiment with a log_dir of its own, by "
+                f"the log in {where} has the steps of {exp_id!r} up to {logged}, but its server has no steps, so the "
+                "run would begin at step 0 again in the same log. Start with the data_dir=, or the server of your "
+                "own, that the run had; or go on after its last checkpoint in a new experiment with another log_dir, "
+                "by "
                 f"Messaging.fork({where!r}, ...); or delete the log by on_existing='reset'"
             )
 
@@ -222,7 +223,7 @@ class LogHost:
                 return await asyncio.to_thread(change, self._folder, *facts)
         except OSError as error:
             raise LogError(
-                f"the record of the run cannot be written into {self._folder.where}: {error}", path=self._folder.where
+                f"the record of the run cannot be written to {self._folder.where}: {error}", path=self._folder.where
             ) from error
 
     async def abandon(self) -> None:

@@ -59,8 +59,9 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
         pass  # the driver was killed, and Ray takes some seconds to end its actors
     if lives:
         text = (
-            f"experiment {spec.exp_id!r} runs already: another Ray cluster uses it on the server at {server.where}. "
-            "Shut it down there, choose another exp_id, or start it afresh by on_existing='reset', which ends it"
+            f"experiment {spec.exp_id!r} runs already, in another Ray cluster that uses the server at {server.where}. "
+            "Shut the experiment down there, choose another exp_id, or begin anew by on_existing='reset', which ends "
+            "the other run"
         )
     elif spec.on_existing == "resume":
         return
@@ -71,7 +72,7 @@ async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: by
         )
     else:
         text = (
-            f"experiment {spec.exp_id!r} has data on the server at {server.where} already: go on with them by "
+            f"experiment {spec.exp_id!r} has data on the server at {server.where} already: go on with these data by "
             "on_existing='resume', delete them by on_existing='reset', or choose another exp_id"
             f"{'' if spec.log_dir is None else ' and log_dir'}"
         )

@@ -94,9 +94,9 @@ class RuleEditor(RuleVersions):
         if (await asyncio.wait([task], timeout=limit_s))[0]:
             return task.result()
         raise ConnectionFailed(
-            f"the change of the rules is in force, but not stored yet: the server at {self._where} has not accepted "
-            f"it within {limit_s:g} s. Do not repeat the change: it is stored as soon as the server accepts writes, "
-            "and is lost only if the interceptor dies before that",
+            f"the change of the rules is in force, but is not stored yet, because the server at {self._where} has not "
+            f"accepted it within {limit_s:g} s. Do not repeat the change. It will be stored as soon as the server "
+            "accepts writes, and is lost only if the interceptor dies before that",
             host=self._experiment.redis.server,
             port=self._experiment.redis.port,
         )
@@ -147,7 +147,7 @@ class RuleEditor(RuleVersions):
                 if at_step <= progress.latest and self._number_of(request.call) is None:
                     raise ConfigError(
                         f"at_step={at_step}: a change of the rules can apply to step {progress.latest + 1} at the "
-                        "earliest, because the steps before have begun"
+                        "earliest, because the steps before that have begun"
                     )
                 described = self._add(request)
                 await self._save()
@@ -291,8 +291,8 @@ class RuleEditor(RuleVersions):
         changes.pop(number - _CHANGES, None)
         if step is not None and not exact:
             logger.warning(
-                "the rules have changed in the middle of step %d, so the digest of that step may differ from the "
-                "digest of another run: use at_step=, which changes rules between two steps",
+                "the rules have changed in the middle of step %d, so the digest of that step may differ in another "
+                "run of the same model: pass at_step= to change rules between two steps",
                 step,
             )
 

@@ -65,7 +65,10 @@ class StepRuleRunner:
                 await self._store.set_wait_for(self._wait_for if versions.first == math.inf else WaitFor.ALL)
             elif self._task is None:
                 if self._wait_for != WaitFor.ALL:
-                    logger.info("each group waits for all others, in spite of Steps(wait_for=%r)", self._wait_for)
+                    logger.info(
+                        "each group waits for all other groups, although the experiment has Steps(wait_for=%r)",
+                        self._wait_for,
+                    )
                     await self._store.set_wait_for(WaitFor.ALL)
                 await self._store.join(SUPERVISOR)
                 self._reviewer.start()
@@ -104,8 +107,8 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
             )
         if mirror:
             raise RuleError(
-                f"rule {rule.name!r} judges whole steps, but mirror=True publishes messages that it may block: start "
-                "the experiment without mirror",
+                f"rule {rule.name!r} judges whole steps, but with mirror=True messages are published before that: "
+                "start the experiment without mirror=",
                 rule=rule.name,
             )
 
@@ -133,7 +136,7 @@ class StragglerWatch:
             try:
                 progress = await self._store.progress()
             except MessagingError as error:
-                logger.info("the progress of the steps is unknown: %s", error)
+                logger.info("cannot read how far the steps are: %s", error)
             else:
                 self.look(progress)
                 wait_s = self._until_next(progress)
@@ -147,7 +150,9 @@ class StragglerWatch:
             self._said[key] = said.get(key, 0.0)
             if straggler.idle_s >= 2 * self._said[key]:
                 self._said[key] = straggler.idle_s
-                logger.warning("the steps of %s are held up: %s; %s", self._exp_id, straggler, straggler.remedy)
+                logger.warning(
+                    "the steps of experiment %s are held up: %s; %s", self._exp_id, straggler, straggler.remedy
+                )
 
     def _until_next(self, progress: Progress) -> float:
         idle = [progress.groups[name].idle_ms / 1000 for name in progress.waiting_for() if name in progress.groups]

@@ -178,7 +178,7 @@ def create_audience(
     """Create an audience; arguments and errors are as for `Messaging.create_audience`."""
     check_name("audience", name)
     if sum(given is not None for given in (graph, members, positions)) != 1:
-        raise ConfigError(f"audience {name!r} needs one of graph=, members=, or positions= with radius=")
+        raise ConfigError(f"audience {name!r} needs exactly one of graph=, members=, and positions= with radius=")
     if members is not None:
         agents = AgentSet.of(cast("Iterable[Any]", members))
         edges: Edges = MemberEdges.among(agents)

@@ -68,8 +68,8 @@ def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
 def gone(actor_name: str) -> Closed:
     """Build the error for a send through an actor that was dead before the call."""
     return Closed(
-        f"{actor_name} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create "
-        "it again, or start the experiment anew",
+        f"{actor_name} is gone: it was removed or shut down, or it died and cannot start again. Nothing was sent: "
+        "create it again, or start the experiment anew",
         unsent=True,
     )
 
@@ -126,14 +126,15 @@ def translated(
                 ActorUnschedulableError: "it is gone with the machine to which it belongs",
             }.get(type(error), "it was shut down")
             return OutcomeUnknown(
-                f"{actor_name} went down before or during this send, which may or may not have happened; {later}"
+                f"{actor_name} went down before or during this send, so the messages may or may not have been sent; "
+                f"{later}"
             )
         if isinstance(error, ActorUnschedulableError):
             return Closed(
                 f"{actor_name} is gone with the machine to which it belongs ({_reason(error)}): start the experiment "
                 "again, with on_existing='resume' if its data are not gone as well"
             )
-        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({_reason(error)})")
+        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot start again ({_reason(error)})")
     return error
 
 

@@ -212,7 +212,7 @@ class DeadLetters:
                 if letter is None:
                     left[name] = "there is no such dead letter"
                 elif letter.mailbox in waiting:
-                    left[name] = "an earlier letter of its mailbox found no room"
+                    left[name] = "there was no room for an earlier letter of the same mailbox"
                 else:
                     outcome = await requeueing.requeue(letter)
                     messages += outcome.messages
@@ -285,7 +285,7 @@ def _chosen(ids: "str | Iterable[str] | None", mailbox: str | None, *, everythin
     Raises: ConfigError unless exactly one of the three arguments is given.
     """
     if (ids is not None) + (mailbox is not None) + everything != 1:
-        raise ConfigError("say which dead letters: pass exactly one of these: ids, mailbox='name', everything=True")
+        raise ConfigError("say which dead letters, by exactly one of: ids, mailbox='name', everything=True")
     return None if ids is None else [_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)]
 
 

@@ -110,7 +110,7 @@ def _slowest(progress: Progress) -> str:
     cut_off = {name: group for name, group in progress.groups.items() if name in waiting and group.cut_off}
     slowest = min(waiting, key=lambda name: (name not in cut_off, waiting[name], name))
     more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-    heard = f" (the server has heard nothing of it for {cut_off[slowest].silent_ms / 1000:.0f} s)" if cut_off else ""
+    heard = f" (its driver has not called the server for {cut_off[slowest].silent_ms / 1000:.0f} s)" if cut_off else ""
     return f", waiting for {slowest}{heard}{more}"
 
 
@@ -216,7 +216,7 @@ class ExperimentSteps:
                 left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
-                    raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by: {groups}")
+                    raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by {groups}")
                 bar.show()
                 with suppress(ConnectionFailed):  # `_patient_progress` limits how long this is tried
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
@@ -310,7 +310,7 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     """
     if not isinstance(hears, Mapping):
         raise ConfigError(
-            f"hears={hears!r} must name, for each group, the groups that it hears, such as {{'north': ['south']}}"
+            f"hears={hears!r} must map each group to the groups that it hears, such as {{'north': ['south']}}"
         )
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):

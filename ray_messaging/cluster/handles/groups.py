@@ -52,7 +52,7 @@ class Groups:
                 call = actor.open.remote(agents, topics)  # on Ray Client this call itself raises the actor's error
             except ValueError as error:
                 raise AlreadyExists(
-                    f"experiment {self._exp_id!r} has a group {name!r} already: choose another name, or use "
+                    f"experiment {self._exp_id!r} already has a group {name!r}: choose another name, or use "
                     f"messaging.group({name!r})",
                     kind="group",
                     value=name,
@@ -94,8 +94,8 @@ class Groups:
             names = self._names()
             text = (
                 f"group {name!r} of experiment {self._exp_id!r} was made by messaging.run, or by open_messager in an "
-                "actor of yours, so there is no handle of it. messaging.agents() has its agents, the result of run "
-                "their states, messaging.log their messages"
+                "actor of yours, so it has no handle. Its agents are in messaging.agents(), their states in the "
+                "result of run, their messages in messaging.log"
                 if name in names
                 else f"experiment {self._exp_id!r} has no group {name!r}; there are: {', '.join(names) or 'none'}"
             )

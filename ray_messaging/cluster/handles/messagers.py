@@ -104,7 +104,9 @@ def gone_for(run: str) -> IsDead:
                 return await asyncio.to_thread(owner_known_dead, owner.rpartition("/")[2])
         except TimeoutError:
             logger.warning(
-                "Ray has not answered whether %s is dead, so its mailbox is free only once its lease has expired", owner
+                "Ray has not answered whether %s is dead, so its mailbox can be used again only after its lease has "
+                "expired",
+                owner,
             )
             return False
 

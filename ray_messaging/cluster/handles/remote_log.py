@@ -137,10 +137,10 @@ class BlockedListener(AbstractContextManager["BlockedListener"]):
             try:
                 self._listen()
             except Closed:
-                logger.info("the experiment has ended, and with it the listener for blocked messages")
+                logger.info("the experiment has ended, so the listener for blocked messages has ended too")
                 return
             except MessagingError as error:
-                logger.warning("the listener for blocked messages waits: %s", error)
+                logger.warning("the listener for blocked messages waits until the log answers again: %s", error)
                 self._closing.wait(BLOCKED_LISTENER_RETRY.first_s)
             except Exception:
                 if not self._closing.is_set():

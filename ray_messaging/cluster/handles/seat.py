@@ -77,8 +77,8 @@ class SeatPages:
         if address != self._address:
             host, port, allowed = self._address
             raise ConfigError(
-                f"the seats of {self._connection.exp_id!r} share one web server, with host={host!r}, port={port} and "
-                f"allow_host={list(allowed)!r}: pass the same for each seat"
+                f"the seats of {self._connection.exp_id!r} share one web server, which has host={host!r}, port={port} "
+                f"and allow_host={list(allowed)!r}: pass these for each seat"
             )
 
     def _keep(self) -> None:

@@ -94,7 +94,7 @@ class AheadNews:
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name="ray_messaging look-ahead news")
-        task.add_done_callback(logs_failure(f"group {self._group!r} tells or hears no more news of agents ahead"))
+        task.add_done_callback(logs_failure(f"group {self._group!r} no longer exchanges news of agents that run ahead"))
         return task
 
     async def _write(self) -> None:

@@ -79,8 +79,8 @@ async def go_on_from(
     for name, (digest, fields) in beginning.memory.items():
         if fields and name in rules and digest is None and name not in OWN_TABLES:
             raise ConfigError(
-                f"the rule {name!r} remembers something, and its attributes cannot be compared with those that it had "
-                f"before step {beginning.step}: give it only numbers, strs and lists of them, besides its Table"
+                f"the rule {name!r} remembers something, but its attributes cannot be compared with those before step "
+                f"{beginning.step}: besides its Table, let it have only numbers, strs and lists of them"
             )
     transport = server.open_backend().transport(exp_id, MessagingConfig())
     try:

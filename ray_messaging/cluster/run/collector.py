@@ -146,7 +146,7 @@ def _joined(parts: Sequence[Values]) -> Values:
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
     """Build the error for the first row that does not have the columns `names`."""
     place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
-    same = f", those of the first one: {[*names]}" if low + place else ", at least one"
+    same = f". The keys of the first agent are {[*names]}" if low + place else ", at least one"
     return UnfitValue(
         f"collect returned {rows[place]!r:.100}: it must return a dict with the same keys for all agents{same}",
         low + place,

@@ -143,8 +143,8 @@ class CrowdSociety:
                 array, given = crowd.state[name], exact_array(value, f"states[{agent!r}][{name!r}]")
                 if array.shape[:1] != crowd.ids.shape:
                     raise TypeError(
-                        f"group.state[{name!r}] has no row for each agent: its shape is {array.shape}, and the group "
-                        f"has {len(crowd.ids):,} agents"
+                        f"group.state[{name!r}] must have a row for each agent, but its shape is {array.shape}, and "
+                        f"the group has {len(crowd.ids):,} agents"
                     )
                 try:
                     array[place] = given
@@ -180,8 +180,8 @@ class CrowdSociety:
         others = among(agents.agents, {kind: found for kind, found in self._kinds.items() if kind != self._kind})
         for kind, strangers in others.items():
             raise ConfigError(
-                f"agent {next(iter(strangers))!r} of the kind {kind!r} has moved to group {self._group!r}, which has "
-                f"the kind {self._kind!r}: with by='group' move agents to groups of their own kind only"
+                f"agent {next(iter(strangers))!r} of the kind {kind!r} has moved to group {self._group!r}, whose "
+                f"agents are of the kind {self._kind!r}: with by='group' move agents only to groups of their own kind"
             )
         self._crowd = Crowd(self._group, ids, self._shared, self._kind)
         own = Arrival(NO_AGENTS, self._group, state, agents.agents if before is None else before)

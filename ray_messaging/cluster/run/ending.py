@@ -1,10 +1,11 @@
 """The end of a run: before a given step, or after the first step whose collected values fulfil a condition."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.common.awaitables import RAISED, call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError, StepFailed
@@ -12,10 +13,7 @@ from ray_messaging.model.aggregates import Count
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.series import decode_series, values_of
 from ray_messaging.model.series_columns import STEP
-from ray_messaging.steps.step_loop import check_until
-
-if TYPE_CHECKING:
-    from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.steps.step_account import check_until
 
 
 class Ending(NamedTuple):
@@ -77,27 +75,27 @@ class _Values(dict[str, Any]):
     def __missing__(self, name: object) -> int:
         if isinstance(name, str) and name.partition("=")[0] in self._counts and "=" in name:
             return 0
-        raise KeyError(f"{name!r} is not collected: collect= gives {', '.join(map(repr, self)) or 'nothing'}")
+        raise KeyError(f"{name!r} is not collected: collect= returns {', '.join(map(repr, self)) or 'nothing'}")
 
 
-def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending:
+def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
     """Return the end of a run; raise ConfigError for arguments that are invalid, or do not fit each other."""
     if not callable(until):
         if max_steps is not None:
             raise ConfigError(
-                f"max_steps={max_steps!r} is for a condition, as in until=lambda now: now['ill'] == 0; here until= is "
-                "a number of steps: leave max_steps= out"
+                f"max_steps={max_steps!r} is only for a condition, as in until=lambda now: now['ill'] == 0, but "
+                "until= is a number of steps: leave max_steps= out"
             )
         return Ending(check_until(until))
     if max_steps is None:
         raise ConfigError(
-            "until= is a condition, which may never be fulfilled: pass max_steps=, the first step that does not run "
-            "in any case"
+            "until= is a condition, which may never be fulfilled: also pass max_steps=, the first step that is not "
+            "run even then"
         )
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
         raise ConfigError(f"max_steps={max_steps!r} must be a number of steps")
     if options.collect is None:
-        raise ConfigError("until= is a condition of collected values: pass collect=, such as Count('health')")
+        raise ConfigError("until= is a condition on collected values: also pass collect=, such as Count('health')")
     if is_async(until) or (problem := call_problem(until, 1)):
         told = "it is async" if is_async(until) else problem
         raise ConfigError(

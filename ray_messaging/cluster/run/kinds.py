@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id
-from ray_messaging.common.awaitables import is_async
+from ray_messaging.common.awaitables import is_async, without_partial
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
@@ -47,11 +47,12 @@ class AsyncByKind(ByKind):
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def as_one(given: Any) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
-    """Return a dict of functions by kind as one function, and anything else unchanged."""
+def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
+    """Return a function, or a dict of functions by kind, as one function that takes `arguments` arguments by place."""
     if not isinstance(given, Mapping):
-        return given
-    return (AsyncByKind if any(map(is_async, given.values())) else ByKind)(given)
+        return without_partial(given, arguments)
+    functions = {kind: without_partial(function, arguments) for kind, function in given.items()}
+    return (AsyncByKind if any(map(is_async, functions.values())) else ByKind)(functions)
 
 
 def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as a user has written it
@@ -76,8 +77,8 @@ def check_kinds(model: object, start: object) -> None:
     if isinstance(start, Mapping):
         if not isinstance(model, Mapping):
             raise ConfigError(
-                f"start={short_repr(start)} has a start for each kind, and model= is one function: write a "
-                "function, or give each kind its model"
+                f"start={short_repr(start)} has a function for each kind, but model= is one function: pass one "
+                "function as start=, or a model for each kind"
             )
         for kind in start:
             if kind not in model:
@@ -105,7 +106,9 @@ def kinds_of(agents: Any, model: Mapping[str, Any]) -> Kinds:  # noqa: ANN401 - 
         raise _comes_twice(ids)
     for kind, agents_of in found.items():
         if not len(agents_of):
-            raise ConfigError(f"model= has the kind {kind!r}, and agents= has no agent of it: leave the kind out")
+            raise ConfigError(
+                f"model= has the kind {kind!r}, but agents= has no agent of this kind: leave the kind out"
+            )
     return found
 
 
@@ -115,7 +118,7 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
         return {kind: _ids_of(kind, given) for kind, given in agents.items()}
     if not hasattr(agents, "itertuples") or KIND not in agents.columns or not agents.columns.is_unique:
         raise ConfigError(
-            f"model= has the kinds {_listed(model)}, and agents= does not say of which kind each agent is: write "
+            f"model= has the kinds {_listed(model)}, but agents= does not say of which kind each agent is: write "
             f"agents={{{next(iter(model))!r}: ids, ...}}, or a DataFrame with a column {KIND!r}"
         )
     ids: dict[str, Any] = {}
@@ -132,11 +135,11 @@ def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
     for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
         other = owners.setdefault(agent, kind)
         if other != kind:
-            return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one")
+            return ConfigError(f"agent {agent!r} is of two kinds, {other!r} and {kind!r}: give each agent one kind")
     listed = (check_id(agent) for given in ids.values() for agent in given)
     twice = next(agent for agent, count in Counter(listed).items() if count > 1)
     return ConfigError(
-        f"agent {twice!r} comes twice in agents: give each agent once (a DataFrame has the ids as its index)"
+        f"agent {twice!r} comes twice in agents: name each agent once (a DataFrame has the ids as its index)"
     )
 
 

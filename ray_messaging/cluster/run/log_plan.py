@@ -28,7 +28,7 @@ def log_plan(log_dir: object, on_existing: str, checkpoint: object) -> LogPlan |
     if log_dir is None:
         if checkpoint is not None or on_existing != "error":
             raise ConfigError(
-                "checkpoint= and on_existing= are for the run's log, but there is no log: pass log_dir='a folder'"
+                "checkpoint= and on_existing= are for the run's log, but this run keeps none: pass log_dir='a folder'"
             )
         return None
     if not isinstance(log_dir, str | Path) or log_dir == "":

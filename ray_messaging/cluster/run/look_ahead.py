@@ -128,6 +128,7 @@ class _StepAhead:
         self.generators = StepGenerators(look.seed, number, look.places)
         self.moves: dict[AgentId, str] = {}
         self.staying: set[int] = set()
+        self.stopping: set[int] = set()
         self.unclear: set[int] = set()
         # By the sender's place: the recipient, the step of delivery, the message.
         self.sent: defaultdict[int, list[tuple[AgentId | None, int, _Sent]]] = defaultdict(list)
@@ -191,7 +192,9 @@ class _StepAhead:
         mine = self.sent[place]
         deliver = self.number + 1 if deliver_at is None else int(deliver_at)
         if not self.number < deliver <= self.number + self._ahead.horizon:
-            raise ConfigError(f"deliver_at={deliver_at!r} is not after step {self.number}, or too far ahead of it")
+            raise ConfigError(
+                f"deliver_at={deliver_at!r} must be after step {self.number}, and not too far ahead of it"
+            )
         sent = _Sent(self.number, _rank(from_id), len(mine), line, topic, asks, answers)
         mine.append((to_id, deliver, sent))
         return sent
@@ -408,9 +411,9 @@ class LookAhead:
         self._in_vain = False
         if not self._misses:
             logger.warning(
-                "what agents of group %r do in step %d is not what they did ahead, so some calls were made in vain: "
-                "add edges to graph= for all messages between agents, and let the model depend on nothing but me and "
-                "its inbox",
+                "agents of group %r do something else in step %d than when they ran ahead, so some calls were made in "
+                "vain: give graph= an edge for each pair of agents that write to each other, and let the model depend "
+                "on nothing but me and its inbox",
                 self.society.group, number,
             )  # fmt: skip
         self._misses += 1

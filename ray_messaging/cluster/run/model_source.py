@@ -6,16 +6,13 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from ray_messaging.cluster.run.content_digest import content_digest
-from ray_messaging.cluster.run.run_plan import GroupPlan
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions
 from ray_messaging.cluster.unpicklable import names_in
-
-if TYPE_CHECKING:
-    from ray_messaging.cluster.run.run_actor import RunOptions
 
 _INPUTS: Final = {
     "agents": "the DataFrame agents=", "kinds": "the kind of some agents in agents=", "graph": "graph=",
@@ -98,9 +95,7 @@ def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupP
     return found | ({"kinds": blake2b(_encode(kinds), digest_size=16).hexdigest()} if any(kinds) else {})
 
 
-def facts_of(
-    model: object, until: int | None, options: "RunOptions", inputs: Mapping[str, str | None]
-) -> dict[str, Any]:
+def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the facts about a call of `run` that are recorded in the folder of its log.
 
     Args: `inputs` has the digests from `inputs_of`.
@@ -123,8 +118,8 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:
             yield (
-                f"{what} of this call of run differs from that of the last call: the steps so far used the former "
-                "one, and the next steps use this one; on_existing='reset' begins anew\n"
+                f"{what} of this call of run differs from the last call's: the steps so far used the former one, and "
+                f"the next steps use this one. To begin anew, pass on_existing='reset'\n"
             )
 
 
@@ -135,6 +130,7 @@ def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
         return None
     former = "" if before["model"] == now["model"] else f", in place of {before['model']},"
     return (
-        f"the source of the model {now['model']}{former} differs from that of this run's last start: if the model "
-        "itself has changed, the steps so far came from the former model; on_existing='reset' begins anew\n"
+        f"the source of the model {now['model']}{former} differs from the source at this run's last start. If the "
+        "model itself has changed, the steps so far came from the former model. To begin anew, pass "
+        f"on_existing='reset'\n"
     )

@@ -160,9 +160,9 @@ class Holder:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s blocks the event loop of group %r: agent %r held it for %.1f s in step %d, and all other agents "
-                "of the group waited. Run blocking code by await asyncio.to_thread(...), or pass me.remember a plain "
-                "function, which it runs in a thread",
+                "%s blocks the event loop of group %r: agent %r held it for %.1f s in step %d, while all other agents "
+                "of the group waited. Run blocking code by await asyncio.to_thread(...), or pass a plain function to "
+                "me.remember, which runs it in a thread",
                 what, self._group, agent.id, seconds, agent.step,
             )  # fmt: skip
 

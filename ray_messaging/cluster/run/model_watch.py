@@ -82,8 +82,8 @@ class ModelWatch:
             if "an error" not in self._told:
                 self._told.add("an error")
                 logger.warning(
-                    "what the model keeps outside of its agents is no longer checked for changes, because the check "
-                    "failed: %s: %s %s",
+                    "values that the model keeps outside of its agents are no longer checked for changes, because the "
+                    "check failed: %s: %s %s",
                     type(error).__name__, error, _PAGE,
                 )  # fmt: skip
 
@@ -103,9 +103,9 @@ class ModelWatch:
     def _tell_drawn(self, sources: set[str], step: int) -> None:
         for source in sorted(sources - self._told):
             logger.warning(
-                "random numbers of %s were drawn in step %d: such numbers change with the number of groups, and when "
-                "a step runs again. Draw them by me.rng, or in a crowd by step.uniform(k). Numbers that do not touch "
-                "the model, such as a library's for a pause, do no harm %s",
+                "random numbers of %s were drawn in step %d: they differ if the number of groups differs, or if a "
+                "step runs again. Draw random numbers by me.rng, or in a crowd by step.uniform(k). Numbers that do "
+                "not influence the model, such as for a library's pause, do no harm %s",
                 source, step, _PAGE,
             )  # fmt: skip
         self._told |= sources
@@ -114,8 +114,8 @@ class ModelWatch:
         self._told.add(name)
         when = f"in step {step}" if since == step else f"between the steps {since} and {step}"
         logger.warning(
-            "%s has changed %s: each group has a copy of its own, and a restart loses the change. Keep values that "
-            "change in me.state, or send them. A cache of values that can be computed again does no harm %s",
+            "%s has changed %s: each group has its own copy, and a restart loses the change. Keep values that change "
+            "in me.state, or send them. A cache of values that can be computed again does no harm %s",
             name, when, _PAGE,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -27,8 +27,8 @@ from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import (
@@ -55,7 +55,7 @@ _NODES_EVERY = 8  # every n-th check of the progress also looks for lost machine
 _COUNTED_S = 0.1  # the longest wait for the groups' numbers of calls through `me.remember`
 _SEAL_S = 0.5  # the longest wait of one call for the commit of steps
 _TOLD_S = 1.0  # the longest wait for the groups' answers that they will end early
-_REMEDY = "resume with the same, or begin anew by on_existing='reset'"
+_REMEDY = "resume with the same agents and groups, or begin anew by on_existing='reset'"
 
 
 class RunActors:
@@ -239,13 +239,13 @@ class Run(AbstractContextManager["Run"]):
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
                 f"this run continues a fork of {parent}, but was not started by Messaging.fork(..., "
-                "on_existing='resume'): messages that reached the parent from outside later, such as the user's, are "
-                "not sent again, and no state is set\n"
+                "on_existing='resume'). So later messages that the parent got from outside, such as from the user, "
+                f"are not sent again, and states= is not applied\n"
             )
         change = NO_CHANGE if messaging._fork is None else messaging._fork.change
         if strangers := reduce(sub, (plan.agents for plan in plans), AgentSet.of([*change.states])):
             stranger = next(iter(strangers))
-            raise ConfigError(f"states= has {stranger!r}, which is no agent of this run: leave it out")
+            raise ConfigError(f"states= has {stranger!r}, which is not an agent of this run: leave it out")
         seats = seats_of(messaging, parent, options, plans)
         shared_ref = sent("shared", shared, put)
         name = secrets.token_hex(8)
@@ -320,10 +320,21 @@ class Run(AbstractContextManager["Run"]):
         """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
-    def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
+    def _go_on(
+        self,
+        until: int,
+        *,
+        progress: bool,
+        with_states: bool | Literal["called"],
+        stands: bool = False,
+        opened: bool = False,
+    ) -> list[GroupResult]:
         """Run the steps before `until`; return the groups' results.
 
         Between the steps, a fork checks and sends messages, see `Fork`.
+
+        Args: `with_states` and `stands` are as for `RunActor.run`. `opened` says that the caller has opened the first
+        step.
         """
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
@@ -331,21 +342,22 @@ class Run(AbstractContextManager["Run"]):
                 if self._ended_early or self._fulfilled:
                     return parts
                 act(self._messaging)
-        return self._drive(until, progress=progress, with_states=with_states, stands=stands)
+        return self._drive(until, progress=progress, with_states=with_states, stands=stands, opened=opened)
 
-    def _drive(self, until: int, *, progress: bool, with_states: bool, stands: bool) -> list[GroupResult]:
+    def _drive(
+        self, until: int, *, progress: bool, with_states: bool | Literal["called"], stands: bool, opened: bool = False
+    ) -> list[GroupResult]:
         if not self._open:
-            raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
+            raise Closed(f"this run was closed before step {self.step}: call messaging.start_run to go on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
             refs.extend(self._late)  # after an error, these calls are not needed either
 
-            def go_on(last: int, **asked: bool) -> Opening | None:
+            def go_on(last: int, *, early: bool = False, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
-                if asked["stands"] and last > self.step:
-                    # News of each of several steps would cost more than to wait for the groups' answers.
-                    until = last if last == self.step + 1 else self.step
+                if asked["stands"] and last > self.step and not opened:
+                    until = last if early else self.step  # only `early` needs to know when the steps are committed
                     opening = Opening(self._messaging.interceptor, self.step, until, [*self._actors])
                 refs[:] = [
                     *self._late,
@@ -369,8 +381,9 @@ class Run(AbstractContextManager["Run"]):
                     if any(part.spent for part in self._parts):
                         break
                 last = self.step if looks else until
+                # News of each of several steps would cost more than to wait for the groups' answers.
                 early = not with_states and last == self.step + 1
-                parts = watch(go_on(last, with_states=with_states, stands=stands), early=early)
+                parts = watch(go_on(last, early=early, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
                 # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
                 # the step last knows that the step is sealed, and asking the server would take another round trip.
@@ -425,8 +438,8 @@ class Run(AbstractContextManager["Run"]):
         budget = None if self._messaging.calls is None else self._messaging.calls.budget
         of = budget if isinstance(budget, str) else f"{budget:,} calls"
         return (
-            f"the run ends before step {self.step}, because the budget of {of} is spent: a later start with "
-            "on_existing='resume' goes on from there, and makes no call again that was answered"
+            f"the run ends before step {self.step}, because the budget of {of} is spent. A later start with "
+            "on_existing='resume' goes on from there; calls that were answered are not made again"
         )
 
     def close(self) -> None:
@@ -502,12 +515,12 @@ def seats_of(
         seats |= frozenset(((None if record is None else record.model) or {}).get("seats", ()))
     if seats and options.by == "group":
         raise ConfigError(
-            f'agent {min(seats, key=str)!r} has a seat, and by="group" calls the model for whole groups: write the '
+            f'agent {min(seats, key=str)!r} has a seat, but by="group" calls the model for whole groups: write the '
             "model for one agent, def person(me, inbox)"
         )
     if strangers := seats.difference(*(plan.agents for plan in plans)):
         raise ConfigError(
-            f"agent {min(strangers, key=str)!r} has a seat, and is no agent of this run: add it to agents="
+            f"agent {min(strangers, key=str)!r} has a seat, but is not an agent of this run: add it to agents="
         )
     return seats
 
@@ -612,8 +625,8 @@ def check_same(
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():
         raise ConfigError(
-            f"groups differ: this experiment's steps began with {_names(before)}, and this run has {_names(now)}; each "
-            f"step would wait for the others: {_REMEDY}"
+            f"groups differ: this experiment's steps began with {_names(before)}, but this run has {_names(now)}, and "
+            f"each step would wait for the other groups: {_REMEDY}"
         )
     there, asked = (reduce(or_, (all_of.get(name, NO_AGENTS) for name in moved), NO_AGENTS) for all_of in (before, now))
     differ = {name: (agents - now[name], now[name] - agents) for name, agents in before.items()}
@@ -626,8 +639,9 @@ def check_same(
         name, (left, come) = next((name, both) for name, both in differ.items() if len(both[0]) or len(both[1]))
         first, how = (next(iter(left)), "which has left") if len(left) else (next(iter(come)), "which is new in")
         raise ConfigError(
-            f"agents differ from those that this experiment's steps began with: {gone:,} agents have left "
-            f"their group, and {new:,} have come to one. The first is agent {first!r}, {how} group {name!r}: {_REMEDY}"
+            f"agents differ from those that this experiment's steps began with: {gone:,} agents are no longer in "
+            f"their group, and {new:,} agents are new in a group. The first is agent {first!r}, {how} group {name!r}: "
+            f"{_REMEDY}"
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -23,7 +23,7 @@ from ray_messaging.cluster.run.kinds import as_one
 from ray_messaging.cluster.run.look_ahead import Ahead
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
+from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, RunOptions, changeable
 from ray_messaging.cluster.run.seated import people_by
 from ray_messaging.common.backoff import ACTOR_START_RETRY, Backoff
 from ray_messaging.common.process_tuning import tune_process
@@ -77,18 +77,6 @@ class GroupResult(NamedTuple):
     spent: bool
     sealed: int
     collected: bytes | None = b""
-
-
-class RunOptions(NamedTuple):
-    """The options with which the model of a run is called."""
-
-    start: Any
-    by: str
-    concurrency: int
-    timeout: float | None
-    collect: Any = None
-    collect_every: int = 1
-    only_active: bool = False
 
 
 class RunInputs(NamedTuple):
@@ -167,9 +155,7 @@ class RunActor:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
             except AlreadyExists as error:
                 if moved or not await _has_moved(messaging, plan.name):
-                    text = (
-                        f"{error}. A run hosts its agents in groups of its own: remove that one, or pass groups= to run"
-                    )
+                    text = f"{error}. A run makes its own groups: remove that group, or pass other names by groups="
                     raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # agents have just moved
             tune_process()
@@ -181,7 +167,7 @@ class RunActor:
         until: int,
         turn: int,
         *,
-        with_states: bool,
+        with_states: bool | Literal["called"],
         stands: bool = False,
         with_collected: bool = False,
     ) -> GroupResult:
@@ -189,8 +175,9 @@ class RunActor:
 
         Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
         and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
-        the result has the agents' states. With `with_collected` it has what was collected in the last step. With
-        `stands`, this process stays the group's driver until the next call.
+        the result has the agents' states. With "called" it may lack those of agents for which the last step did not
+        call the model. With `with_collected` it has what was collected in the last step. With `stands`, this process
+        stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -220,6 +207,8 @@ class RunActor:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
+            if with_states == "called" and isinstance(society, AgentLoop):
+                states = society.states_of_called
             ended = max(loop.committed + 1, 0)
             collected: bytes | None = b""
             if with_collected:
@@ -469,7 +458,7 @@ def society_of(
 ) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
-    model, start = as_one(model), as_one(options.start)
+    model, start = as_one(model, 2), as_one(options.start, 1)
     if options.by == "group":
         return CrowdSociety(
             plan.name, model, start=start, shared=shared, thread=thread, collector=collector, kinds=plan.kinds

@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import reduce
 from itertools import islice
 from operator import or_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,23 @@ from ray_messaging.model.collect import aggregates_of, check_chosen, check_colle
 from ray_messaging.model.edge_pairs import edge_pairs
 from ray_messaging.receiving.call_checks import check_timeout
 
-if TYPE_CHECKING:
-    from ray_messaging.cluster.run.run_actor import RunOptions
-
 # For each agent its data and its neighbours. The dict is empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 
 _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types of values that cannot be changed
+
+
+class RunOptions(NamedTuple):
+    """The options with which the model of a run is called."""
+
+    start: Any
+    by: str
+    concurrency: int
+    timeout: float | None
+    collect: Any = None
+    collect_every: int = 1
+    only_active: bool = False
 
 
 class Reached(NamedTuple):
@@ -77,8 +86,9 @@ def plan_groups(
     # A Mapping that is also a Set is the nodes of a networkx graph, which are valid ids.
     if isinstance(agents, Mapping) and not isinstance(agents, Set):
         raise ConfigError(
-            f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
-            "me.data a DataFrame with the ids as its index. If its keys are kinds of agents, give each kind its model: "
+            f"agents are a {type(agents).__name__}, whose values would be lost: pass only the keys, as a list, or, "
+            "for me.data, a DataFrame with the ids as its index. If the keys are kinds of agents, give each kind its "
+            "model: "
             "run({'trader': trader, 'book': book}, agents={'trader': range(1000), 'book': ['book']}, ...)"
         )
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
@@ -101,7 +111,7 @@ def plan_groups(
     return _that_look_ahead(plans) if near and neighbours is not None else plans
 
 
-def check_run(model: object, options: "RunOptions") -> None:
+def check_run(model: object, options: RunOptions) -> None:
     """Raise ConfigError if an argument of a run is invalid."""
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
@@ -121,7 +131,8 @@ def check_run(model: object, options: "RunOptions") -> None:
     for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None), ("living", living)):
         if given is not None and options.by == "group":
             raise ConfigError(
-                f'{name}={given!r} is only for models that are called for each agent: leave it out with by="group"'
+                f'{name}={given!r} is only for models that are called for each agent, and by="group" calls the model '
+                "for each group: leave it out"
             )
 
 
@@ -140,7 +151,7 @@ def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user p
 
 
 def plans_for(
-    options: "RunOptions",
+    options: RunOptions,
     agents: object,
     groups: object,
     graph: object,
@@ -178,7 +189,8 @@ def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
             except Exception as error:  # code of the object may raise any error
                 raise ConfigError(
                     f"column {name!r} of agents has {short_repr(record[name])}, which cannot be copied "
-                    f"({type(error).__name__}: {error}), but each agent needs its own copy: pass that object as shared="
+                    f"({type(error).__name__}: {error}), but each agent needs a copy of its own: pass that object in "
+                    "shared="
                 ) from error
     return records
 
@@ -245,11 +257,11 @@ def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterab
     ids = ids if hasattr(ids, "__len__") else [*ids]
     everybody = AgentSet.of(ids)
     if not len(everybody):
-        raise ConfigError("agents= has no agents: a run needs at least one agent")
+        raise ConfigError("agents= is empty: a run needs at least one agent")
     if len(everybody) < len(ids):
         twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
         raise ConfigError(
-            f"agent {twice!r} comes twice in agents: give each agent once (a DataFrame has the ids as its index)"
+            f"agent {twice!r} comes twice in agents: name each agent once (a DataFrame has the ids as its index)"
         )
     if isinstance(groups, Mapping):
         return _given_groups(everybody, groups)
@@ -266,7 +278,8 @@ def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Itera
                 one, other = [*found][:2]
                 raise ConfigError(
                     f"groups[{name!r}] has agents of two kinds, {one!r} and {other!r}, such as "
-                    f"{next(iter(found[one]))!r} and {next(iter(found[other]))!r}: with by='group' a group has one kind"
+                    f"{next(iter(found[one]))!r} and {next(iter(found[other]))!r}: with by='group' all agents of a "
+                    "group are of one kind"
                 )
         return named
     counts = dict.fromkeys(kinds, 1)
@@ -308,9 +321,7 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     if isinstance(graph, str):
-        raise ConfigError(
-            f"graph={graph!r} names an audience, and only messaging.run can look up audiences: pass the edges"
-        )
+        raise ConfigError(f"graph={graph!r} names an audience, which only messaging.run can look up: pass the edges")
     edges = edge_pairs(graph)
     ints = isinstance(edges, np.ndarray) and edges.dtype.kind in "iu" and edges.dtype != np.uint64
     if ints and edges.shape[1:] == (2,) and len(edges):
@@ -321,7 +332,9 @@ def _neighbours(graph: Any) -> dict[AgentId, tuple[AgentId, ...]]:  # noqa: ANN4
         try:
             one, other = [pair] if isinstance(pair, str | bytes) else pair
         except (TypeError, ValueError):
-            raise ConfigError(f"graph has {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
+            raise ConfigError(
+                f"graph has {pair!r}: it must have the shape (m, 2), with pairs of sender and hearer"
+            ) from None
         found.setdefault(check_id(one), {})[check_id(other)] = None
     return {agent: tuple(others) for agent, others in found.items()}
 
@@ -345,8 +358,8 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
         ends -= AgentSet.of(hosted)
     if len(ends):
         raise ConfigError(
-            f"graph has edges of {len(ends):,} ids that are not agents of this run, such as {next(iter(ends))!r}: pass "
-            "agents= with all ids of the graph; those of grid(rows, cols) are the numbers below rows * cols"
+            f"graph has edges of {len(ends):,} ids that are not agents of this run, such as {next(iter(ends))!r}: "
+            "pass agents= with all ids of the graph. The ids of grid(rows, cols) are the numbers below rows * cols"
         )
 
 

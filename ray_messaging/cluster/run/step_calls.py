@@ -83,6 +83,7 @@ class StepCalls:
     stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
     def __post_init__(self) -> None:
+        self._is_async = is_async(self.model)
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
         # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
@@ -94,7 +95,7 @@ class StepCalls:
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         """Call the model for agents in ascending order; raise the first error."""
-        watched = self.timeout is not None or is_async(self.model)
+        watched = self.timeout is not None or self._is_async
         try:
             await self.thread.call(self._call_all, agents, look=self._look if watched else None)
         finally:
@@ -143,7 +144,7 @@ class StepCalls:
 
     def _too_late(self, agent: "Agent", now: float) -> MessagingError:
         assert self.timeout is not None
-        text = f"it was not done after timeout={self.timeout} s"
+        text = f"it had not ended after timeout={self.timeout} s"
         held, seconds = self.holder.longest(now)
         # If an agent blocked the event loop for at least half of the timeout, the error names this agent. The call that
         # is late may have begun long before, and only waited for the loop.
@@ -158,7 +159,7 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not is_async(self.model):  # such a model may still return awaitables, for example if it is decorated
+        if not self._is_async:  # such a model may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))
@@ -257,7 +258,7 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     """Build the error for a model that did not return None. `which` is the name of the model's first parameter."""
     found = type(answer).__name__
     return TypeError(
-        f"it returned an object of type {found}, and must return None: keep results in {which}.state, or send them in "
+        f"it returned an object of type {found}, but must return None: keep results in {which}.state, or send them in "
         "messages"
     )
 
@@ -395,7 +396,7 @@ class RememberedCalls:
             asyncio.get_running_loop()
         except RuntimeError:
             raise ConfigError(
-                "me.remember needs an async model: async def person(me, inbox), and in it await me.remember(...)"
+                "me.remember needs an async model: write async def person(me, inbox), and in it await me.remember(...)"
             ) from None
         sample, uses = told_by(function)
         function, args, kwargs = unbound(function, args, kwargs)

@@ -269,7 +269,7 @@ def _note(row: LogRow) -> str:
     if (cause := _cause_of(row)) is not None:
         return f"its cause is message {cause}, which this log does not have"
     if row.ordinal is None:
-        return "it was sent outside of steps, by code that handled no message"
+        return "it was sent outside of steps, by code that was handling no message"
     if row.ordinal >= FIRST_OUTSIDE:
         return "it came from outside of the steps"
     return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had no message in hand"

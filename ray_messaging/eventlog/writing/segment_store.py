@@ -210,14 +210,14 @@ class SegmentStore:
                 self._report(error)
                 if last:
                     raise LogError(
-                        f"the end of the event log could not be written to {self._folder.where}: {error}; the streams "
-                        "keep its rows: remove the cause and start a writer again",
+                        f"the end of the event log could not be written to {self._folder.where}: {error}; its rows "
+                        "are still in the streams: remove the cause, and start a writer again",
                         path=self._folder.where,
                     ) from error
                 await self._pause(backoff.next_pause())
             else:
                 if self.trouble is not None:
-                    logger.warning("the event log of %s is written again", self._exp_id)
+                    logger.warning("the event log of %s can be written again", self._exp_id)
                     self.trouble = None
                 return result
 
@@ -249,8 +249,8 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
                 return await asyncio.to_thread(work)
         if time.monotonic() > deadline:
             raise LogError(
-                f"the event log's folder {folder.where} is locked by another process, which has stopped in the middle "
-                f"of a write for {_TAKE_OVER_S:.0f} s: end that process",
+                f"the event log's folder {folder.where} is locked by another process, which has not gone on with its "
+                f"write for {_TAKE_OVER_S:.0f} s: end that process",
                 path=folder.where,
             )
         await pause(LOG_WRITE_RETRY.first_s)

@@ -470,7 +470,7 @@ def _messages_sent(parts: Sequence[LoggedPart]) -> Counter[str]:
 
 
 def _missing(step: int, counts: Counter[str], found: Counter[str]) -> str:
-    return f"the groups counted {_text(counts)} in step {step}, and the log has {_text(found)} of it"
+    return f"the groups counted {_text(counts)} in step {step}, but the log has {_text(found)}"
 
 
 def _text(counts: Counter[str]) -> str:

@@ -442,8 +442,9 @@ class LogWriter:
     def _lost(self) -> LogError:
         return LogError(
             f"the server has lost the data of experiment {self.exp_id!r} (was it flushed, restored or replaced?): the "
-            f"log in {self.folder.where} has all {self.rows:,} rows that were read by then, and later messages are "
-            "missing. Shut the experiment down; start it again by on_existing='resume' to go on in this folder, or in "
+            f"log in {self.folder.where} has all {self.rows:,} rows that were read before that, but later messages "
+            "are missing. Shut the experiment down; start it again by on_existing='resume' to go on in this folder, "
+            "or in "
             "a new one",
             path=self.folder.where,
             lost=True,

@@ -49,7 +49,7 @@ VIOLATIONS = ":violations"
 ROUNDS, ATTEMPTS, CHANGES = ":rounds", ":attempts", ":changes"
 OWN_TABLES = (VIOLATIONS, ROUNDS, ATTEMPTS, CHANGES)
 ANSWERS = ":answers"
-_OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
+_OVER = ("interceptor", "another driver has taken over the group, so this attempt at the step does not count")
 _ROUND_CALLS = 100  # the number of remembered calls of `new_round_once`
 _CLOSE_S = 3.0  # the time limit for a rule's close()
 _KEEP_S = 120.0  # the default of how long senders may ask again about a batch
@@ -134,17 +134,18 @@ class Interceptor:
         verdict.epoch = self.epoch
         return verdict
 
-    def answer(self, request: bytes | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
+    def answer(self, request: bytes | memoryview | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
         """Return the encoded verdicts on a batch. A repeated batch gets the same answer again.
 
         Args:
-            request: the batch: as a frame, or as an object from a messager of this process.
+            request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
+                messager of this process.
             patient: the request is about deferred rows, and its answer waits until some of them have verdicts.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
         self._check()
-        batch = request if isinstance(request, Batch) else decode(request)
+        batch = request if isinstance(request, Batch) else decode(bytes(request))
         attempt = batch.attempt
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
@@ -347,7 +348,7 @@ class Interceptor:
             if len(answer) <= FRAME_LIMIT:
                 return answer
             raise ValueError(  # noqa: TRY301 - handled like an error of `encode`
-                f"the verdicts on a batch take {len(answer)} bytes, and the limit is {FRAME_LIMIT}: rewrite fewer or "
+                f"the verdicts on a batch take {len(answer)} bytes, but the limit is {FRAME_LIMIT}: rewrite fewer or "
                 "shorter payloads"
             )
         except Exception as error:

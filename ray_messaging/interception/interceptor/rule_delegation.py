@@ -105,7 +105,10 @@ class RuleDelegation:
         if self._failure is not None and self._outdated:
             raise self._failure.with_traceback(None)
         if self._outdated:
-            raise Closed("the interceptor was closed before its delegated rules were revoked: ask its successor")
+            raise Closed(
+                "the interceptor was closed before senders had dropped the old rules: repeat the change at "
+                "its successor"
+            )
 
     @property
     def _outdated(self) -> bool:
@@ -127,10 +130,13 @@ class RuleDelegation:
                 try:
                     await self._publish(self.number)
                 except TransitError as error:
-                    logger.warning("delegated rules cannot be revoked on the server, trying again: %s", error)
+                    logger.warning(
+                        "senders may still use the old rules, because the server does not answer; trying again: %s",
+                        error,
+                    )
                     await asyncio.sleep(RULE_STATE_RETRY.first_s)
         except Exception as error:  # the caller that has changed the rules gets this error
-            logger.exception("the server refuses to revoke delegated rules")
+            logger.exception("senders may still use the old rules, because the server refuses the change")
             self._failure = error
         finally:
             self._revoking = None
@@ -166,7 +172,9 @@ class RuleDelegation:
         try:
             await self._publish(number)
         except MessagingError as error:
-            logger.info("the rules are not delegated: the server does not take their number (%s)", error)
+            logger.info(
+                "senders do not apply the rules themselves, because the server does not accept their number (%s)", error
+            )
             return _NOTHING
         if self.offer == 0 or number != self.number:
             return _NOTHING

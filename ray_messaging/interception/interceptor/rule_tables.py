@@ -123,7 +123,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             try:
                 change = _change(before, self._copy(key))
             except RuleError:  # the value was changed in place after it was set, and cannot be saved any more
-                logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
+                logger.exception("a rule keeps a value under %r that cannot be stored, so the value is left out", key)
                 continue
             if change is not None:
                 layers = self._layers.setdefault(key, {_BASE: before})
@@ -240,7 +240,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
                     put[_encode(key)] = _encode(found[0])
                 # The value was changed in place after it was set, so it is left out; the other entries are saved.
                 except Exception:
-                    logger.exception("the value that a rule keeps under %r cannot be stored, and is left out", key)
+                    logger.exception(
+                        "a rule keeps a value under %r that cannot be stored, so the value is left out", key
+                    )
             elif not self._cleared:
                 gone.append(_encode(key))
         for group, key in self._unsaved:

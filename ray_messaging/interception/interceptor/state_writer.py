@@ -110,8 +110,8 @@ class StateWriter:
         if not self._whole:
             self.behind_count += 1
             logger.error(
-                "the server has lost rule changes or counts that it had confirmed: was it restored from older data, or "
-                "is it a replica that lagged? All of it is written again"
+                "the server has lost rule changes or counts that it had confirmed (was it restored from older data, "
+                "or is it a replica that lagged?). They are all written again"
             )
         self._whole = True
 
@@ -136,7 +136,7 @@ class StateWriter:
                 if isinstance(error, Fenced):
                     self.error = error
                 else:
-                    logger.exception("the state of the rules could not be written: batches that changed it fail")
+                    logger.exception("the state of the rules could not be written, so batches that changed it fail")
                 self._fail(error, waiting)
                 return
             for done in waiting:
@@ -194,4 +194,6 @@ class StateWriter:
 
 
 def _closed() -> Closed:
-    return Closed("the interceptor was closed before a change of its rules' state was written: ask its successor")
+    return Closed(
+        "the interceptor was closed before a change of its rules' state was written: repeat the call at its successor"
+    )

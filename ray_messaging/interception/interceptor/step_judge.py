@@ -131,7 +131,7 @@ class RuleReviewer:
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
         """Return an added message, encoded. Raises TypeError, ValueError or a MessagingError if it is not valid."""
         if not isinstance(message, Added):
-            raise TypeError(f"StepVerdicts.add has {message!r}, which is no message: write Added(to_id, payload)")
+            raise TypeError(f"StepVerdicts.add has {message!r}, which is not a message: write Added(to_id, payload)")
         deliver = number + 1 if message.deliver_at is None else message.deliver_at
         if not isinstance(deliver, int) or not number < deliver <= number + self._horizon:
             raise ValueError(

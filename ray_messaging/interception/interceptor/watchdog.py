@@ -146,8 +146,8 @@ class RuleCalls:
         """
         if self.abandoned and sum(other is rule for other in self.abandoned.values()) >= _MAX_ABANDONED:
             return TimeoutError(
-                f"the rule was not called, because {_MAX_ABANDONED} earlier calls of it still run although they were "
-                "cancelled: let cancelled calls end"
+                f"the rule was not called, because {_MAX_ABANDONED} earlier calls of the rule still run, although "
+                "they were cancelled: let the rule's function end when it is cancelled"
             )
         task = asyncio.create_task(_ended(rule, call), name=f"ray_messaging rule {rule.name}")
         try:
@@ -224,8 +224,8 @@ class Watchdog:
         rule = self._watch.rule
         frame = sys._current_frames().get(self._loop_thread)
         logger.error(
-            "rule %r has run for more than %g s, and holds up all messages: it is interrupted, and counts as failed "
-            "on the messages that it was judging\n%s",
+            "rule %r has run for more than %g s, and all messages wait for it. It is interrupted, and counts as "
+            "failed on the messages that it was judging\n%s",
             None if rule is None else rule.name,
             self._timeout_s,
             "".join(traceback.format_stack(frame)) if frame is not None else "",

@@ -76,8 +76,7 @@ class Block(SlowRule):
         _check_forward(block, "block", form, self.name)
         if make_llm is not None and (llm is not None or not callable(make_llm)):
             raise RuleError(
-                "llm and make_llm cannot be used together, and make_llm must be a function that returns the llm: "
-                "give one of the two",
+                "pass either llm, or make_llm, a function that returns the llm, and not both",
                 rule=self.name,
             )
         self.block = block
@@ -148,7 +147,7 @@ class Block(SlowRule):
     def _verdict(self, answer: object, message: Message) -> Verdict:
         passed, why = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, "")
         if not isinstance(passed, bool):
-            raise TypeError(f"forward answered {answer!r}: return (True, '') or (False, 'why')")
+            raise TypeError(f"forward returned {answer!r}: return (True, '') or (False, 'why')")
         if passed:
             return ALLOW
         if why:
@@ -263,7 +262,7 @@ def _name_of(block: object) -> str:
 
 def _check_forward(found: object, what: str, form: str, rule: str) -> None:
     if isinstance(found, type) or not inspect.iscoroutinefunction(getattr(found, "forward", None)):
-        why = f"{found!r} is no {what}: pass an instance of a class with `async def forward({form}`"
+        why = f"{found!r} is not a {what}: pass an instance of a class with `async def forward({form}`"
         raise RuleError(why, rule=rule)
 
 
@@ -352,7 +351,7 @@ def _message(message: Message, number: int, row: int, day: int, tick: float) -> 
 
 def _valid(answer: object) -> bool:
     if not isinstance(answer, bool):
-        raise TypeError(f"the supervisor judged a message by {answer!r}: its answer must be True or False")
+        raise TypeError(f"the supervisor's verdict on a message is {answer!r}: it must be True or False")
     return answer
 
 

@@ -64,7 +64,7 @@ class AllowGraph(Rule):
     ) -> None:
         self._public = _check_public(networks, public, name)
         if graph is None and networks is None:
-            raise RuleError("there is no graph: pass pairs, a networkx graph, or networks={name: graph}", rule=name)
+            raise RuleError("no graph was given: pass pairs, a networkx graph, or networks={name: graph}", rule=name)
         read = [] if graph is None else [read_network(graph, name, "graph", ids=False)]
         named = {key: read_network(value, name, key, ids=True) for key, value in (networks or {}).items()}
         self._names = tuple(named)
@@ -162,11 +162,11 @@ class AllowGraph(Rule):
 
 def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], name: str) -> tuple[str, ...]:
     if networks is not None and not isinstance(networks, Mapping):
-        raise RuleError(f"networks={networks!r} is no mapping: write {{name: graph}}", rule=name)
+        raise RuleError(f"networks={networks!r} is not a mapping: write {{name: graph}}", rule=name)
     chosen = tuple([public] if isinstance(public, str) else public)
     for key in chosen:
         if key not in (networks or {}):
-            raise RuleError(f"public={key!r} is none of the networks {sorted(networks or {})}", rule=name)
+            raise RuleError(f"public={key!r} is not one of the networks {sorted(networks or {})}", rule=name)
     return chosen
 
 

@@ -171,7 +171,7 @@ class RateLimit(Rule):
 
     def _reason(self, sender: AgentId | None, *, by_round: bool) -> str:
         limit = f"{self.per_round} a round" if by_round else f"{self.per_second:g} a second"
-        return f"{name_of(sender)} sends more messages than it may: the limit is {limit}"
+        return f"{name_of(sender)} sends too many messages: the limit is {limit}"
 
 
 class RoundQuota(Rule):

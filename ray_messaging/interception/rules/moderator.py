@@ -71,8 +71,8 @@ class ModeratorCalls:
             left_s = self._calls.abandoned_at + _GRACE_S - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise TimeoutError(
-                    f"{len(abandoned)} earlier calls still run although they were cancelled: let CancelledError "
-                    "through (an `except:` without a class catches it)"
+                    f"{len(abandoned)} earlier calls still run, although they were cancelled: let CancelledError pass "
+                    "(an `except:` without a class catches it)"
                 )
             await asyncio.wait(abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
@@ -238,7 +238,7 @@ class Moderator(SlowRule):
             try:
                 return as_verdict(await self._judge(message))
             except Exception as error:  # noqa: BLE001 - the error of the last attempt is raised
-                logger.info("rule %r asks its model again about a message, after %s", self.name, type(error).__name__)
+                logger.info("rule %r asks again about a message, after this error: %s", self.name, type(error).__name__)
             await backoff.sleep()
         return as_verdict(await self._judge(message))
 
@@ -284,8 +284,8 @@ def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]
         )
     if not is_async(judge):
         raise RuleError(
-            f"{judge!r} is not async, and would hold up all messages while it works: write it as `async def`, and "
-            "call what blocks by `await asyncio.to_thread(...)`",
+            f"{judge!r} is not async, so all messages would wait while it works: write it as `async def`, and call "
+            "blocking functions by `await asyncio.to_thread(...)`",
             rule=rule,
         )
     found: Callable[[Message], Awaitable[Answer]] = judge

@@ -197,7 +197,7 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
         choice = reply.choices[0]
         content = choice.message.content
     except (AttributeError, IndexError, TypeError):
-        raise ValueError("the endpoint's answer is no chat completion: check base_url") from None
+        raise ValueError("the endpoint's answer is not a chat completion: check base_url") from None
     if not isinstance(content, str) or not content.strip():
         why = getattr(choice.message, "refusal", None) or f"finish_reason {getattr(choice, 'finish_reason', None)!r}"
         raise ValueError(f"the model said nothing: {why}")
@@ -209,7 +209,7 @@ def check_url(url: object, rule: str) -> str | None:
     if url is None:
         return None
     if not is_http_address(url):  # the error does not quote the URL, which may contain a password
-        raise RuleError("base_url is no address of an endpoint: write http(s)://host:port/v1", rule=rule)
+        raise RuleError("base_url is not the address of an endpoint: write http(s)://host:port/v1", rule=rule)
     return str(url)
 
 

@@ -32,7 +32,7 @@ def check_pair(pair: object, rule: str) -> Pair:
     Raises: RuleError if it is not a pair, InvalidAddress if an id is not valid.
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), with None for any agent", rule=rule)
+        raise RuleError(f"{pair!r} is not a pair: write (from_id, to_id), with None for any agent", rule=rule)
     _check_nesting(pair, rule)
     return (None if pair[0] is None else check_id(pair[0]), None if pair[1] is None else check_id(pair[1]))
 
@@ -55,7 +55,7 @@ def check_pairs(pairs: object, rule: str) -> set[Pair]:
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
-        raise RuleError(f"{pairs!r} is no list of pairs: write [(from_id, to_id), ...]", rule=rule)
+        raise RuleError(f"{pairs!r} is not a list of pairs: write [(from_id, to_id), ...]", rule=rule)
     return {check_pair(pair, rule) for pair in pairs}
 
 
@@ -183,7 +183,7 @@ def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # 
     if pairs is not graph and hasattr(graph, "nodes"):
         return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
     if isinstance(graph, str | bytes | Mapping) or not isinstance(pairs, Iterable):
-        raise RuleError(f"{name}: {graph!r} is no graph: pass pairs of ids, or a networkx graph", rule=rule)
+        raise RuleError(f"{name}: {graph!r} is not a graph: pass pairs of ids, or a networkx graph", rule=rule)
     items = list(pairs)
     if ids and items and not any(isinstance(item, tuple | list | np.ndarray) for item in items):
         return Network(set(), {check_id(item) for item in items}, complete=True)
@@ -195,7 +195,7 @@ def _edge(edge: object, rule: str, name: str) -> Edge:
     if isinstance(edge, np.ndarray):
         edge = tuple(edge)
     if not isinstance(edge, tuple | list) or len(edge) != 2:
-        raise RuleError(f"{name}: {edge!r} is no edge: write (from_id, to_id)", rule=rule)
+        raise RuleError(f"{name}: {edge!r} is not an edge: write (from_id, to_id)", rule=rule)
     _check_nesting(edge, rule)
     return check_id(edge[0]), check_id(edge[1])
 

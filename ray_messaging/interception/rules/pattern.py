@@ -144,7 +144,7 @@ class Words:
     def _add(self, given: str, rule: str) -> None:
         text = plain(given, fold=self._fold) if isinstance(given, str) else ""
         if not text.strip():
-            raise RuleError(f"{given!r} is no word: give a str with at least one visible character", rule=rule)
+            raise RuleError(f"{given!r} is not a word: pass a str with at least one visible character", rule=rule)
         word = Word(given, text)
         tokens = TOKEN.findall(text)
         if tokens:
@@ -227,9 +227,9 @@ class Pattern(Rule):
         self.words = _listed("words", words, name)
         self.regexes = _listed("regexes", regexes, name)
         if not self.words and not self.regexes:
-            raise RuleError("there is nothing to look for: give words, regexes, or both", rule=name)
+            raise RuleError("the pattern has nothing to look for: pass words, regexes, or both", rule=name)
         if not isinstance(field, str | None):
-            raise RuleError(f"field={field!r} is no field of a payload: give a str", rule=name)
+            raise RuleError(f"field={field!r} is not the name of a field: pass a str", rule=name)
         self.field = field
         self.ignore_case = ignore_case
         self.time_limit_s = check_positive("time_limit_s", time_limit_s, name, below=1e6)
@@ -249,7 +249,8 @@ class Pattern(Rule):
             try:
                 if ran_away >= _RUNAWAYS:
                     raise TimeoutError(  # noqa: TRY301 - counted as the other failures
-                        f"not searched, because regexes took too long on {ran_away} other messages of this batch"
+                        f"this message was not searched, because regexes took too long on {ran_away} other messages "
+                        "of the batch"
                     )
                 verdict = self._judge(lines[line])
             except TimeoutError as error:
@@ -344,7 +345,7 @@ class _Clock:
 
 def _listed(name: str, values: object, rule: str) -> tuple[str, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise RuleError(f"{name}={values!r} is no list: write [{values!r}]", rule=rule)
+        raise RuleError(f"{name}={values!r} is not a list: write [{values!r}]", rule=rule)
     return tuple(values)
 
 

@@ -53,9 +53,9 @@ class Sample(Rule):
         self, share: float, seed: int = 0, *, action: Literal["block", "label"] = "block", name: str = "sample"
     ) -> None:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise RuleError(f"share={share!r} is no share: give a number from 0 to 1", rule=name)
+            raise RuleError(f"share={share!r} is not a share: pass a number from 0 to 1", rule=name)
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise RuleError(f"seed={seed!r} is no seed: give an int", rule=name)
+            raise RuleError(f"seed={seed!r} is not a seed: pass an int", rule=name)
         self.name = name
         self.share = share
         self.seed = seed

@@ -208,7 +208,7 @@ def checked(verdict: object) -> Verdict:
         if reason.isascii():
             return verdict
         return verdict._replace(reason=reason.encode(errors="backslashreplace").decode())
-    raise TypeError(f"{verdict!r} is no verdict: return ALLOW, block('why'), rewrite({{...}}) or label('tag')")
+    raise TypeError(f"{verdict!r} is not a verdict: return ALLOW, block('why'), rewrite({{...}}) or label('tag')")
 
 
 def failure(error: BaseException) -> str:

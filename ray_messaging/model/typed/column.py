@@ -243,9 +243,9 @@ class TextColumn(msgspec.Struct, eq=False):
         try:
             str(data.data, "utf-8")
         except UnicodeDecodeError:
-            return "its strings are no UTF-8"
+            return "its strings are not UTF-8"
         begins = data[offsets[offsets < len(data)]]
-        return "it cuts a character" if bool((begins & _CONTINUES == _CONTINUATION).any()) else None
+        return "a string ends within a character" if bool((begins & _CONTINUES == _CONTINUATION).any()) else None
 
 
 # Each column has one value per row.

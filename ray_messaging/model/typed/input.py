@@ -148,7 +148,9 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
         gaps = np.isnan(array)
     if gaps is not None and gaps.any():
         row = int(np.argwhere(gaps)[0][0])
-        raise InvalidColumns(f"row {row} has no value: fill it in; only floats can have a gap, which is NaN", row=row)
+        raise InvalidColumns(
+            f"row {row} has no value: fill it in. Only columns of floats can have a gap, which is NaN", row=row
+        )
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
@@ -266,7 +268,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
             raise InvalidColumns(
-                f"row {row} has no value: fill it in; only floats can have a gap, which is NaN", row=row
+                f"row {row} has no value: fill it in. Only columns of floats can have a gap, which is NaN", row=row
             )
     if {*map(type, texts)} == {int}:
         row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
@@ -317,7 +319,9 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     floats = pa.types.is_floating(kind)
     if values.null_count and not floats:
         row = values.is_null().index(True).as_py()
-        raise InvalidColumns(f"row {row} has no value: fill it in; only floats can have a gap, which is NaN", row=row)
+        raise InvalidColumns(
+            f"row {row} has no value: fill it in. Only columns of floats can have a gap, which is NaN", row=row
+        )
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         values = values.cast(pa.large_string())
         _, offsets, data = values.buffers()
@@ -328,7 +332,7 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     if width and flat.null_count and not pa.types.is_floating(flat.type):
         row = flat.is_null().index(True).as_py() // width
         raise InvalidColumns(
-            f"row {row} has a vector with a missing number: fill it in; only vectors of floats can have a gap, which "
+            f"row {row} has a vector with a missing number: fill it in. Only vectors of floats can have a gap, which "
             "is NaN",
             row=row,
         )

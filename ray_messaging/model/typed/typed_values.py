@@ -23,7 +23,7 @@ def part_of(payloads: Payloads | None, low: int = 0, high: int | None = None) ->
     """Return the payloads of the rows from `low` to before `high`; raise InvalidPayload if the batch has only ids."""
     if payloads is None:
         raise InvalidPayload(
-            "these messages have no payloads, only ids: a rule that reads payloads sets needs_payload = True"
+            "these messages have no payloads, only ids: set needs_payload = True in a rule that reads payloads"
         )
     if isinstance(payloads, TypedColumns):
         return payloads.part(low, payloads.count if high is None else high)

@@ -186,5 +186,5 @@ def test_a_tuple_that_is_no_id_is_refused(wrong):
     "text", ["ann", "(3,4)", "(3, 4", "(3, 4.0)", "()", "3", "[3, 4]", "('a',)", "(1, __import__('os'))"]
 )
 def test_a_text_that_is_no_tuple_is_refused(text):
-    with pytest.raises(InvalidAddress, match="does not spell a tuple"):
+    with pytest.raises(InvalidAddress, match="is not the text of a tuple"):
         id_tuple(text)

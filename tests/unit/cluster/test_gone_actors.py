@@ -18,6 +18,6 @@ def test_a_send_to_an_actor_that_goes_may_have_happened(error):
     found = translated(error, actor_name="group 'east'", sends=True)
     assert type(found) is OutcomeUnknown
     assert str(found).startswith(
-        "group 'east' went down before or during this send, which may or may not have happened"
+        "group 'east' went down before or during this send, so the messages may or may not have been sent"
     )
     assert type(translated(error, actor_name="group 'east'")) is Closed

@@ -103,7 +103,9 @@ async def test_a_log_with_steps_does_not_go_on_with_a_server_that_has_none(exp_i
     of_steps = {"exp_id": exp_id, "epoch": 1, "first_row": 0, "cursors": {}, "steps": StepPosition(7, {})}
     folder.write(1, table_of_batches(batch_of(5)), of_steps)
     host = host_of(valkey_config, folder.where, on_existing="resume", exp_id=exp_id, steps=Steps())
-    with pytest.raises(ConfigError, match=r"steps of '.*' up to 7, and its server has none.*data_dir=.*Messaging.fork"):
+    with pytest.raises(
+        ConfigError, match=r"steps of '.*' up to 7, but its server has no steps.*data_dir=.*Messaging.fork"
+    ):
         await host.start()
     await host.abandon()
     assert [segment.rows for segment in folder.segments()] == [5]

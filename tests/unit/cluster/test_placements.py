@@ -22,12 +22,12 @@ def cluster(monkeypatch):
 
 @pytest.mark.parametrize("wanted", [{"GPU": 1.5}, {"moon": -1}, {"moon": "much"}, {"memory": "1 GB"}], ids=repr)
 def test_amounts_that_ray_does_not_take_are_no_placement(wanted):
-    with pytest.raises(ConfigError, match=r"placement= has .* for group 'west', which Ray does not take: "):
+    with pytest.raises(ConfigError, match=r"placement= has .* for group 'west', which Ray does not accept: "):
         Placement({"west": wanted}, None, ["west", "east"])
 
 
 def test_amounts_in_options_are_those_that_ray_takes():
-    with pytest.raises(ConfigError, match=r"of group 'west' are no options of Ray's: num_gpus=1\.5 is above 1"):
+    with pytest.raises(ConfigError, match=r"of group 'west' are not options of Ray actors: num_gpus=1\.5 is above 1"):
         Placement("spread", {"num_gpus": 1.5}, ["west"])
     options = {"num_cpus": 1.5, "num_gpus": 2.0, "memory": 1e6 + 0.5, "resources": {"moon": 1.5}}
     assert Placement("spread", options, ["west"]).of("west").items() >= options.items()

@@ -71,7 +71,7 @@ def test_a_call_without_ray_names_the_experiment(life):
         actor.fails.remote()
     with pytest.raises(ValueError, match="num_cpus"):
         actor.send.options(num_cpus=1).remote()
-    with pytest.raises(Closed, match=r"the Ray in which it ran was shut down .* uses another") as caught:
+    with pytest.raises(Closed, match=r"has shut down the Ray in which .* uses another") as caught:
         actor.lost.remote()
     assert caught.value.unsent
     life.runs = False

@@ -73,7 +73,7 @@ async def test_the_time_is_limited_and_a_late_answer_is_refused():
     assert await desk.ask(question()) == ABSENT
     with pytest.raises(ConfigError, match="Step 0 is over"):
         await desk.answer(7, 0, [{"to": [8], "text": "late"}])
-    assert "you sent nothing" in (await desk.news(7, -1)).lines[-1].text
+    assert "nothing was sent" in (await desk.news(7, -1)).lines[-1].text
 
 
 async def test_what_another_page_has_written_for_an_answered_step_is_refused_and_not_lost_in_silence():

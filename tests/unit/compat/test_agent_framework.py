@@ -205,7 +205,7 @@ async def test_an_error_of_an_executor_is_raised_and_the_workflow_gets_its_own_r
             await listen()
         assert seen[-3:] == ["executor_failed", "failed", "status"]
         assert runner.attach(workflow) is workflow
-        with pytest.raises(ConfigError, match="has a workflow already"):
+        with pytest.raises(ConfigError, match="already has a workflow"):
             runner.attach(sending(1))
     assert workflow._runner is before
 
@@ -247,7 +247,7 @@ def test_the_parts_of_a_delivery_are_joined_in_order_and_none_is_delivered_witho
 def test_what_is_no_workflow_is_refused():
     with pytest.raises(ConfigError, match="is no workflow"):
         RayWorkflowRunner().attach(7)
-    with pytest.raises(ConfigError, match="which is no Workflow"):
+    with pytest.raises(ConfigError, match="which is not a Workflow"):
         RayWorkflowRunner().attach(lambda: 7)
 
 

@@ -410,7 +410,7 @@ def test_a_data_dir_that_is_none_is_refused(tmp_path):
 
 def test_a_host_of_another_machine_fails_at_once():
     began = time.monotonic()
-    with pytest.raises(ServerFailed, match=r"203\.0\.113\.77.*give an address of this machine"):
+    with pytest.raises(ServerFailed, match=r"203\.0\.113\.77.*pass an address of this machine"):
         EmbeddedServer("203.0.113.77").start()
     assert time.monotonic() - began < AT_ONCE_S
 

@@ -48,7 +48,7 @@ def test_another_process_on_the_port_is_not_taken_for_the_server(server):
         impostor.setblocking(False)
         os.kill(guard, signal.SIGCONT)
         assert server.wait(DEADLINE_S)
-        with pytest.raises(ServerFailed, match="other programs take"):
+        with pytest.raises(ServerFailed, match="other programs took"):
             server.restart()
         with pytest.raises(BlockingIOError):  # nobody has connected: it would have received the password
             impostor.accept()

@@ -253,7 +253,7 @@ def test_a_folder_that_another_experiment_has_claimed_is_refused(folder):
     claim(folder, "run1", "town")
     claim(folder, "run2", "town")
     with pytest.raises(
-        LogError, match="belongs to experiment 'town', and this is experiment 'city': pass another log_dir"
+        LogError, match="belongs to experiment 'town', but this is experiment 'city': pass another log_dir"
     ):
         claim(folder, "run3", "city")
     assert read_account(folder).writer == "run2"
@@ -327,7 +327,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     assert [*checkpoint_files.read_checkpoint(folder, 1)] == copied
     monkeypatch.setattr(checkpoint_files, "FORMAT", ours + 1)
     with pytest.raises(
-        ConfigError, match=rf"data of format {ours}, .* reads format {ours + 1} only: fork with the ver"
+        ConfigError, match=rf"data of format {ours}, .* reads only format {ours + 1}: fork with the ver"
     ):
         next(checkpoint_files.read_checkpoint(folder, 1))
 

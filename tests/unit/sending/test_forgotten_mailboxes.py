@@ -19,7 +19,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_answer(messagers
     monkeypatch.setattr(sender.engine.transport, "leave", away)
     with caplog.at_level(logging.INFO):
         await sender.close()
-    assert f"keeps the state of sender {sender.name}" in caplog.text
+    assert f"the state of sender {sender.name} could not be removed" in caplog.text
 
 
 async def test_a_sender_forgets_removed_mailboxes(messagers, store, monkeypatch):

@@ -246,10 +246,10 @@ def test_a_database_of_something_else_is_refused_and_stays(tmp_path):
 def test_another_version_and_a_damaged_file_are_refused(store, tmp_path):
     with closing(sqlite3.connect(Path(store.folder, FILE))) as database, database:
         database.execute("PRAGMA user_version = 9")
-    with pytest.raises(ConfigError, match=r"version 9 of the format, and this version of ray_messaging has version 1"):
+    with pytest.raises(ConfigError, match=r"version 9 of the format, but this ray_messaging needs version 1"):
         CallStore(store.folder)
     (tmp_path / FILE).write_bytes(b"no database at all, but long enough to be looked at " * 100)
-    with pytest.raises(ConfigError, match="is damaged, or no store"):
+    with pytest.raises(ConfigError, match="is damaged, or is not a store"):
         CallStore(str(tmp_path))
 
 
@@ -258,7 +258,7 @@ async def test_a_disk_that_is_full_is_an_error_and_loses_nothing(store):
     (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
     store._writer.execute(f"PRAGMA max_page_count = {pages}")  # then SQLite says that the disk is full
     make = Maker("x" * 100_000)
-    with pytest.raises(LogError, match=r"full.*the answers that it has are kept") as caught:
+    with pytest.raises(LogError, match=r"full.*Its answers are not lost") as caught:
         await store.answer(CALL._replace(content="c1"), make)
     assert caught.value.path == store.folder
     assert value_of(store.known("c0")) == "mine"

@@ -153,6 +153,6 @@ def test_broadcasts_whose_subtopics_have_other_hearers_are_read_as_messages():
         facts = {"step": 0, "sent_at": 5.0, "lines": PayloadColumn.of([b'{"v":1}']), "extension": extension}
         folded.append(FoldedBatch(batch_to([None], [1], topics=(topic,), **facts), edges))
     inbox = StepInbox("exp", AgentPlaces(AgentSet.of([1, 2, 3])), [], HeardBroadcasts(folded))
-    with pytest.raises(ConfigError, match=r"different agents of this group.*read these broadcasts by step\.messages"):
+    with pytest.raises(ConfigError, match=r"different agents of this group.*read these broadcasts from step\.messages"):
         inbox.heard("*")
     assert [len(messages) for _, messages in inbox.by_agent()] == [0, 2, 1]

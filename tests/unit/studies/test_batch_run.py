@@ -17,7 +17,7 @@ from support.studies import work_here
 from ray_messaging import Count, Mean, Of, Share, Study, batch_run, rules, run
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies import batch_run as batch_run_module
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.run_tasks import EndedRun
 from ray_messaging.studies.run_workers import run_packed
 from ray_messaging.studies.study_folder import StudyFolder
 from ray_messaging.studies.study_tables import exact_table, exact_values
@@ -549,7 +549,7 @@ def test_runs_of_a_study_end_by_a_condition(here, tmp_path):
         assert (one.steps, one.series.knows.iloc[-1]) == (row.steps, row.knows)
     for changed, said in (
         ({"until": lambda now: True}, "until= takes 'now', which is not a parameter .* pass max_steps="),
-        ({"until": 5, "max_steps": 5}, "max_steps=5 is for a condition"),
+        ({"until": 5, "max_steps": 5}, "max_steps=5 is only for a condition"),
         ({"until": all_know, "max_steps": 5, "collect": Mean("knows")}, "until= takes 'goal', which is not a param"),
         ({"until": lambda now: True, "max_steps": 5}, "pass collect="),
         (

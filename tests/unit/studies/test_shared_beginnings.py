@@ -185,7 +185,7 @@ class Limited(Quota):
 def test_a_rule_that_cannot_be_compared_is_told(tmp_path):
     given = {"rules": lambda quota: [Limited(Limit(3))] if quota else [], "outcomes": None}
     study = sweep(tmp_path / "a", person, {"quota": [3], "chance": [0.9]}, vary_from=FROM, before={"quota": 4}, **given)
-    assert study.to_pandas().error.str.contains("remembers something, and its attributes").all()
+    assert study.to_pandas().error.str.contains("remembers something, but its attributes").all()
 
 
 def test_a_beginning_is_run_once_for_each_replicate_and_the_other_parameters(tmp_path):

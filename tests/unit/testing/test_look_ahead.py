@@ -12,8 +12,8 @@ from support.patience import WAIT_S
 
 from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
 from ray_messaging.cluster.run.ahead_news import AheadNews, ToldMessage, ToldStep, decode_told
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import RunOptions, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.eventlog.call_rows import parent_calls
@@ -599,7 +599,7 @@ async def test_news_that_cannot_be_read_are_in_the_log(caplog):
         news = AheadNews(store, "", "g0", print)
         await asyncio.wait([news._reading], timeout=WAIT_S)
         await news.close()
-    assert "group 'g0' tells or hears no more news of agents ahead" in caplog.text
+    assert "group 'g0' no longer exchanges news of agents that run ahead" in caplog.text
 
 
 async def test_news_are_in_entries_of_bounded_size():

@@ -145,7 +145,7 @@ def raises(now):
     ("until", "options", "error", "text"),
     [
         (lambda now: True, {"max_steps": None}, ConfigError, "pass max_steps="),
-        (5, {}, ConfigError, "max_steps=50 is for a condition"),
+        (5, {}, ConfigError, "max_steps=50 is only for a condition"),
         (lambda now: True, {"max_steps": 0.5}, ConfigError, "max_steps=0.5 must be a number of steps"),
         (lambda now: True, {"collect": None}, ConfigError, "pass collect="),
         (lambda: True, {}, ConfigError, "must be a plain function of the collected values"),

@@ -106,8 +106,8 @@ def test_extension_columns_with_impossible_values(at, value, says):
     ("old", "new", "says"),
     [
         (b"\1\0", b"\2\0", "'open' has a bool"),
-        ("né".encode(), b"n\xff\xff", "no UTF-8"),
-        (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 2, 3], "<i4").tobytes(), "cuts a character"),
+        ("né".encode(), b"n\xff\xff", "not UTF-8"),
+        (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 2, 3], "<i4").tobytes(), "ends within a character"),
         (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 4, 3], "<i4").tobytes(), "impossible bounds"),
         (np.array([0, 3, 3], "<i4").tobytes(), np.array([1, 3, 3], "<i4").tobytes(), "impossible bounds"),
         (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 3, -1], "<i4").tobytes(), "impossible bounds"),

@@ -69,10 +69,14 @@ class LaneReply(NamedTuple):
 
 
 class LaneRoute:
-    """The address of an actor's lane, if it is known, and the time until which the lane is not used."""
+    """The address of an actor's lane, if it is known, and the time until which the lane is not used.
+
+    `host` is the host of the last known address, so that errors can name it when the address is not known any more.
+    """
 
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
+        self.host = ""
         self.by_ray_until = 0.0  # until this time, in monotonic seconds, Ray calls are made
 
 
@@ -135,11 +139,11 @@ class GroupLane:
             if address is None:
                 answer = self._actor.lane.remote()
                 address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
-                self._route.address = address
+                self._route.address, self._route.host = address, address.host
             keep_memory()
             return await LoopConnection.open(address) if self._shared else LaneConnection(address)
         except (MessagingError, OSError) as error:
-            logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
+            logger.info("no socket connection to %s, so its actor is called through Ray: %s", self._actor_name, error)
             self._route.address = None
             # After a MessagingError or a ConnectionError the lane can be used when the actor runs again.
             if not isinstance(error, MessagingError | ConnectionError):
@@ -194,14 +198,14 @@ class LaneConnection:
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call, and return the reply. This blocks, and never suspends the coroutine."""
-        head, _ = body_of(call, frames)
-        size = REQUEST.size + len(head) + sum(map(len, frames))
+        body = body_of(call, frames)
+        size = REQUEST.size + sum(map(len, body))
         begun = False
         if size > FRAME_LIMIT:
             return LaneReply(begun, None)
         try:
             self._wait_at_most(patience_s(size))
-            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head
+            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + body[0]
             self._socket.sendall(start, socket.MSG_MORE if frames else 0)
             for frame in frames:
                 self._socket.sendall(frame)
@@ -211,7 +215,7 @@ class LaneConnection:
             self.close()
             if not isinstance(error, OSError | FrameError):
                 raise
-            logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
+            logger.info("the group's actor did not answer over its socket, so it is called through Ray: %r", error)
             return LaneReply(begun, None)
 
     def _answer(self) -> tuple[bytes, list[bytes]] | None:
@@ -234,7 +238,7 @@ class LaneConnection:
         while len(found) < size:
             more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
             if not more:
-                raise ConnectionResetError("the group's lane was cut")
+                raise ConnectionResetError("the connection to the group's actor was cut")
             found += more
         return found
 
@@ -288,8 +292,7 @@ class LoopConnection:
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call and return the reply."""
-        head, _ = body_of(call, frames)
-        body = b"".join((head, *frames))
+        body = b"".join(body_of(call, frames))
         if REQUEST.size + len(body) > FRAME_LIMIT:
             return LaneReply(begun=False, answer=None)
         self._begin(len(body))
@@ -299,7 +302,7 @@ class LoopConnection:
                 return LaneReply(begun=True, answer=None)
             header, *found = parts_of(answer)
         except (OSError, FrameError) as error:
-            logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
+            logger.info("the group's actor did not answer over its socket, so it is called through Ray: %r", error)
             return LaneReply(begun=True, answer=None)
         finally:
             self._calls -= 1
@@ -326,15 +329,14 @@ class LoopConnection:
         if self._silent == 1:
             self._asking = asyncio.ensure_future(self._ask_for_life())
         if self._silent >= _SILENT:
-            logger.info("the group's actor gives no sign of life over its lane, so it is asked by Ray")
+            logger.info("the group's actor gives no sign of life over its socket, so it is called through Ray")
             self._client.close()
             return
         self._look_later()
 
     async def _ask_for_life(self) -> None:
-        head, _ = body_of(AliveCall())
         with suppress(OSError):
-            await self._client.ask(head)
+            await self._client.ask(b"".join(body_of(AliveCall())))
 
 
 Connection = LaneConnection | LoopConnection

@@ -122,8 +122,8 @@ class _TaskLock:
                 # Calls of a closed event loop are ignored, because they never continue.
                 if self._calls and self._loop is not None and not self._loop.is_closed():
                     raise ConfigError(
-                        "`group.aio` fetches and acks in one event loop at a time, and a call of another loop has not"
-                        " ended. Give each event loop a handle of its own: messaging.group(name).aio"
+                        "`group.aio` can fetch and ack in only one event loop at a time, and a call in another event "
+                        "loop has not ended. Use another handle in each event loop: messaging.group(name).aio"
                     )
                 self._loop, self._lock, self._calls = loop, asyncio.Lock(), 0
             self._calls += 1

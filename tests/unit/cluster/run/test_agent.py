@@ -161,7 +161,7 @@ async def test_a_model_that_returns_something_is_refused(answer):
 
     for model in (later, lambda me, inbox: answer):
         error = await failure(model)
-        assert f"returned an object of type {type(answer).__name__}, and must return None" in str(error)
+        assert f"returned an object of type {type(answer).__name__}, but must return None" in str(error)
         assert (str(error)[-1], error.trace) == ("s", "")  # there is no line of the user's code to name
 
 
@@ -218,7 +218,7 @@ async def test_an_agent_that_never_returns_is_named_although_nothing_can_end_it(
 
     found = await failure({"waiting": waiting, "plain": model, "async": blocking, "deaf": deaf}[kind], timeout=0.2)
     assert (found.agent, found.step, found.group) == (2, 0, "east")
-    assert "it was not done after timeout=0.2 s" in str(found)
+    assert "it had not ended after timeout=0.2 s" in str(found)
     assert ("its model blocked the event loop" in str(found)) == (kind == "async")
 
 
@@ -243,7 +243,7 @@ async def test_an_agent_that_was_late_but_could_not_be_ended_is_named_when_it_re
 
     found = await failure(model, timeout=0.01)
     assert found.agent == 1
-    assert "it was not done after timeout=0.01 s" in str(found)
+    assert "it had not ended after timeout=0.01 s" in str(found)
 
 
 async def test_a_model_that_blocks_its_event_loop_is_told_once_and_does_not_block_the_groups_own(gate, caplog):
@@ -361,7 +361,11 @@ async def test_a_state_set_from_outside_is_each_agents_own():
         (np.zeros(5, np.int64), 2**64 - 1, "int64, which cannot hold 18446744073709551615 exactly"),
         (np.zeros(5, np.int64), np.datetime64("2020-01-01"), "cannot hold"),
         (np.zeros(5, np.bool_), "True", "cannot hold 'True' exactly"),
-        (np.zeros(9, np.int64), 7, r"has no row for each agent: its shape is \(9,\), and the group has 5 agents"),
+        (
+            np.zeros(9, np.int64),
+            7,
+            r"must have a row for each agent, but its shape is \(9,\), and the group has 5 agents",
+        ),
     ],
 )
 async def test_a_state_set_from_outside_that_an_array_cannot_hold_is_refused(array, value, text):

@@ -133,8 +133,8 @@ def told(caplog):
         (thinking, "the global 'SEEN' of [a-z._]*test_model_watch has changed in step 0"),
         (ages, "shared has changed in step 0"),
         (moves_in, "shared has changed in step 0"),
-        (draws, "random numbers of the module random were drawn in step 1: .* Draw them by me.rng"),
-        (draws_arrays, "random numbers of numpy.random were drawn in step 0: .* Draw them by me.rng"),
+        (draws, "random numbers of the module random were drawn in step 1: .* Draw random numbers by me.rng"),
+        (draws_arrays, "random numbers of numpy.random were drawn in step 0: .* Draw random numbers by me.rng"),
         (grows, "me.data has changed in step 0"),
         (fine, None),
     ],
@@ -198,7 +198,7 @@ def test_an_error_in_the_checks_ends_them_and_not_the_step(caplog):
         raise KeyError
     assert steps == [0, 1, 2]
     [found] = told(caplog)
-    assert "is no longer checked for changes, because the check failed: SystemExit: torn" in found
+    assert "are no longer checked for changes, because the check failed: SystemExit: torn" in found
 
 
 def test_globals_of_one_name_in_two_modules_are_two(caplog):

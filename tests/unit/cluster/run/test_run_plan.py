@@ -78,7 +78,7 @@ STRANGE, TWICE = "ids that are not agents of this run", "comes twice in agents"
         (3, {0: [1, 2]}, "graph is a dict: pass pairs"),
         (3, {(0, 1): 0.5}, "graph is a dict: pass pairs"),
         (3, ["01", "12"], "graph has '01'"),
-        (3, "friends", "graph='friends' names an audience, and only messaging.run can look up"),
+        (3, "friends", "graph='friends' names an audience, which only messaging.run can look up"),
         (3, [(0, 1, 0.5)], "graph has"),
         (3, pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph has"),
         *((3, graph, STRANGE) for graph in ([(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4))),
@@ -88,7 +88,7 @@ STRANGE, TWICE = "ids that are not agents of this run", "comes twice in agents"
         (
             pd.DataFrame({"name": ["ann"], "lock": [Lock()]}),
             None,
-            "column 'lock' of agents has .*pass that object as shared=",
+            "column 'lock' of agents has .*pass that object in shared=",
         ),
         (pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]), None, TWICE),
     ],

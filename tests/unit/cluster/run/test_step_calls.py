@@ -196,7 +196,7 @@ async def test_an_exception_is_not_kept_and_a_second_try_takes_its_place(run_aga
     ("answer", "error", "text"),
     [
         ({"a": [object()]}, InvalidPayload, r'the result of me.remember\["a"\]\[0\] is <object .*in a dict'),
-        ("x" * 200, PayloadTooLarge, r"202 bytes.*payload_bytes is 100"),
+        ("x" * 200, PayloadTooLarge, r"202 bytes.*payload_bytes, is 100"),
     ],
 )
 async def test_a_result_that_cannot_be_kept_is_refused_and_the_model_may_catch_that(attempt, answer, error, text):
@@ -365,7 +365,7 @@ async def test_an_async_function_that_blocks_is_told_as_the_one_that_is_remember
     await run_again(person, 1)
     (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
     assert "an async function that is remembered" in warning
-    assert "pass me.remember a plain function" in warning
+    assert "pass a plain function to me.remember" in warning
 
 
 class ReadTimeout(Exception):

@@ -7,8 +7,8 @@ from support.patience import WAIT_S
 
 from ray_messaging import LocalServer, Steps
 from ray_messaging.cluster.run import run_actor
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import RunOptions, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.messager import GroupMessager
 

@@ -201,7 +201,7 @@ async def test_a_server_that_refuses_the_number(monkeypatch, caplog):
     interceptor = Interceptor("x", epoch=3, publish_snapshot=refuse)
     with caplog.at_level(logging.INFO):
         assert await ask(interceptor) == RuleSnapshot(0)
-    assert "does not take their number" in caplog.text
+    assert "does not accept their number" in caplog.text
     with pytest.raises(Fenced):
         await interceptor.change(lambda: interceptor.black_list.add((1, 1)))
     await interceptor.close()

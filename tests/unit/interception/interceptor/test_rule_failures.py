@@ -76,7 +76,7 @@ def late():
 WAYS = {
     "check": Odd,
     "check_batch": lambda: whole("whole", ValueError("no")),
-    "no mapping": lambda: whole("whole", []),
+    "not a mapping": lambda: whole("whole", []),
     "rows outside the batch": lambda: whole("whole", {7: block("no")}),
     "no verdict": lambda: whole("whole", dict.fromkeys(range(3), "no")),
     "SystemExit": lambda: whole("whole", SystemExit(1)),

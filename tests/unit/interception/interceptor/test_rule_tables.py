@@ -71,7 +71,7 @@ def test_a_value_changed_in_place_does_not_prevent_other_writes(caplog):
     table["odd"].append(object())
     table["even"] = 1
     assert table.changes().put == {b'"even"': b"1"}
-    assert "'odd' cannot be stored" in caplog.text
+    assert "'odd' that cannot be stored" in caplog.text
 
 
 @dataclass

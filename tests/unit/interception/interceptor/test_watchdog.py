@@ -84,7 +84,7 @@ async def test_a_rule_that_hangs_is_interrupted(watched, rule, caplog):
     told = interceptor.failures.of(rule)
     assert (told["failures"], told["errors"][0]["where"][:16]) == (4, "test_watchdog.py")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    said = [text for text in said if "holds up all messages" in text]
+    said = [text for text in said if "all messages wait for it" in text]
     assert len(said) == 2
     assert repr(rule.name) in said[0]
     assert "in spin" in said[0]

@@ -200,8 +200,8 @@ async def test_the_user_is_not_asked_about(ids):
         ((False, ""), "once refused it, from 1 to 2"),
         ((False, None), "once refused it, from 1 to 2"),
         ((False, {"why": 1}), "{'why': 1}"),
-        (None, "the rule failed: TypeError: forward answered None: return (True, '') or (False, 'why')"),
-        ((1, ""), "the rule failed: TypeError: forward answered (1, ''): return (True, '') or (False, 'why')"),
+        (None, "the rule failed: TypeError: forward returned None: return (True, '') or (False, 'why')"),
+        ((1, ""), "the rule failed: TypeError: forward returned (1, ''): return (True, '') or (False, 'why')"),
     ],
 )
 async def test_its_answers(answer, reason):
@@ -215,7 +215,7 @@ async def test_a_block_that_raises():
         pairs.add(7)
 
     verdict = await block_in(Once(bad)).judge(message())
-    assert verdict.reason.startswith("the rule failed: RuleError: 7 is no pair")
+    assert verdict.reason.startswith("the rule failed: RuleError: 7 is not a pair")
     assert await block_in(Once(bad), on_error="allow").judge(message()) is ALLOW
     assert "belongs to no interceptor" in (await Block(Once(bad)).judge(message())).reason
 
@@ -312,10 +312,10 @@ class Sync:
 @pytest.mark.parametrize(
     ("block", "settings", "said"),
     [
-        (RudeBlock, {}, "no block"),
+        (RudeBlock, {}, "not a block"),
         (Sync(), {}, "async def forward"),
-        (print, {}, "no block"),
-        (RudeBlock("e", 1), {"llm": 1, "make_llm": Model}, "llm and make_llm cannot be used together"),
+        (print, {}, "not a block"),
+        (RudeBlock("e", 1), {"llm": 1, "make_llm": Model}, "pass either llm, or make_llm"),
         (RudeBlock("e", 1), {"make_llm": "gpt"}, "make_llm"),
         (RudeBlock("e", 1), {"timeout_s": 0}, "timeout_s"),
         (RudeBlock("e", 1), {"on_error": "no"}, "on_error"),

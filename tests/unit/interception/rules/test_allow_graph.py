@@ -88,18 +88,18 @@ def test_reasons():
     ("graph", "settings", "words"),
     [
         (None, {}, "no graph"),
-        (7, {}, "7 is no graph"),
-        ("ab", {}, "'ab' is no graph"),
-        ([1, 2], {}, "1 is no edge"),
-        ([(1, 2, 3)], {}, r"\(1, 2, 3\) is no edge"),
-        (None, {"networks": {"team": [(1, 2), 3]}}, "team: 3 is no edge"),
-        (None, {"networks": [(1, 2)]}, "is no mapping"),
-        ({1: [2]}, {}, "is no graph"),
-        (None, {"networks": {"team": {1: [2], 3: []}}}, "team: .* is no graph"),  # all its keys were joined
+        (7, {}, "7 is not a graph"),
+        ("ab", {}, "'ab' is not a graph"),
+        ([1, 2], {}, "1 is not an edge"),
+        ([(1, 2, 3)], {}, r"\(1, 2, 3\) is not an edge"),
+        (None, {"networks": {"team": [(1, 2), 3]}}, "team: 3 is not an edge"),
+        (None, {"networks": [(1, 2)]}, "is not a mapping"),
+        ({1: [2]}, {}, "is not a graph"),
+        (None, {"networks": {"team": {1: [2], 3: []}}}, "team: .* is not a graph"),  # all its keys were joined
         (
             None,
             {"networks": {"team": [1]}, "public": ["square"]},
-            r"public='square' is none of the networks \['team'\]",
+            r"public='square' is not one of the networks \['team'\]",
         ),
         ([(1, 2)], {"public": ["square"]}, "'square'"),
     ],

@@ -78,10 +78,10 @@ def test_a_rate_of_seconds_alone_keeps_no_state():
 def test_reasons_name_sender_and_limit():
     rule = RateLimit(2, 3, clock=Clock())
     (first, *_, last) = [verdict for verdict in judged(rule, batch_of([("ann", 1)] * 4)) if verdict]
-    assert first.reason == last.reason == "agent 'ann' sends more messages than it may: the limit is 2 a second"
+    assert first.reason == last.reason == "agent 'ann' sends too many messages: the limit is 2 a second"
     rule = RateLimit(5, 3, clock=Clock())
     assert judged(rule, batch_of([(7, 1)] * 4))[3].reason.endswith(
-        "agent 7 sends more messages than it may: the limit is 3 a round"
+        "agent 7 sends too many messages: the limit is 3 a round"
     )
     reason = judged(quota(contacts=1), batch_of([(7, 1), (7, 2)]))[1].reason
     assert reason.startswith("agent 7 has written to 1 agents in this round")

@@ -140,7 +140,7 @@ async def test_a_judge_that_ignores_cancellation_is_left_behind():
     first = await rule.judge(message("a"))
     assert first.reason == "the rule failed: TimeoutError: no answer within 0.01 s"
     second = await rule.judge(message("b"))  # only after a second's grace
-    assert "still run although they were cancelled" in second.reason
+    assert "still run, although they were cancelled" in second.reason
     assert len(started) == 1
     stop.set()
     await rule.close()
