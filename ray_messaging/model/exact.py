@@ -22,7 +22,7 @@ import numpy as np
 from msgspec.msgpack import Ext
 
 from ray_messaging.common.texts import short_repr
-from ray_messaging.errors import InvalidPayload
+from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 from ray_messaging.model.read_only import ReadOnlyDict
 
@@ -323,3 +323,19 @@ def _extension(code: int, data: memoryview) -> object:
 
 
 decode_exactly: Callable[[bytes | memoryview], Any] = msgspec.msgpack.Decoder(ext_hook=_extension).decode
+
+
+def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:
+    """Return the state; raise InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above the limit."""
+    if state is not None and not isinstance(state, bytes):
+        raise InvalidPayload(
+            f"{name} must be bytes or None, not {type(state).__name__}: encode it, as in json.dumps(state).encode()"
+        )
+    if state is not None and len(state) > limit:
+        raise PayloadTooLarge(
+            f"this state takes {len(state):,} bytes, the limit is {limit:,}: keep a reference to the data instead, or "
+            "raise MessagingConfig.state_bytes",
+            size=len(state),
+            limit=limit,
+        )
+    return state

@@ -155,11 +155,6 @@ def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
     return packed
 
 
-def in_canonical_order(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of some batches as one batch, in canonical order."""
-    return joined_in_order(batches)[0]
-
-
 def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches."""
     rows = [batch.rows for batch in batches]
@@ -176,28 +171,28 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     names = dict.fromkeys(name for batch in batches for name in batch.topics)
     table = {name: place for place, name in enumerate(names)}
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
+    senders, receivers = (
+        IdColumn(ranks.astype(np.int64, copy=False)) if ids.kinds is None else ids.take(order)
+        for ids, ranks in ((from_ids, from_ranks), (to_ids, to_ranks))
+    )
     joined = Batch(
         sender="",
         epoch=0,
         first=0,
-        from_ids=_ids(from_ranks) if from_ids.kinds is None else from_ids.take(order),
+        from_ids=senders,
         rows=len(order),
-        to_ids=_ids(to_ranks) if to_ids.kinds is None else to_ids.take(order),
+        to_ids=receivers,
         topics=tuple(table),
         topic=joined_arrays([_topics(batch, table) for batch in batches])[order] if len(table) > 1 else None,
-        step=_taken(steps, order),
+        step=steps[order] if isinstance(steps, np.ndarray) else steps,
         sent_at=_times(batches, rows, order),
         lines=lines,
-        labels=_labels(batches, rows, order),
+        labels=_labels(batches, rows, order) if any(batch.labels for batch in batches) else {},
         extension=Extension(ordinal=taken),
     )
     if any(each.expects_answer is not None or each.in_reply_to is not None for each in extensions):
         joined.extension = _with_conversation(extensions, rows, order)
     return joined, order
-
-
-def _ids(values: NDArray[Any]) -> IdColumn:
-    return IdColumn(values.astype(np.int64, copy=False))
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
@@ -230,15 +225,12 @@ def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 
 def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any:  # noqa: ANN401 - an array, or one value
     values = [batch.sent_at for batch in batches]
     if any(isinstance(value, np.ndarray) for value in values) or values.count(values[0]) == len(values):
-        return _taken(_by_row(values, rows), order)
+        times = _by_row(values, rows)
+        return times[order] if isinstance(times, np.ndarray) else times
     # The batch numbers are put in order instead of the times. A batch number takes at most a quarter of the memory of a
     # time, so the numbers fit into the processor's cache.
     numbers = np.repeat(np.arange(len(values), dtype=np.min_scalar_type(len(values))), rows)
     return np.array(values)[numbers[order]]
-
-
-def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one value
-    return values[order] if isinstance(values, np.ndarray) else values
 
 
 def _topics(batch: Batch, table: dict[str, int]) -> TopicColumn:
@@ -248,8 +240,6 @@ def _topics(batch: Batch, table: dict[str, int]) -> TopicColumn:
 
 def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
     """Return, for each label, its rows, as positions in `order`."""
-    if not any(batch.labels for batch in batches):
-        return {}
     places = np.empty(len(order), np.uint32)
     places[order] = np.arange(len(order), dtype=np.uint32)
     found: dict[str, list[NDArray[np.uint32]]] = {}

@@ -141,7 +141,8 @@ class Hosts:
 
     def start_ray(self, *, cpus=1, env=None):
         """Start Ray on all hosts, its head on a; the node of each host has the resource of its name."""
-        env = {"RAY_AUTH_MODE": "disabled"} | (env or {})
+        # On a busy machine a node may take longer to start than the 30 s that Ray waits for it.
+        env = {"RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "100"} | (env or {})
         options = ["--object-store-memory=100000000", "--disable-usage-stats", f"--num-cpus={cpus}"]
 
         def start(host, *where):

@@ -36,13 +36,13 @@ from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
-from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import BlockedSend
 from ray_messaging.steps.step_inbox import EVERYBODY
 from ray_messaging.steps.step_sends import FULL, StepSends
 
@@ -356,8 +356,11 @@ class AgentLoop:
         self._holder.reset()
         if step.number == self.change.step:
             self._change_states()
-        called = self._called(step)
-        agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
+        called: NDArray[np.intp] | slice = EVERYBODY
+        agents = self._agents
+        if self.only_active or self._stopped:
+            called = self._called(step)
+            agents = [agents[place] for place in called.tolist()]
         self._were_called = agents
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
@@ -483,10 +486,8 @@ class AgentLoop:
         # All states are encoded again, because the state of an agent that has stopped may have changed, too.
         self._forms = []
 
-    def _called(self, step: Step) -> NDArray[np.intp] | slice:
-        """Return the places of the agents for which the model is called."""
-        if not self.only_active and not self._stopped:
-            return EVERYBODY
+    def _called(self, step: Step) -> NDArray[np.intp]:
+        """Return the places of the agents for which the model is called, if it is not called for all."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)

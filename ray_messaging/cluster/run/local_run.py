@@ -46,8 +46,7 @@ from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.call_limits import CallGate, CallLimits
-from ray_messaging.steps.digests import step_digest
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps.digests import LaterDigests, step_digest
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.local_steps import LocalSteps

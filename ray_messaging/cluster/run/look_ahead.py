@@ -41,7 +41,7 @@ from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_routes import question_id
+from ray_messaging.steps.step_sends import question_id
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent, AgentLoop, Model

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.embedded_servers import lost_machine
 from ray_messaging.cluster.handles.connection import result, start_in_turn
-from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
+from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress
 from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
 from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
@@ -41,6 +41,7 @@ from ray_messaging.errors import (
     UnknownName,
 )
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.steps.step_account import step_count
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ class Run(AbstractContextManager["Run"]):
     ) -> list[GroupResult]:
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: call messaging.start_run to go on from there")
-        turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
+        turn, actors = next(self._kept.turns), [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
             refs.extend(self._late)  # after an error, these calls are not needed either
@@ -372,7 +373,10 @@ class Run(AbstractContextManager["Run"]):
 
             self._late = _unfinished(self._late)
             looks, calls = ending.condition is not None, Counter[str]()
-            with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
+            with (
+                end,
+                RunProgress(self._messaging.steps, until, more=self._calls_text) if progress else nullcontext() as bar,
+            ):
                 while looks and not end.asked and not self._is_fulfilled() and self.step < until:
                     last = min(until, ending.before(self.step))
                     self._parts = watch(go_on(last, with_states=False, stands=True, with_collected=True))
@@ -388,7 +392,7 @@ class Run(AbstractContextManager["Run"]):
                 # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
                 # the step last knows that the step is sealed, and asking the server would take another round trip.
                 if parts and max(part.sealed for part in parts) < self.step - 1:
-                    steps.wait(self.step)
+                    self._messaging.steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
         self._ended_early = end.asked or self._spent
         if looks:
@@ -579,19 +583,19 @@ def _unfinished(refs: Sequence[Any]) -> list[Any]:
 def _watch(
     refs: Sequence[Any],
     end: EarlyEnd,
-    bar: RunProgress,
+    bar: RunProgress | None,
     lost: Callable[[BaseException | None], Closed | None],
     opening: Opening | None,
     *,
     early: bool,
 ) -> list[GroupResult]:
-    """Wait for all groups, and show the progress; raise the first error at once.
+    """Wait for all groups, and show the progress on `bar`; raise the first error at once.
 
     Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
 
     Args: `lost` returns an error if the loss of a machine ends the run; it also gets the error that a group has raised.
     """
-    waiting, spent, looks = list(refs), False, itertools.count(1)
+    waiting, looks, found = list(refs), itertools.count(1), dict[Any, GroupResult]()
     while waiting:
         call = None if opening is None else opening.call
         done, waiting = wait([*waiting, *([] if call is None else [call])], timeout=_LOOK_S)
@@ -602,16 +606,16 @@ def _watch(
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
             raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
         try:
-            spent = spent or any(part.spent for part in _results(done))
+            found.update(zip(done, _results(done), strict=True))
         except ConnectionFailed as error:
             if (gone := lost(error)) is not None:
                 raise gone from error
             raise
-        if waiting and (end.asked or spent):
+        if waiting and (end.asked or any(part.spent for part in found.values())):
             end.tell()
-        if waiting:
+        if waiting and bar is not None:
             bar.show()
-    return _results(refs)
+    return [found[ref] for ref in refs]
 
 
 def check_same(

@@ -368,7 +368,6 @@ class RememberedCalls:
 
     def __post_init__(self) -> None:
         self._price = None if self.settings.cost is None else self.settings.price
-        self._needs_usage = self.settings.needs_usage
         self.spent: BudgetSpent | None = None  # set if the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.open: dict[int, _Remembered] = {}  # the calls that are under way, by their places
@@ -676,8 +675,9 @@ class RememberedCalls:
             try:
                 with self.tracer.calling(call.asked.function, call.agent.id, meter):
                     answer = await self._try(call.agent, function)
-                    if not call.by_person and (self._needs_usage or type(answer) is dict):
-                        read_usage(meter, answer, call.asked.function if self._needs_usage else None)
+                    needed = self.settings.needs_usage
+                    if not call.by_person and (needed or type(answer) is dict):
+                        read_usage(meter, answer, call.asked.function if needed else None)
                 result = msgspec.Raw(encode_exactly(answer, RESULT))
                 return KeptCall(perf_counter() - began, tries, result, added(before, meter.used))
             except Exception as error:
