@@ -40,7 +40,7 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         if self._batch is not None or self._receipts is not None:
-            raise TransactionError("this transaction has begun already: ask for a new one, `messager.transaction()`")
+            raise TransactionError("this transaction has begun already: begin a new one by `messager.transaction()`")
         engine = self._engine
         engine.sending  # noqa: B018 - raises Closed
         if not engine.named:
@@ -156,7 +156,7 @@ class Transaction:
         """Return the receipts of the messages, in order; raise TransactionError before the block has committed."""
         if self._receipts is None:
             raise TransactionError(
-                "this transaction has no receipts: it has them after the end of its block, if it was committed"
+                "this transaction has no receipts yet: they exist after the end of its block, if it was committed"
             )
         return self._receipts
 
@@ -189,7 +189,8 @@ def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:
         )
     if state is not None and len(state) > limit:
         raise PayloadTooLarge(
-            f"this state takes {len(state):,} bytes, the limit is {limit:,}: keep a reference to the data instead, or "
+            f"this state takes {len(state):,} bytes, but the limit is {limit:,}: keep a reference to the data "
+            "instead, or "
             "raise MessagingConfig.state_bytes",
             size=len(state),
             limit=limit,
