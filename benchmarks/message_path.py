@@ -144,7 +144,7 @@ class RemoteInterceptor:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         interceptor = Interceptor("path", [MaxLength(1000)])
-        self._server = LaneServer(lambda request, *, patient: interceptor.answer(bytes(request), patient=patient))
+        self._server = LaneServer(interceptor.answer)
         self._address = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1"), self._loop).result()
         self.lane = self.forward_batch = self
 

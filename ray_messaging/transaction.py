@@ -10,10 +10,11 @@ from typing import Self
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.compat.msg import Payload
-from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
+from ray_messaging.errors import ConfigError, Fenced, OutcomeUnknown, TransactionError
 from ray_messaging.message import cause_here
 from ray_messaging.messager_engine import Engine
 from ray_messaging.messages import Messages
+from ray_messaging.model.exact import check_state
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
@@ -179,20 +180,3 @@ async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
     await accumulator.transact(question)
     await asyncio.shield(question.future)
     return batch.number is not None and accumulator.send_loop.transactions >= batch.number
-
-
-def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:
-    """Return the state; raise InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above the limit."""
-    if state is not None and not isinstance(state, bytes):
-        raise InvalidPayload(
-            f"{name} must be bytes or None, not {type(state).__name__}: encode it, as in json.dumps(state).encode()"
-        )
-    if state is not None and len(state) > limit:
-        raise PayloadTooLarge(
-            f"this state takes {len(state):,} bytes, but the limit is {limit:,}: keep a reference to the data "
-            "instead, or "
-            "raise MessagingConfig.state_bytes",
-            size=len(state),
-            limit=limit,
-        )
-    return state

@@ -3,8 +3,9 @@
     pip install "ray_messaging[agent-framework]"
     python -m benchmarks.compat.agent_framework_runners [--rounds 7] [--kills]
 
-In one process the executors do nothing. In two groups on Ray each computes for 5 ms. With --kills a workflow of 1,000
-executors runs in 4 groups instead, and in each superstep a process is killed.
+In one process the executors do nothing. In two groups on Ray each computes for 5 ms. Beside this, the speed of two bare
+loops in two processes says how much of two cores the machine had. With --kills a workflow of 1,000 executors runs in 4
+groups instead, and in each superstep a process is killed.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +28,16 @@ from ray_messaging import Messaging, Steps
 from ray_messaging.compat.agent_framework import RayWorkflowRunner
 
 WIDE, LONG, WORKED_S = 200, 90, 0.005
+LOOP_S = 0.5
+LOOP = f"""
+import sys, time
+print("ready", flush=True)
+sys.stdin.readline()
+begun, end = time.perf_counter(), time.process_time() + {LOOP_S}
+while time.process_time() < end:
+    pass
+print(time.perf_counter() - begun)
+"""
 LAYERS, IN_A_LAYER = 10, 99  # with one that joins each layer, and one that begins: 1,001 executors
 
 
@@ -102,10 +115,22 @@ def seconds(run):
     return asyncio.run(timed())
 
 
-def by_turns(rounds, make, runner):
-    """Return the times of both runners."""
+def bare_loops():
+    """Return how many seconds of processor time two loops in two processes get in a second."""
+    command = [sys.executable, "-S", "-c", LOOP]
+    loops = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for loop in loops:
+        assert loop.stdout.readline() == "ready\n"
+    for loop in loops:
+        loop.stdin.write("go\n")
+        loop.stdin.flush()
+    return 2 * LOOP_S / max(float(loop.communicate()[0]) for loop in loops)
+
+
+def by_turns(rounds, make, runner, *more):
+    """Return the times of both runners, and the results of further functions."""
     theirs, mine = make(), runner.attach(make())
-    found = [(seconds(mine.run), seconds(theirs.run)) for _ in range(rounds + 1)][1:]
+    found = [(seconds(mine.run), seconds(theirs.run), *(each() for each in more)) for _ in range(rounds + 1)][1:]
     return [list(side) for side in zip(*found, strict=True)]
 
 
@@ -120,8 +145,9 @@ def compare(rounds):
         lines += [Line(make.__name__, "ours, one process", "s", mine), Line(make.__name__, "its own", "s", theirs)]
         lines.append(Line(make.__name__, "ratio", "x", ratios(mine, theirs), most=1.3))
     with Messaging.start("runners", steps=Steps()) as messaging, RayWorkflowRunner(messaging, groups=2) as runner:
-        mine, theirs = by_turns(rounds, lambda: wide(WORKED_S), runner)
+        mine, theirs, bare = by_turns(rounds, lambda: wide(WORKED_S), runner, bare_loops)
     lines += [Line("5 ms each", "ours, two groups", "s", mine), Line("5 ms each", "its own", "s", theirs)]
+    lines.append(Line("5 ms each", "two bare loops", "x", bare))
     lines.append(Line("5 ms each", "ratio", "x", ratios(theirs, mine), least=1.7))
     show(lines, f"runners for agent-framework, {WIDE} executors at once or {LONG} in a chain")
 

@@ -3,11 +3,15 @@
     python -m benchmarks.hosts                    # all links, 3 rounds: 12 to 15 minutes on two cores
     python -m benchmarks.hosts --rounds 1 --link "10 ms"
     python -m benchmarks.hosts --part step --json
+    python -m benchmarks.hosts --part step --congestion reno
 
 The hosts are namespaces, and the links a program with delay, loss and rate: Linux, root, iproute2 and gcc
 (tests/support/hosts.py). Server and interceptor are on a, the sender on b, the receiver on c. A rate is the median of
 five windows, a time a median in ms, and in round trips of the link; a ratio is that to plain Ray in the same round, its
 median over the rounds. All processes share the processors of this machine: at 0 ms they are what is measured.
+
+The congestion control of TCP matters to steps: bbr, which some kernels have, sends a small burst on an idle connection
+over a part of the round trip, and reno sends it at once, as cubic does, which only the machine itself may choose.
 """
 
 import argparse
@@ -25,6 +29,7 @@ from benchmarks.reports.lines import Line, as_json, ratios
 from benchmarks.reports.screen import console
 
 PLAIN = "plain Ray"
+CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 TESTS = Path(__file__).parents[2] / "tests"  # the hosts are those of the tests
 
 
@@ -135,9 +140,10 @@ def cell(link: Link, line: Line, plain: Line) -> str:
     return said if line is plain else f"{said}, {statistics.median(ratios(line.values, plain.values)):.3g} x"
 
 
-def show(links: Sequence[Link], parts: Sequence[Part], found: dict[tuple[str, str], list[Line]]) -> None:
-    """Print a table with a column for each link."""
-    table = Table("", "side", *(link.name for link in links), "wanted at 10 ms", title="Between three hosts")
+def show(links: Sequence[Link], parts: Sequence[Part], found: dict[tuple[str, str], list[Line]], control: str) -> None:
+    """Print a table with a column for each link. `control` is TCP's congestion control."""
+    title = f"Between three hosts, TCP with {control}"
+    table = Table("", "side", *(link.name for link in links), "wanted at 10 ms", title=title)
     for part in parts:
         for place, side in enumerate(part.sides):
             lines = [found[link.name, part.name] for link in links]
@@ -158,13 +164,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.7, help="of each of the five windows of a rate")
     parser.add_argument("--messages", type=int, default=8, help="lone messages in a round")
     parser.add_argument("--steps", type=int, default=14, help="in a round")
+    parser.add_argument("--congestion", default="", help="TCP's congestion control (the kernel's)")
     parser.add_argument("--json", action="store_true", help="print JSON rather than the table")
     plan = parser.parse_args()
     if (reason := missing()) is not None:
         sys.exit(reason)
     links = [link for link in LINKS if link.name in (plan.link or [link.name])]
     parts = [part for part in PARTS if part.name in (plan.part or [part.name])]
-    with Hosts() as hosts, console(stderr=True).status("Ray starts on the hosts") as status:
+    control = plan.congestion or CONTROL.read_text().strip()
+    with Hosts(plan.congestion) as hosts, console(stderr=True).status("Ray starts on the hosts") as status:
         hosts.start_ray()
         society = Society(hosts)
         try:
@@ -180,7 +188,7 @@ def main() -> None:
     if plan.json:
         print(as_json([line for lines in found.values() for line in lines]))
     else:
-        show(links, parts, found)
+        show(links, parts, found, control)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AudiencePairs
 
-UNRESOLVED = 0  # stands in place of a version that will be looked up later
 EVERYBODY = AudiencePairs("*", 0)  # the audience of all agents of the experiment that are in the directory
 _KEPT = 32  # the most sets of pairs that are kept: whole versions, and versions restricted to some hearers
 

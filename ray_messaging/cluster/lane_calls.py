@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from struct import Struct as Packer
 from struct import pack
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,6 @@ from ray_messaging.model.fates import UNDELIVERABLE
 from ray_messaging.receipt import Addresses, Outcome, Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
-from ray_messaging.sending.bulk_input import is_unspread
 from ray_messaging.wire.frames import decode, encode
 
 _COUNT = Packer("<I")
@@ -137,18 +136,11 @@ _sent, _lent, _committed = (
 )
 
 
-class Parts(NamedTuple):
-    """The body of a call or an answer: `head`, the part before the frames, and the `frames`."""
-
-    head: bytes
-    frames: Sequence[bytes]
-
-
-def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> Parts:
-    """Encode a call, or an answer that has this header."""
+def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+    """Encode a call or an answer that has this header. Return the pieces of its body; the frames are the last ones."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
-    return Parts(pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, frames)
+    return pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, *frames
 
 
 def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
@@ -180,13 +172,10 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
     return parts
 
 
-_ALIVE = Parts(b"alive", ())
-
-
-def answer_of(answer: Answer) -> Parts:
-    """Encode an answer. Leased messages are encoded as the frames that were read from the mailbox."""
+def answer_of(answer: Answer) -> tuple[bytes, ...]:
+    """Encode an answer as `body_of` does. Leased messages are encoded as the frames that were read from the mailbox."""
     if answer is None:
-        return _ALIVE
+        return (b"alive",)
     if isinstance(answer, Receipts):
         return body_of(tuple(_fates_of(outcome) for outcome, _, _ in answer.parts))
     if isinstance(answer[1], Messages):
@@ -237,7 +226,7 @@ def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     sent = _read(_sent, header)
     # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
-    broadcast = bool(batches) and (is_unspread(batches[0]) or any(fates.pairs is not None for fates in sent))
+    broadcast = bool(batches) and (batches[0].unspread or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
     parts = []

@@ -737,8 +737,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         from ray_messaging.cluster.run.ending import ending_of
         from ray_messaging.cluster.run.result import say_cost
         from ray_messaging.cluster.run.run import Run
-        from ray_messaging.cluster.run.run_actor import RunOptions
-        from ray_messaging.cluster.run.run_plan import check_run
+        from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         check_run(model, options)
@@ -797,7 +796,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         as for `run`.
         """
         from ray_messaging.cluster.run.run import Run
-        from ray_messaging.cluster.run.run_actor import RunOptions
+        from ray_messaging.cluster.run.run_plan import RunOptions
 
         options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         placed = (placement, actor_options)

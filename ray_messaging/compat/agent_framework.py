@@ -21,9 +21,10 @@ from ray.exceptions import RayError
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.compat.versions import needs, warn_unless_tested
-from ray_messaging.errors import Closed, ConfigError, TransitError
+from ray_messaging.errors import Closed, ConfigError, MessagingError, TransitError
 from ray_messaging.model.fates import STORED
 from ray_messaging.outgoing import Outgoing
+from ray_messaging.receipt import Receipts
 
 with needs("agent-framework", "'ray-messaging[agent-framework]'"):
     from agent_framework import Workflow, WorkflowEvent
@@ -587,27 +588,34 @@ class _Groups(_Carrier):
 
     def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
         """Send the messages of a superstep, add the step in which they are read to `begun`, and run this step."""
-        from ray_messaging.cluster.run.result import states_of  # noqa: PLC0415 - only with Ray
-
         with self._turn:
             if not self._run._open:
                 raise Closed(
                     "this runner was closed, or an earlier superstep of it failed: make another RayWorkflowRunner, "
                     "and go on from a checkpoint"
                 )
-            user = self._messaging._user
+            run, user = self._run, self._messaging._user
+            opens = self._messaging._fork is None  # a fork may have more to do before the step
+
+            async def send() -> Receipts:
+                receipts = await user.messager.send_messages(outgoing)
+                if opens and any(each.fate in STORED for each in receipts):
+                    with suppress(MessagingError):  # otherwise the groups ask for the step
+                        store = user.messager.engine.transport.steps
+                        await store.go_on(run.step, run.step, [*run._actors], block_s=0.0)
+                return receipts
+
             try:
-                receipts = user.run(user.messager.send_messages(outgoing))
+                receipts = user.run(send())
             except TransitError:
                 # Executors may have got some of the messages, and would take them for those of a later superstep.
                 self._run.close()
                 raise
             if all(each.fate not in STORED for each in receipts):
                 return receipts, {}
-            run = self._run
             begun.append(run.step)
-            parts = run._go_on(run.step + 1, progress=False, with_states=True, stands=True)
-            return receipts, states_of(parts)
+            parts = run._go_on(run.step + 1, progress=False, with_states="called", stands=True, opened=opens)
+            return receipts, {name: state for part in parts for name, state in part.states.items()}
 
     def close(self) -> None:
         self._run.close()

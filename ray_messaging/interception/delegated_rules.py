@@ -78,7 +78,7 @@ class DelegatedRules:
             self.drop()
             return None
         try:
-            pairs = pair_rows(batch)
+            pairs = None if batch.extension is None else pair_rows(batch)
             for rule in self._rules:
                 if self._blocks(rule, batch, pairs):
                     return None

@@ -92,7 +92,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def handle(self) -> None:
         """Pass each complete frame to `frame_received`, unless `crowded` returns True."""
         buffer = self._buffer
-        while buffer is self._buffer and self.unhandled >= _LENGTH.size and not self.crowded():
+        while buffer is self._buffer and self._high - self._low >= _LENGTH.size and not self.crowded():
             (length,) = _LENGTH.unpack_from(buffer, self._low)
             if length > self.limit_bytes:
                 self.refuse(f"a frame of {length} bytes, the limit is {self.limit_bytes}")
@@ -104,15 +104,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.received += 1
             with buffer[low : self._low] as frame:
                 self.frame_received(frame)
-        if buffer is self._buffer and not self.unhandled:
+        if buffer is self._buffer and self._low == self._high:
             self._low = self._high = 0
             if len(buffer) > _SMALL:  # a large buffer is not kept, because thousands of callers may have one each
                 self._buffer = _NOTHING
-
-    @property
-    def unhandled(self) -> int:
-        """Return how many of the bytes that have arrived are not handled yet."""
-        return self._high - self._low
 
     def send(self, *parts: bytes) -> None:
         """Write one frame, whose content is given as several byte strings."""

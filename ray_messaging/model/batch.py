@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.extension import Extension, Fold
+from ray_messaging.model.extension import UNRESOLVED, Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.model.typed.typed_values import column_of, part_of
 
 _SHORT = 2**16
+_ROW_BYTES = 24  # the bytes of a row besides its payload: two ids, an ordinal, the number of its payload
 CONTEXT_BYTES = 25  # a W3C traceparent in binary: the trace id has 16 bytes, the span id 8, the flags 1
 
 
@@ -99,6 +100,12 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return None if self.extension is None else self.extension.fold
 
     @property
+    def unspread(self) -> bool:
+        """Return whether the messages are broadcasts to an audience whose version is not looked up yet."""
+        audience = None if self.extension is None else self.extension.audience
+        return audience is not None and audience.version == UNRESOLVED
+
+    @property
     def messages(self) -> int:
         """Return the number of messages.
 
@@ -106,6 +113,11 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         """
         fold = self.fold
         return self.rows if fold is None else fold.pairs
+
+    @property
+    def nbytes(self) -> int:
+        """Return about how many bytes of memory the rows take."""
+        return _ROW_BYTES * self.rows + (0 if self.lines is None else self.lines.nbytes)
 
     def message_id(self, row: int) -> str:
         """Return the id of one message.

@@ -424,6 +424,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
         used, index = _distinct(self.index[rows], self.count)
         return PayloadColumn.of([*map(lines.__getitem__, used.tolist())], index, raw=self.raw)
 
+    def with_index(self, index: NDArray[np.uint32] | None) -> "PayloadColumn":
+        """Return a column of the same lines in which `index` has the line of each row."""
+        return PayloadColumn(self._blob, self.count, index, self._at, self._list, self._nbytes, self._ends, self.raw)
+
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
         """Return a column in which the payloads of some rows are replaced. This column has `rows` rows."""
         if self.index is None:

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec.msgpack import Ext
 
 from ray_messaging.common.texts import short_repr
-from ray_messaging.errors import InvalidPayload
+from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 from ray_messaging.model.read_only import ReadOnlyDict
 
@@ -47,6 +47,7 @@ _NUMPY_KINDS = "biufcMmSU"  # numpy's kinds of types, without those of Python ob
 _encode = msgspec.msgpack.Encoder().encode
 _MICROSECOND = timedelta(microseconds=1)
 _LISTED = max(map(getrefcount, [{}]))  # what getrefcount returns for an object to which only a list refers
+_BLOCK = 2048  # so many dicts are examined together, because they stay in the processor's cache meanwhile
 
 
 def encode_exactly(value: object, place: str) -> bytes:
@@ -59,7 +60,7 @@ def encode_exactly(value: object, place: str) -> bytes:
     # If this fails, the code below finds the part of the value that cannot be encoded.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         encoded = _encode(value)
-        if _examined([value])[0]:
+        if _examined([value], {type(value)})[0]:
             return encoded
     return _encode(_whole(value, place))
 
@@ -70,12 +71,12 @@ def encode_pairs_exactly(pairs: Mapping[Any, Any], place: str) -> bytes:
     # Values that msgpack alone cannot encode exactly are left to `encode_exactly`.
     with suppress(TypeError, ValueError, OverflowError, RecursionError):
         forms = [Ext(_FORMS[tuple].code, _encode(pair)) for pair in pairs.items()]
-        if _examined(keys)[0] and _examined(values)[0]:
+        if _examined(keys, {*map(type, keys)})[0] and _examined(values, {*map(type, values)})[0]:
             return _encode(forms)
     return encode_exactly([*pairs.items()], place)
 
 
-def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
+def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
     """Encode a list of dicts; return the bytes, and equal dicts that nobody else can change.
 
     Errors call the list `place`.
@@ -83,10 +84,15 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     The returned dicts are `values` itself, if nothing else refers to a dict or list in it. Otherwise they are decoded
     from the bytes.
 
+    Args: `kinds` has the types of the dicts, because some may be of a subclass.
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     try:
-        encoded, (plain, alone) = _encode(values), _examined(values)
+        encoded, plain, alone = _encode(values), True, True
+        for low in range(0, len(values), _BLOCK):
+            # Three objects may refer to each dict: `values`, the block, and the dict's one owner.
+            found = _examined(values[low : low + _BLOCK], kinds, _LISTED + 2)
+            plain, alone = plain and found[0], alone and found[1]
     except (TypeError, ValueError, OverflowError, RecursionError):
         plain = alone = False  # the code below finds the part that cannot be encoded
     if not plain:
@@ -94,15 +100,16 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     return encoded, values if alone else decode_exactly(encoded)
 
 
-def _examined(values: list[Any]) -> tuple[bool, bool]:
+def _examined(values: list[Any], kinds: set[type], most: int = _LISTED + 1) -> tuple[bool, bool]:
     """Return whether msgpack alone encodes values exactly, and whether each dict and list in them has one owner.
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
     value must not contain itself; the caller has made sure of that by encoding the values first.
+
+    Args: `kinds` has the types of the values. `most` is what getrefcount returns at most for a value with one owner.
     """
     level, alone = values, True
     while True:
-        kinds = {*map(type, level)}
         within = kinds - _LEAVES
         if not within <= _CONTAINERS:
             return False, False
@@ -110,12 +117,13 @@ def _examined(values: list[Any]) -> tuple[bool, bool]:
             return True, alone
         if kinds != within:
             level = [part for part in level if type(part) in within]
-        # Two objects may refer to each part: the list `level`, and the part's one owner.
-        alone = alone and max(map(getrefcount, level)) <= _LISTED + 1
+        alone = alone and max(map(getrefcount, level)) <= most
         # `get_referents` is faster than `_parts`. It also returns the keys of dicts, but no key is a dict or a list,
         # because these have no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the
         # object refers to this dict, too, so `alone` is false, and `_parts` is used.
         level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
+        # Two objects may refer to each part: the list `level`, and the part's one owner.
+        kinds, most = {*map(type, level)}, _LISTED + 1
 
 
 def _parts(container: Any) -> Iterable[Any]:  # noqa: ANN401 - a dict or a list
@@ -315,3 +323,19 @@ def _extension(code: int, data: memoryview) -> object:
 
 
 decode_exactly: Callable[[bytes | memoryview], Any] = msgspec.msgpack.Decoder(ext_hook=_extension).decode
+
+
+def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:
+    """Return the state; raise InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above the limit."""
+    if state is not None and not isinstance(state, bytes):
+        raise InvalidPayload(
+            f"{name} must be bytes or None, not {type(state).__name__}: encode it, as in json.dumps(state).encode()"
+        )
+    if state is not None and len(state) > limit:
+        raise PayloadTooLarge(
+            f"this state takes {len(state):,} bytes, the limit is {limit:,}: keep a reference to the data instead, or "
+            "raise MessagingConfig.state_bytes",
+            size=len(state),
+            limit=limit,
+        )
+    return state

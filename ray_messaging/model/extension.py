@@ -14,6 +14,9 @@ T = TypeVar("T")
 _ROW_BYTES = 16  # the most bytes that msgpack needs for a row's number and for the lengths of two strs
 
 
+UNRESOLVED = 0  # stands in place of a version of an audience that will be looked up later
+
+
 class AudiencePairs(NamedTuple):
     """The name and version of an audience, a set of pairs of sender and hearer."""
 

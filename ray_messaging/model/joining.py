@@ -66,10 +66,11 @@ def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArr
 
 
 def _joined_lines(columns: Sequence[PayloadColumn], index: NDArray[np.uint32] | None) -> PayloadColumn:
+    if len(columns) == 1:
+        return columns[0].with_index(index)
     if any(column.raw for column in columns):  # raw lines may contain newlines, so they cannot be joined as blobs
         return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
-    blob = b"".join([column.view for column in columns]) if len(columns) > 1 else columns[0].blob
-    return PayloadColumn(blob, sum(column.count for column in columns), index)
+    return PayloadColumn(b"".join([column.view for column in columns]), sum(column.count for column in columns), index)
 
 
 def joined_batches(parts: Sequence[Batch]) -> Batch:

@@ -6,7 +6,7 @@ One call to the server changes the records of both mailboxes in the directory, o
   fetched. Once the messages that were fetched for the agents are committed, the call writes the messages that still
   wait for the agents into the other mailbox. The move is valid at once.
 - In steps, any process can move agents. The move is valid from the first step that no group has opened. Messages stay
-  in their boxes, and the new group reads them there (see `steps/group_boxes.py`).
+  in their boxes, and the new group reads them there (see `steps/box_frames.py`).
 """
 
 import asyncio

@@ -75,8 +75,7 @@ class InFlight:
         self._parts: list[EntryRows] = []
         self._head = 0  # the index of the first item of `_parts` that is not entirely before the cursor
         self._nbytes = 0  # the bytes of frames that were taken entirely
-        # Two ways to find an item of `_parts`: the first numbers of all items, and the items by entry. They are
-        # computed only when they are needed.
+        # Two ways to find an item of `_parts`: the first numbers of all items, and the items by entry.
         self._firsts: list[int] = []
         self._by_entry: dict[str, EntryRows] = {}
         self._starts: list[int] = []
@@ -92,7 +91,8 @@ class InFlight:
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
-        made._firsts, made._by_entry, made._head = [], {}, 0
+        made._firsts, made._head = [part.first for part in made._parts], 0
+        made._by_entry = {part.entry: part for part in made._parts if part.low < part.high}
         made._starts, made._ends = [*self._starts], [*self._ends]
         return made
 
@@ -125,7 +125,10 @@ class InFlight:
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
-            self._parts.append(EntryRows(self.taken, entry, low, high, whole, nbytes))
+            self._parts.append(part := EntryRows(self.taken, entry, low, high, whole, nbytes))
+            self._firsts.append(self.taken)
+            if low < high:
+                self._by_entry[entry] = part
         if low < high:
             self.taken += high - low
         elif self.front == self.taken:
@@ -153,19 +156,11 @@ class InFlight:
 
     def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
         """Return the numbers that an entry's rows have, without rows before the cursor."""
-        if len(self._firsts) < len(self._parts):
-            self._index()
         part = self._by_entry.get(entry)
         if part is None:
             return 0, 0
         offset = part.first - part.low
         return offset + max(low, part.low), offset + min(high, part.high)
-
-    def _index(self) -> None:
-        for at, part in enumerate(self._parts[len(self._firsts) :], len(self._firsts)):
-            self._firsts.append(part.first)
-            if at >= self._head and part.low < part.high:
-                self._by_entry[part.entry] = part
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
         """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor."""
@@ -249,9 +244,8 @@ class InFlight:
                 self.cursor = Cursor(last.entry, 0 if last.whole else last.high)
                 self.nbytes, self._head = self._nbytes, 0
                 parts.clear()
-                if self._firsts:
-                    self._firsts.clear()
-                    self._by_entry.clear()
+                self._firsts.clear()
+                self._by_entry.clear()
             return
         begin = self._head
         while (part := parts[self._head]).first + part.high - part.low <= self.front:
@@ -263,8 +257,7 @@ class InFlight:
         if part.first < self.front:
             part.low, part.first = part.low + self.front - part.first, self.front
             self.cursor = Cursor(part.entry, part.low)
-            if self._head < len(self._firsts):
-                self._firsts[self._head] = self.front
+            self._firsts[self._head] = self.front
         if self._head > _TRIMMED and 2 * self._head > len(parts):
             del parts[: self._head], self._firsts[: self._head]
             self._head = 0
@@ -284,8 +277,6 @@ class InFlight:
     def spans(self, runs: Iterable[tuple[int, int]]) -> Iterable[AckRange]:
         """Return intervals of row numbers as ranges in the mailbox."""
         parts, firsts = self._parts, self._firsts
-        if len(firsts) < len(parts):
-            self._index()
         for low, high in runs:
             k = bisect_right(firsts, low, self._head) - 1
             part = parts[k]

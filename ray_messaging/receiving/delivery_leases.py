@@ -54,7 +54,10 @@ class HeldByHandle(NamedTuple):
 
 
 class Token(NamedTuple):
-    """The name of a delivery lease. It contains the leased rows, so that a later process can still commit the lease."""
+    """The name of a delivery lease: `token[:2]` is unique.
+
+    A token contains the leased rows, so that a later process can still commit the lease.
+    """
 
     process: str
     number: int
@@ -74,8 +77,8 @@ class _Holder:
     abandoned: int = -1  # the number of the last fetch whose answer the holder no longer wants
     reached: Place = _BEFORE_ALL  # the place after the last row that this holder has got
     came_again: int = 0  # the number of messages that this holder held for too long
-    # The leases whose answer may not have reached the holder, by number.
-    unsure: "dict[int, _Lease]" = field(default_factory=dict)
+    # The leases whose answer may not have reached the holder, by name.
+    unsure: "dict[tuple[str, int], _Lease]" = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,10 +117,10 @@ class DeliveryLeases:
     def __init__(self, fetcher: Fetcher, lease_s: float) -> None:
         self._fetcher = fetcher
         self._lease_s = lease_s
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[tuple[str, int], _Lease] = {}  # the leases of this process, by name
         # With the next two fields, a fetch need not check all leases.
         self._next_due = math.inf  # no lease ends before this time; leases whose answer was lost are not included
-        self._lost: dict[int, _Lease] = {}
+        self._lost: dict[tuple[str, int], _Lease] = {}
         self._returned = OnceByCall[tuple[str, int], None](most=_RETURNED)
         # A holder is not forgotten while it fetches, or while the answer to its last fetch may be lost.
         self._holders = OnceByCall[str, _Holder](
@@ -177,18 +180,15 @@ class DeliveryLeases:
                     over.append(token)
             except CommitFailed as error:
                 late = error
-                over += [] if self._has(token) else [token]
+                over += [] if token[:2] in self._leases else [token]
         await self._fetcher.commits.write()
         return over, late
 
-    def _has(self, token: Token) -> bool:
-        return token.process == self._process and token.number in self._leases
-
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
         """Acknowledge all rows of a lease (None) or some of them; return whether all its rows are acknowledged now."""
-        if not self._has(token):
+        lease = self._leases.get(token[:2])
+        if lease is None:
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
-        lease = self._leases[token.number]
         commits = self._fetcher.commits
         lease.rows -= commits.acknowledge_runs(lease.runs) if some is None else commits.acknowledge_some(some)
         if some is None or lease.rows <= 0:
@@ -200,10 +200,10 @@ class DeliveryLeases:
         return False
 
     def _remove(self, lease: _Lease) -> None:
-        number = lease.token.number
-        del self._leases[number]
-        self._lost.pop(number, None)
-        lease.holder.unsure.pop(number, None)
+        name = lease.token[:2]
+        del self._leases[name]
+        self._lost.pop(name, None)
+        lease.holder.unsure.pop(name, None)
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
         """Acknowledge a lease that an earlier process gave; return whether all its rows are acknowledged now.
@@ -234,8 +234,9 @@ class DeliveryLeases:
 
     async def give_up(self, holder: str, token: Token | None) -> None:
         """End a lease early, because its holder has failed. The next caller then gets the messages of the lease."""
-        if token is not None and self._has(token) and self._leases[token.number].holder.name == holder:
-            self._leases[token.number].due = self._next_due = 0.0
+        lease = None if token is None else self._leases.get(token[:2])
+        if lease is not None and lease.holder.name == holder:
+            lease.due = self._next_due = 0.0
             self._fetcher.inbox.wake()
 
     async def abandon(self, holder: str, received: int, number: int) -> None:
@@ -385,7 +386,7 @@ class DeliveryLeases:
             rest.due, rest.asked, rest.acked, rest.lost = lease.due, lease.asked, lease.acked, lease.lost
             self._next_due = min(self._next_due, rest.due)
             if rest.lost:
-                self._lost[rest.token.number] = rest
+                self._lost[rest.token[:2]] = rest
         self._note_again(lease, first)
         return self._enter(first, holder, options) if first else None
 
@@ -409,9 +410,8 @@ class DeliveryLeases:
         due = asyncio.get_running_loop().time() + self._lease_s
         acked = options.commit == "acked"
         lease = _Lease(token, holder, due, slices, runs, _rows(slices), options.number, acked)
-        self._leases[self._last] = lease
+        self._leases[token[:2]] = holder.unsure[token[:2]] = lease
         self._next_due = min(self._next_due, due)
-        holder.unsure[self._last] = lease
         return lease
 
 

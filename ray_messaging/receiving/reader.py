@@ -36,8 +36,9 @@ _TIMES = 8  # a read from a far server is at most this many times as large as a 
 _FRAME_BYTES = 64 * 2**10  # the assumed size, in bytes, of a frame before any frame was read
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# The next read is a system call, which takes time. So the reader first waits for this many turns of the event loop, in
-# which the waiting fetch, the handler of its messages, and the handler's sends can run.
+# The next read is a system call, which takes time. So if a fetch was waiting for the frames of a read, the reader first
+# waits for this many turns of the event loop, in which that fetch, the handler of its messages, and the handler's sends
+# can run.
 _TURNS = 4
 
 
@@ -174,7 +175,11 @@ class Reader:
                 last = frames[-1][0]
             else:
                 inbox.note_dry()
-            await self._let_others_go(came=bool(frames))
+            turns = 1
+            if frames and inbox.awaited:
+                turns, inbox.awaited = _TURNS, False
+            for _ in range(turns):
+                await asyncio.sleep(0)
 
     async def _put(self, frames: Sequence[tuple[str, bytes]], *, full: bool) -> int:
         """Put the frames of a read into the inbox; return the number of messages of the largest frame."""
@@ -207,17 +212,6 @@ class Reader:
         self._waits = True
         await self._inbox.wait_capacity(rows)
         self._waits, self._turned_at = False, time.monotonic()
-
-    async def _let_others_go(self, *, came: bool) -> None:
-        """Let other tasks run.
-
-        If a fetch was waiting for messages that have arrived, let them run for several turns.
-        """
-        turns = 1
-        if came and self._inbox.awaited:
-            turns, self._inbox.awaited = _TURNS, False
-        for _ in range(turns):
-            await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the server does not answer, has no memory, or refuses us: it may accept us later.

@@ -147,7 +147,8 @@ class Accumulator:
         # send's time.
         self._thread = get_ident()
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
-        self._bulks = 0  # how many bulk sends and transactions have not ended
+        # How many bulk sends and transactions have not ended. Whoever begins one calls `bulk_done` at its end.
+        self.bulks = 0
         self._flushes: list[asyncio.Future[None]] = []
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
@@ -314,18 +315,6 @@ class Accumulator:
         self.send_loop.wake()
         return waiter
 
-    def put_bulk(self, pending: PendingBatch, call_row: int) -> BulkWaiter:
-        """Accept a whole batch of a bulk send; return the future of its receipts.
-
-        The caller must have awaited `enter`.
-
-        Args: `call_row` is the number of the batch's first message in the bulk send.
-        """
-        waiter = BulkWaiter(0, len(pending), self._loop.create_future(), call_row)
-        pending.bulks.append(waiter)
-        self.put(pending)
-        return waiter
-
     def put(self, pending: PendingBatch) -> None:
         """Accept a whole batch. The caller must have awaited `enter`."""
         self._close_batch()  # Later messages must come after this batch.
@@ -364,7 +353,7 @@ class Accumulator:
         if len(transaction):
             await self.enter()
             transaction.trace = self.tracer.open()
-        self._bulks += 1
+        self.bulks += 1
         transaction.future.add_done_callback(self.bulk_done)
         self.put(transaction)
 
@@ -450,18 +439,14 @@ class Accumulator:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def bulk_begun(self) -> None:
-        """Record that a bulk send has begun. The caller must call `bulk_done` when it has ended."""
-        self._bulks += 1
-
     def bulk_done(self, _future: object = None) -> None:
         """Record the end of a bulk send or of a transaction."""
-        self._bulks -= 1
+        self.bulks -= 1
         if self._flushes:
             self._end_flushes()
 
     def _end_flushes(self) -> None:
-        if self.rows == 0 and self._bulks == 0:
+        if self.rows == 0 and self.bulks == 0:
             for done in self._flushes:
                 if not done.done():
                     done.set_result(None)
@@ -469,7 +454,7 @@ class Accumulator:
 
     async def flush(self) -> None:
         """Wait until every accepted message has its receipt."""
-        if self.rows or self._bulks:
+        if self.rows or self.bulks:
             done = self._loop.create_future()
             self._flushes.append(done)
             await done

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
 from ray_messaging.addressing.directory import Routes
-from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, AudienceCache, name_of
+from ray_messaging.audiences.cache import EVERYBODY, AudienceCache, name_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.compat.msg import Msg
@@ -20,7 +20,7 @@ from ray_messaging.message import cause_here
 from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
-from ray_messaging.model.extension import AudiencePairs, Extension
+from ray_messaging.model.extension import UNRESOLVED, AudiencePairs, Extension
 from ray_messaging.model.typed.input import is_array, is_table, table_of
 from ray_messaging.model.typed.typed_table import Payloads
 from ray_messaging.outgoing import Outgoing
@@ -244,12 +244,6 @@ def to_audience(batch: Batch, audience: object) -> Batch:
     batch.to_ids, batch.extension = nobody(batch.rows), batch.extension or Extension()
     batch.extension.audience = AudiencePairs(name_of(audience), UNRESOLVED)
     return batch
-
-
-def is_unspread(batch: Batch) -> bool:
-    """Return whether a batch has broadcasts to an audience whose version the messager has not looked up yet."""
-    extension = batch.extension
-    return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
 
 
 async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audiences: AudienceCache) -> Edges:

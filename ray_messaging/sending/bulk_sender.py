@@ -18,10 +18,9 @@ from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
-from ray_messaging.sending.bulk_input import edges_of, is_unspread, within_pairs
+from ray_messaging.sending.bulk_input import edges_of, within_pairs
 from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.pending_batch import BulkWaiter, PendingBatch
-from ray_messaging.sending.schema_checks import check_current
 
 T = TypeVar("T")
 _CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
@@ -43,18 +42,18 @@ class BulkSender:
 
         Raises: PayloadMismatch, before any message is sent, if a schema refuses a payload.
         """
-        checked = await check_current(self._frames, lambda: batches)
+        checked = await self._frames.check(batches)
         return await self._send(batches, partial(self._put_own, checked), sum(batch.rows for batch in batches))
 
     async def send_together(self, batches: Sequence[Batch]) -> Receipts:
         """Send plain messages as `send` does, but join them with other messages that are sent at the same time."""
-        await check_current(self._frames, lambda: batches)
+        await self._frames.check(batches)
         return await self._send(batches, self._join_own, sum(batch.rows for batch in batches))
 
     async def send_questions(self, batches: Sequence[PendingBatch]) -> Receipts:
         """Send batches of questions; return the receipts of all rows. Raises the same errors as `send`."""
         parts = [batch for pending in batches for batch in pending.parts]
-        checked = await check_current(self._frames, lambda: parts)
+        checked = await self._frames.check(parts)
         return await self._send(batches, partial(self._put, checked), sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
@@ -62,9 +61,9 @@ class BulkSender:
 
         Raises: the same errors as `send`.
         """
-        if batches and is_unspread(batches[0]):
+        if batches and batches[0].unspread:
             return await self.broadcast(batches)
-        checked = await check_current(self._frames, lambda: batches)
+        checked = await self._frames.check(batches)
         receipts = await self._send(batches, partial(self._add, checked), sum(batch.rows for batch in batches))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
@@ -83,7 +82,7 @@ class BulkSender:
             assert batch.extension is not None
             batch.extension.audience = found
         parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
-        checked = await check_current(self._frames, lambda: parts)
+        checked = await self._frames.check(parts)
         pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in parts)
 
         def put(part: Batch, call_row: int) -> BulkWaiter:
@@ -124,13 +123,16 @@ class BulkSender:
         # For a batch that another process has made, that process has decided whether the batch is traced.
         pending.trace = tracer.open() if own and batch.trace is None else tracer.follow(batch.trace)
         pending.checked = checked
-        return self._accumulator.put_bulk(pending, call_row)
+        waiter = BulkWaiter(0, len(pending), asyncio.get_running_loop().create_future(), call_row)
+        pending.bulks.append(waiter)
+        self._accumulator.put(pending)
+        return waiter
 
     async def _send(self, batches: Iterable[T], add: Callable[[T, int], BulkWaiter], rows: int) -> Receipts:
         """Accept each batch by calling `add` when there is capacity; return the receipts of all rows."""
         futures: list[asyncio.Future[Receipts]] = []
         call_row, stopped = 0, None
-        self._accumulator.bulk_begun()
+        self._accumulator.bulks += 1
         try:
             for batch in batches:
                 try:

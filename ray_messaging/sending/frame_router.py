@@ -12,7 +12,7 @@ from ray_messaging.audiences.folding import agents_digest, fold, row_kinds
 from ray_messaging.default_limits_and_leases import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Fold
+from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.fates import DELIVERED, UNDELIVERABLE
 from ray_messaging.receipt import PairFates
 from ray_messaging.sending import logged_frames
@@ -62,8 +62,8 @@ class FrameRouter:
         self.mirror = mirror
         # The batch that was routed last, and its routes.
         self._routed: tuple[Batch, Routes, NDArray[np.int32]] | None = None
-        # The last batch that was folded, and its `_kinds`.
-        self._kinded: tuple[Batch, NDArray[np.intp] | None] | None = None
+        # The last batch that was folded with changes of rules, and its `_kinds`.
+        self._kinded: tuple[Batch, NDArray[np.intp]] | None = None
         # For each mailbox: its record, a topic, and the digest of the agents that the record has under the topic.
         self._digests: dict[str, tuple[MailboxRecord, str, bytes]] = {}
         # Sets of agents that frames name, and that the server may not have, each under its digest.
@@ -71,6 +71,7 @@ class FrameRouter:
         self._kept: set[bytes] = set()
         # Boxes that accept no messages, because their group does not take part in the box's step.
         self.shut: set[str] = set()
+        self.in_memory = False  # whether frames carry their messages as batches, because no other process reads them
 
     def route(self, in_flight: InFlightBatch, rows: Rows | None, *, settle: bool = True) -> list[OutboundFrame]:
         """Build the frames of rows that have no fate yet (None: all).
@@ -147,7 +148,7 @@ class FrameRouter:
         if rows is not None and not len(rows):
             return {}
         whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
-        asker = self._asker_of(batch)
+        asker = None if batch.extension is None else self._asker_of(batch.extension)
         if asker is not None and whole:
             in_flight.copies = None
             return {asker: None}
@@ -187,14 +188,13 @@ class FrameRouter:
             low = high
         return found
 
-    def _asker_of(self, batch: Batch) -> str | None:
-        """For a batch of answers, return the queue of the asker's mailbox.
+    def _asker_of(self, extension: Extension) -> str | None:
+        """For the extension of a batch of answers, return the queue of the asker's mailbox.
 
         Return None if the messages are no answers. Also return None if the asker's mailbox is gone; then the answers go
         to the mailboxes of their recipients.
         """
-        extension = batch.extension
-        if extension is None or extension.in_reply_to is None:
+        if extension.in_reply_to is None:
             return None
         # When all groups have closed the step, the server finds out whether the asker's mailbox is gone.
         if extension.asked_outside:
@@ -271,14 +271,17 @@ class FrameRouter:
             note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
             note, frame = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER), frame, places)
-        data = b"" if mailbox == UNOWNED else encode(frame)
-        nbytes = len(data)
+        handed = frame if self.in_memory and mailbox != UNOWNED else None
+        data = b"" if mailbox == UNOWNED or self.in_memory else encode(frame)
+        nbytes = len(data) if handed is None else handed.nbytes
         if note is not None:
             nbytes += len(note.frame) + len(note.note)
         if publish:
             nbytes += sum(len(channel) + len(message) for channel, message in publish)
         queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
-        return OutboundFrame(queue, 0, batch.rows, data, publish, note, in_flight=in_flight, taken=rows, nbytes=nbytes)
+        return OutboundFrame(
+            queue, 0, batch.rows, data, publish, note, handed, in_flight=in_flight, taken=rows, nbytes=nbytes
+        )
 
     # -- broadcasts with one row for each pair --------------------------------------------------------------------
 
@@ -347,9 +350,12 @@ class FrameRouter:
 
         The numbers are cached, for the later frames of the batch.
         """
-        found = self._kinded
-        if found is None or found[0] is not in_flight.outgoing:
-            found = self._kinded = in_flight.outgoing, _kinds(in_flight)
+        outgoing, found = in_flight.outgoing, self._kinded
+        if not in_flight.rewritten and not outgoing.labels:
+            return None
+        if found is None or found[0] is not outgoing:
+            lines = {row: line for row, (_, line) in in_flight.rewritten.items()}
+            found = self._kinded = outgoing, row_kinds(lines, outgoing.labels, in_flight.batch.rows)
         return found[1]
 
     def _digest(self, mailbox: str, topic: str) -> bytes:
@@ -370,13 +376,6 @@ class FrameRouter:
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
             for row, to_id in enumerate(batch.to_ids.tolist())
         ]
-
-
-def _kinds(in_flight: InFlightBatch) -> NDArray[np.intp] | None:
-    if not in_flight.rewritten and not in_flight.outgoing.labels:
-        return None
-    lines = {row: line for row, (_, line) in in_flight.rewritten.items()}
-    return row_kinds(lines, in_flight.outgoing.labels, in_flight.batch.rows)
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:

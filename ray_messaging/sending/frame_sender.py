@@ -17,9 +17,11 @@ from ray_messaging.errors import (
     Fenced,
     MailboxFull,
     MessagingError,
+    PayloadMismatch,
     PayloadTooLarge,
     TransitError,
 )
+from ray_messaging.model.batch import Batch
 from ray_messaging.observability.observer import Observer
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.destination import OF_VERDICTS, Destination, MailboxQueue
@@ -187,6 +189,20 @@ class FrameSender(Destination):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
+    async def check(self, batches: Sequence[Batch]) -> int:
+        """Check batches by the schemas that this process knows. If one fails, load the current schemas and check again.
+
+        Returns: the version of the schemas by which the batches were checked.
+        Raises: PayloadMismatch if a schema refuses a payload.
+        """
+        if self.schemas.version:
+            try:
+                check_batches(self.schemas, batches)
+            except (PayloadMismatch, ConfigError):
+                await self.refresh()
+                check_batches(self.schemas, batches)
+        return self.schemas.version
+
     def route_all(self, in_flight: InFlightBatch) -> list[OutboundFrame]:
         """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
         check_batches(self.schemas, [in_flight.batch])
@@ -324,7 +340,8 @@ class FrameSender(Destination):
         If the call was repeated because no reply came, its first copy may still reach the server. In this case
         `attempted` stays true until the caller has processed the reply, and sets `attempted` to False.
         """
-        await self.keep_agents()
+        if self.router.unkept:
+            await self.keep_agents()
         self.attempted = True
         reply = await self._call(frames, verdict_epoch, conclusion)
         self.attempted = reply.repeated

@@ -1,7 +1,6 @@
 """Checks whether payloads fit the schemas that the directory has for their subtopics."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -11,9 +10,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.schema import Misfitting, Schemas
 from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
 
-if TYPE_CHECKING:
-    from ray_messaging.sending.frame_sender import FrameSender
-
 
 def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
     """Raise PayloadMismatch for the first payload that does not fit the schema of its subtopic."""
@@ -22,21 +18,6 @@ def check_batches(schemas: Schemas, batches: Iterable[Batch]) -> None:
         for _, error in _mismatches(schemas, batch, first):
             raise error
         first += batch.rows
-
-
-async def check_current(frames: "FrameSender", batches: Callable[[], Iterable[Batch]]) -> int:
-    """Check batches by the schemas that this process knows. If a check fails, load the current schemas and check again.
-
-    Returns: the version of the schemas by which the batches were checked.
-    Raises: PayloadMismatch if a schema refuses a payload.
-    """
-    if frames.schemas.version:
-        try:
-            check_batches(frames.schemas, batches())
-        except (PayloadMismatch, ConfigError):
-            await frames.refresh()
-            check_batches(frames.schemas, batches())
-    return frames.schemas.version
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:

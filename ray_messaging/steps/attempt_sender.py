@@ -27,20 +27,19 @@ from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
 from ray_messaging.sending.pending_batch import PendingBatch
-from ray_messaging.sending.schema_checks import check_current
 from ray_messaging.steps.sent_messages import no_messages
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts
-from ray_messaging.steps.step_broadcasts import StepBroadcasts
+from ray_messaging.steps.step_account import StepAccount, StepCounts, encode_blocked
 from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
-from ray_messaging.steps.step_moves import MovedAudiences
-from ray_messaging.transports.step_values import BoxFrame, Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
+from ray_messaging.steps.step_moves import MovedAudiences, StepMoves
+from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
 from ray_messaging.transports.transport_values import FrameFate, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
+_Ended = tuple[Committed | Refused, Closing, StepCounts]  # the answer to a close, and what the close has stated
 _ROW_BYTES = 8  # the fewest bytes that a message takes in a frame besides its payload: an id (4) and its ordinal (4)
 
 
@@ -61,16 +60,11 @@ class AttemptSender:
         self._known = False  # whether the directory is at least as new as it was when the step was opened
         self._number = 0  # the number of the next message
         self.sealed = -1  # the last step that all groups have closed, as the answer to the last commit says
-        self._boxes = AttemptBoxes(store, engine.name, attempt, step)
-        self._destination = StepDestination(engine, self._boxes)
-        self._broadcasts = StepBroadcasts(engine, self._destination)
-        account.audiences = self._broadcasts.digests
+        self._ended: list[InFlightBatch] = []  # the batches of the step whose rows have their fates
+        self.boxes = AttemptBoxes(store, engine.name, attempt, step)
+        self._destination = StepDestination(engine, self.boxes)
+        account.audiences = self._destination.digests
         self.moved = MovedAudiences(store, engine.audiences)
-
-    @property
-    def own(self) -> Sequence[BoxFrame]:
-        """Return the frames that the open step has written for its own group, which reads them in the next step."""
-        return self._boxes.own
 
     async def reload(self) -> None:
         """Load the newest version of the mailboxes' directory from the server."""
@@ -86,7 +80,7 @@ class AttemptSender:
             # The step needs the audiences' versions, and the agents' groups, that are valid in this step.
             await self.reload()
             self._known = True
-        if await self.moved.follow(opened.step, directory):
+        if directory.audiences.has_positions() and await self.moved.follow(opened.step, directory):
             await self.reload()
 
     async def commit(
@@ -104,25 +98,32 @@ class AttemptSender:
         Fenced if another driver has taken over the group.
         """
         if step.moves:
-            await self._write_moves(step)
-        await self._announce(step.number)
+            await self._write_moves(step.moves, step.number)
+        if not self._announced:
+            await self._announce(step.number)
         sent = step.sends.take()
+        self._ended.clear()
         # If the group sends nothing and this process hosts the group, the directory need not be loaded again.
         silent = not sent and self._engine.hostings and self._hostings == self._engine.hostings
+        ended: _Ended | None = None
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
                 await self.reload()
-            prepared = self._broadcasts.prepared(sent, step.sends.agents, step.number)
+            prepared = self._destination.prepared(sent, step.sends.agents, step.number)
             batches = await self._arrived(prepared, step.number)
-            found = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
-            if found is not None:
-                return found
-            await self._arrived(self._send(batches), step.number)
-        counts = self._account.take(step.number)
-        closing = self._closing(step, self._boxes.rows, counts, changed=changed)
-        closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
+            ended = await self._commit_whole(step, batches, changed=changed, go_on=go_on)
+            if ended is None:
+                await self._arrived(self._send(batches), step.number)
+        if ended is None:
+            closing, counts = self._closing(step, self.boxes.rows, changed=changed)
+            closed = await self._answer(self._close(step.number, closing, go_on=go_on), step.number)
+            ended = closed, closing, counts
         self._destination.queues.reset()
-        return self._following(closed, closing), counts
+        closed, closing, counts = ended
+        if isinstance(closed, Refused):
+            raise _not_closed(closed, self._group, closing)
+        self.sealed = closed.sealed
+        return closed.following, counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
         """Close a step.
@@ -147,21 +148,20 @@ class AttemptSender:
                 await backoff.sleep()
 
     async def _announce(self, step: int) -> None:
-        """Send the interceptor an empty batch, once, so that it knows of this attempt at the step.
+        """Send the interceptor an empty batch, so that it knows of this attempt at the step.
 
         The interceptor then undoes what an earlier attempt at this step has changed in its state. Without the empty
         batch it would not know of the attempt if the step sends no messages, or if delegated rules let all of them
         pass.
         """
-        if not self._announced:
-            try:
-                await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
-            except MessagingError as error:
-                raise self._lost(step, error) from error
-            self._announced = True
+        try:
+            await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
+        except MessagingError as error:
+            raise self._lost(step, error) from error
+        self._announced = True
 
-    async def _write_moves(self, step: Step) -> None:
-        """Write the positions to which the step moves agents in audiences.
+    async def _write_moves(self, moves: StepMoves, step: int) -> None:
+        """Write the positions to which a step moves agents in audiences.
 
         Raises: UnknownName, InvalidColumns or ConfigError for moves that cannot be made; StepAborted if the positions
         could not be written.
@@ -170,21 +170,24 @@ class AttemptSender:
             raise ConfigError(
                 "step.move needs Steps(wait_for='all'): in the next step, all groups read the new positions"
             )
-        await self.moved.check(step.moves, step.number, self._engine.directory)
-        for write in step.moves.writes(step.number):
-            reply = await self._boxes.send([write], FOREIGN)
+        await self.moved.check(moves, step, self._engine.directory)
+        for write in moves.writes(step):
+            reply = await self.boxes.send([write], FOREIGN)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                raise self._aborted(step.number, f"the server did not accept its moves ({reply.fates[0].name})")
+                raise self._aborted(step, f"the server did not accept its moves ({reply.fates[0].name})")
 
-    def _closing(self, step: Step, rows: int, counts: StepCounts, *, changed: bool) -> Closing:
-        blocked = self._account.take_blocked()
-        return Closing(rows, counts.encode(), step.state, changed, step.series, blocked, step.calls)
+    def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:
+        """Return the facts with which a step is closed, and its counts."""
+        sent = [(each.outgoing, each.outcome) for each in self._ended]
+        counts = self._account.of_step(step.number, sent)
+        blocked = encode_blocked((batch, outcome.blocks) for batch, outcome in sent)
+        return Closing(rows, counts.encode(), step.state, changed, step.series, blocked, step.calls), counts
 
     # -- sending a step in one call -------------------------------------------------------------------------------
 
     async def _commit_whole(
         self, step: Step, batches: Sequence[PendingBatch], *, changed: bool, go_on: bool
-    ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
+    ) -> _Ended | None:
         """Send and close a step in one call; return None, and do nothing, if several calls are needed.
 
         The fates of all rows are known before the call, because the call writes everything or nothing.
@@ -193,26 +196,25 @@ class AttemptSender:
         least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
         if not batches or destination.schemas.version or least > CALL_BYTES:
             return None
-        before, first, closed = self._account.copy(), self._number, None
+        first, closed = self._number, None
         with suppress(MailboxFull):  # a server whose memory is full still accepts a call that only closes the step
             frames = await self._arrived(self._frames_of(batches), step.number)
             if frames:
-                await self._answer(destination.keep_agents(), step.number)
+                await self._arrived(destination.keep_agents(), step.number)
                 self._settle(frames)
-                counts = self._account.take(step.number)
                 rows = sum(frame.rows for frame in frames if in_box(frame))
-                closing = self._closing(step, rows, counts, changed=changed)
-                request = self._boxes.request(frames, frames[0].verdict_epoch)
-                call = self._store.commit(request, self._boxes.tag, closing, go_on=go_on)
+                closing, counts = self._closing(step, rows, changed=changed)
+                request = self.boxes.request(frames, frames[0].verdict_epoch)
+                call = self._store.commit(request, self.boxes.tag, closing, go_on=go_on)
                 closed = await self._answer(call, step.number)
-        destination.queues.reset()
         if closed is None:
+            destination.queues.reset()
             # Later several calls send the messages with the same numbers, so that the messages get the same verdicts.
             self._number = first
-            self._account.restore(before)
+            self._ended.clear()
             return None
-        self._boxes.keep_own(frames)
-        return self._following(closed, closing), counts
+        self.boxes.keep_own(frames)
+        return closed, closing, counts
 
     async def _frames_of(self, batches: Sequence[PendingBatch]) -> list[OutboundFrame]:
         """Get verdicts on batches, and return the frames to write.
@@ -247,8 +249,8 @@ class AttemptSender:
         """Do nothing: sends in steps take no capacity, so there is none to free."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Count a batch's messages by their fates."""
-        self._account.add(batch.outgoing, batch.outcome)
+        """Keep a batch for the account of the step."""
+        self._ended.append(batch)
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)
 
@@ -260,7 +262,7 @@ class AttemptSender:
         Raises: StepTooLarge if a receiver's box is full; PayloadMismatch if a schema refuses a payload.
         """
         parts = [batch for pending in batches for batch in pending.parts]
-        checked = await check_current(self._engine.frame_sender, lambda: parts)
+        checked = await self._engine.frame_sender.check(parts)
         for pending in batches:
             pending.checked = checked  # the schemas may change while an earlier batch is written
             await self._deliver(self._begin(pending))
@@ -346,12 +348,6 @@ class AttemptSender:
                 step=step,
                 group=self._group,
             ) from error
-
-    def _following(self, closed: Committed | Refused, closing: Closing) -> Opened | Waiting | Done | None:
-        if isinstance(closed, Committed):
-            self.sealed = closed.sealed
-            return closed.following
-        raise _not_closed(closed, self._group, closing)
 
 
 def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend | ConfigError:

@@ -1,24 +1,35 @@
-"""Decoding of the frames in a box, which has the messages that one mailbox reads in one step.
+"""Reading of boxes. A box has the frames with the messages that one mailbox reads in one step.
 
-The supervisor of the steps may add frames, called amendments, which block or change messages of the other frames.
+A group reads the box of its own mailbox, and the boxes of mailboxes from which agents have moved to the group. The
+supervisor of the steps may add frames, called amendments, which block or change messages of the other frames.
 """
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.folding import fold, kept_places, row_kinds, spread
+from ray_messaging.audiences.folding import agents_digest, encode_kept, fold, kept_places, row_kinds, spread
 from ray_messaging.audiences.graph_edges import gathered
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import AskedOutside, Extension, OutsideQuestion
+from ray_messaging.model.extension import AskedOutside, Extension, Fold, OutsideQuestion
 from ray_messaging.model.joining import joined_arrays
+from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.canonical_order import id_ranks
-from ray_messaging.transports.step_values import OUTSIDE, SUPERVISOR, BoxFrame
+from ray_messaging.steps.moved_agents import MovedAgents
+from ray_messaging.steps.step_inbox import FoldedBatch
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import OUTSIDE, SUPERVISOR, BoxFrame, Opened, box_name
 from ray_messaging.wire.frames import decode
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
 
 # The sender names in frames of the supervisor that block or change messages of other frames.
 BLOCKED, CHANGED = ":blocked", ":changed"
@@ -26,12 +37,132 @@ FIRST_ADDED = 2**30  # ordinals from this number on belong to messages that a ru
 FIRST_OUTSIDE = 2**31  # ordinals from this number on belong to messages that were sent outside of the steps
 
 
+class ReadBoxes(NamedTuple):
+    """The messages and broadcasts (`folded`) that a group reads in a step.
+
+    `outside` has only the ones that came from senders outside of the steps, in the order of their arrival.
+    """
+
+    batches: list[Batch]
+    folded: list[FoldedBatch]
+    outside: list[FoldedBatch | Batch]
+
+
+class OpenBox(NamedTuple):
+    """The committed frames of a box, and the agents for which the group reads them.
+
+    The group reads the messages for `agents`. If `besides` is True, it reads the messages for all agents of the box
+    except `agents`.
+    """
+
+    frames: Sequence[BoxFrame]
+    agents: AgentSet
+    besides: bool
+
+
 class BoxBatches(NamedTuple):
-    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages."""
+    """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages.
+
+    `outside` has the messages and broadcasts that senders outside of the steps sent, before any amendment, each with
+    the number of rows from outside that the box had before it.
+    """
 
     messages: list[Batch]
     folded: list[Batch]
     amendments: list[Batch]
+    outside: list[tuple[int, Batch]]
+
+
+class GroupBoxes:
+    """The boxes that one group reads in its steps.
+
+    After an agent has moved, earlier messages to it are still in the box of the group that had the agent before.
+    """
+
+    def __init__(self, store: "RedisSteps", unfolder: Unfolder) -> None:
+        self._store = store
+        self._unfolder = unfolder
+
+    async def read(self, opened: Opened, box: BoxReader, record: MailboxRecord, moved: MovedAgents) -> ReadBoxes:
+        """Read all committed frames for an open step. Raises FrameError if one cannot be decoded or was lost."""
+        own, step = await box.covered(opened.covers), opened.step
+        late = all(cover.sent >= moved.changed for cover in opened.covers)
+        others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
+        if late and not others:  # in most steps no agent has moved recently
+            found = batches_of(own, step)
+            outside = [
+                each if each.fold is None else FoldedBatch(each, await self._unfolder.edges(each))
+                for _, each in sorted(found.outside, key=itemgetter(0))
+            ]
+            return ReadBoxes(found.messages, await self._folded(found) if found.folded else [], outside)
+        boxes = [OpenBox(own, moved.left, besides=True)]
+        boxes += [OpenBox(frames, moved.came, besides=False) for frames in others]
+        read, arrived = ReadBoxes([], [], []), list[tuple[int, Batch, OpenBox]]()
+        for where in boxes:
+            found = batches_of(where.frames, step)
+            read.batches.extend(_addressed(batch, where) for batch in found.messages)
+            read.folded.extend([await self._toward(each.batch, where, record) for each in await self._folded(found)])
+            arrived += [(first, batch, where) for first, batch in found.outside]
+        for _, batch, where in sorted(arrived, key=itemgetter(0)):
+            ours = _addressed(batch, where) if batch.fold is None else await self._toward(batch, where, record)
+            read.outside.append(ours)
+        return read
+
+    async def _folded(self, box: BoxBatches) -> list[FoldedBatch]:
+        """Return the broadcasts of a box, with the supervisor's changes applied."""
+        found: list[FoldedBatch] = []
+        for batch, amendments in zip(box.folded, amendments_of(box.folded, box.amendments), strict=True):
+            edges = await self._unfolder.edges(batch)
+            left = amended_broadcasts(batch, edges, amendments)
+            found += [] if left is None else [FoldedBatch(left, edges)]
+        return found
+
+    async def _toward(self, broadcasts: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
+        """Return broadcasts in which the hearers are agents that the group has in this step, and for which it reads.
+
+        Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
+        """
+        folded, agents = broadcasts.fold, record.agents(broadcasts.topics[0])
+        assert folded is not None
+        then = self._unfolder.agents_of(folded.agents)  # the agents that the frame names
+        hearers = then & (agents - box.agents if box.besides else agents & box.agents)
+        now = await self._unfolder.toward(broadcasts, agents)
+        if then == agents == hearers:
+            return FoldedBatch(broadcasts, now)
+        before = (await self._unfolder.edges(broadcasts)).expand(broadcasts.from_ids)
+        kept = np.ones(len(before.rows), np.bool_)
+        if folded.kept:
+            kept[:] = False
+            kept[kept_places(folded.kept, len(before.rows))] = True
+        after = now.expand(broadcasts.from_ids)
+        # `before` and `after` both have the pairs whose hearers are `hearers`, in the same order.
+        places = np.flatnonzero(hearers.find(after.hearers))[kept[hearers.find(before.hearers)]]
+        made = copy(broadcasts)
+        made.frame, made.extension = None, copy(broadcasts.extension)
+        assert made.extension is not None
+        made.extension.fold = Fold(agents_digest(agents), len(places), encode_kept(places, len(after.rows)))
+        return FoldedBatch(made, now)
+
+    async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
+        """Return the committed frames in the box of the group `mailbox`, which agents have left.
+
+        Only frames of steps before step `since` are returned, because later messages go to the agents' new group.
+        """
+        name = box_name(mailbox, step)
+        covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
+        return await BoxReader(self._store, name).covered(covers)
+
+
+def _addressed(batch: Batch, box: OpenBox) -> Batch:
+    """Return the rows of a batch that the group reads.
+
+    Only the group whose mailbox has the box reads plain channels.
+    """
+    found = box.agents.find(batch.to_ids)
+    plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
+    on_plain: NDArray[np.bool_] = plain[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
+    kept = ~found | on_plain if box.besides else found & ~on_plain
+    return batch if bool(kept.all()) else batch.take(np.flatnonzero(kept))
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
@@ -39,18 +170,14 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
 
     Raises: FrameError for a frame that cannot be decoded.
     """
-    found = BoxBatches([], [], [])
+    found = BoxBatches([], [], [], [])
     for frame in frames:
         batch = batch_of(frame, step)
+        if frame.tag.group == OUTSIDE:
+            found.outside.append((frame.first, batch))
         kind = found.amendments if amends(frame, batch) else found.messages if batch.fold is None else found.folded
         kind.append(batch)
     return found._replace(messages=amended(found.messages, found.amendments)) if found.amendments else found
-
-
-def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
-    """Decode the frames in a step's box that senders outside of the steps wrote, in the order of their arrival."""
-    found = sorted((frame for frame in frames if frame.tag.group == OUTSIDE), key=lambda frame: frame.first)
-    return [batch_of(frame, step) for frame in found]
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
@@ -63,7 +190,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
     Raises: FrameError for a frame that cannot be decoded.
     """
-    batch = decode(frame.frame)
+    batch = decode(frame.frame) if frame.batch is None else frame.batch
     if frame.tag.group == OUTSIDE:
         ordinals = outside_ordinals(frame.first, np.arange(batch.rows, dtype=np.uint32))
         given = batch.extension or Extension()

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # One call to the server writes at most 256 results. It takes no further result once it has 1 MiB of results.
 _BATCH, _BATCH_BYTES = 256, 2**20
+# The most seconds for which a result waits for further results. Only results that come soon after a call to the server
+# wait, and only while the callers' event loop has no time for another agent.
+_WAIT_S = 0.05
 
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
 
@@ -35,7 +38,8 @@ class CallMemory:
     """Results of one group's remembered calls in one step, by key. The server keeps them until the step is committed.
 
     All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
-    during a call to the server are written together by the next call.
+    during a call to the server, or soon after it, are written together by the next call. It is made at the latest when
+    the callers' event loop begins its next round: until then no caller could go on with a result.
 
     Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
     kept results.
@@ -58,8 +62,11 @@ class CallMemory:
         self._answers: dict[str, tuple[str, bytes]] = {}
         self._failed: dict[str, KeptCall] = {}  # failed calls that have used tokens or money, by key
         self._new: deque[_New] = deque()
-        self._writing = False
-        self._task: asyncio.Task[None] | None = None
+        self._idle = True  # whether nothing was written within the last `_WAIT_S` seconds
+        self._asked = False  # whether `_ask` will be called
+        self._more = False  # whether `_begin` was called during the call to the server
+        self._task: asyncio.Task[None] | None = None  # it writes results
+        self._pause: asyncio.TimerHandle | None = None  # after a call to the server
 
     @property
     def may_know(self) -> bool:
@@ -122,9 +129,14 @@ class CallMemory:
             raise self.broken
         new = _New(key, msgspec.msgpack.encode(call), asyncio.get_running_loop().create_future())
         self._new.append(new)
-        if not self._writing:
-            self._writing = True
+        if self._idle:
+            self._idle = False
             self._loop.call_soon_threadsafe(self._begin)
+        elif not self._asked:
+            # If functions that block this event loop end one after the other, a call for each of their results would
+            # keep the next function waiting.
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._ask)
         await new.kept
 
     def check(self, call: KeptCall) -> None:
@@ -138,11 +150,23 @@ class CallMemory:
                 limit=self._limit,
             )
 
+    def _ask(self) -> None:
+        """Let the results be written. The callers' event loop calls this at the beginning of its next round."""
+        self._asked = False
+        self._loop.call_soon_threadsafe(self._begin)
+
     def _begin(self) -> None:
-        self._task = self._loop.create_task(self._write(), name="ray_messaging call results")
+        """Begin to write the results. If a call to the server is under way, write them after it."""
+        self._more = True
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._task is None:
+            self._task = self._loop.create_task(self._write(), name="ray_messaging call results")
 
     async def _write(self) -> None:
-        while self._new:
+        while self._more:
+            self._more = False
             new = [self._new.popleft() for _ in range(len(self._new))]
             error: BaseException | None = None
             try:
@@ -150,12 +174,15 @@ class CallMemory:
                     await self._write_part(part)
             except Exception as raised:  # noqa: BLE001 - the callers that wait raise it
                 error = raised
-            loop = new[0].kept.get_loop()  # all calls of a group are made in one event loop
-            loop.call_soon_threadsafe(_settle, new, error)
-        self._writing = False
-        # A further result arrived just before `_writing` was set to False, so that nobody else writes it.
-        if self._new:
-            self._writing = True
+            if new:
+                loop = new[0].kept.get_loop()  # all calls of a group are made in one event loop
+                loop.call_soon_threadsafe(_settle, new, error)
+        self._task, self._pause = None, self._loop.call_later(_WAIT_S, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._pause, self._idle = None, True
+        if self._new:  # such a result came just before, or in a long round of the callers' event loop
+            self._idle = False
             self._begin()
 
     async def _write_part(self, part: dict[str, bytes]) -> None:

@@ -155,11 +155,6 @@ def _packed(keys: Sequence[NDArray[Any]]) -> list[list[_Part]]:
     return packed
 
 
-def in_canonical_order(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of some batches as one batch, in canonical order."""
-    return joined_in_order(batches)[0]
-
-
 def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     """Return the rows of some batches as one batch in canonical order, and each row's index in the joined batches."""
     rows = [batch.rows for batch in batches]
@@ -168,33 +163,36 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     from_ids = joined_ids([batch.from_ids for batch in batches])
     steps = _by_row([batch.step for batch in batches], rows)
     ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
-    keys = id_ranks([to_ids]), np.broadcast_to(np.asarray(steps), len(ordinals)), id_ranks([from_ids]), ordinals
-    order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, 2, 3))
-    table: dict[str, int] = {}
-    topics = [_topics(batch, table) for batch in batches]
+    keys = [id_ranks([to_ids]), id_ranks([from_ids]), ordinals]
+    if isinstance(steps, np.ndarray):  # otherwise all messages are of one step, as most are
+        keys.insert(1, steps)
+    last = len(keys) - 1
+    order, (to_ranks, from_ranks, taken) = _sorted_rows(keys, wanted=(0, last - 1, last))
+    names = dict.fromkeys(name for batch in batches for name in batch.topics)
+    table = {name: place for place, name in enumerate(names)}
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
+    senders, receivers = (
+        IdColumn(ranks.astype(np.int64, copy=False)) if ids.kinds is None else ids.take(order)
+        for ids, ranks in ((from_ids, from_ranks), (to_ids, to_ranks))
+    )
     joined = Batch(
         sender="",
         epoch=0,
         first=0,
-        from_ids=_ids(from_ranks) if from_ids.kinds is None else from_ids.take(order),
+        from_ids=senders,
         rows=len(order),
-        to_ids=_ids(to_ranks) if to_ids.kinds is None else to_ids.take(order),
+        to_ids=receivers,
         topics=tuple(table),
-        topic=topic_column(joined_arrays(topics)[order], len(table)) if len(table) > 1 else None,
-        step=_taken(steps, order),
+        topic=joined_arrays([_topics(batch, table) for batch in batches])[order] if len(table) > 1 else None,
+        step=steps[order] if isinstance(steps, np.ndarray) else steps,
         sent_at=_times(batches, rows, order),
         lines=lines,
-        labels=_labels(batches, rows, order),
+        labels=_labels(batches, rows, order) if any(batch.labels for batch in batches) else {},
         extension=Extension(ordinal=taken),
     )
     if any(each.expects_answer is not None or each.in_reply_to is not None for each in extensions):
         joined.extension = _with_conversation(extensions, rows, order)
     return joined, order
-
-
-def _ids(values: NDArray[Any]) -> IdColumn:
-    return IdColumn(values.astype(np.int64, copy=False))
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
@@ -227,26 +225,21 @@ def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 
 def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any:  # noqa: ANN401 - an array, or one value
     values = [batch.sent_at for batch in batches]
     if any(isinstance(value, np.ndarray) for value in values) or values.count(values[0]) == len(values):
-        return _taken(_by_row(values, rows), order)
+        times = _by_row(values, rows)
+        return times[order] if isinstance(times, np.ndarray) else times
     # The batch numbers are put in order instead of the times. A batch number takes at most a quarter of the memory of a
     # time, so the numbers fit into the processor's cache.
     numbers = np.repeat(np.arange(len(values), dtype=np.min_scalar_type(len(values))), rows)
     return np.array(values)[numbers[order]]
 
 
-def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one value
-    return values[order] if isinstance(values, np.ndarray) else values
-
-
 def _topics(batch: Batch, table: dict[str, int]) -> TopicColumn:
-    places = topic_column([table.setdefault(name, len(table)) for name in batch.topics], len(table))
+    places = topic_column([table[name] for name in batch.topics], len(table))
     return places[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
 
 
 def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
     """Return, for each label, its rows, as positions in `order`."""
-    if not any(batch.labels for batch in batches):
-        return {}
     places = np.empty(len(order), np.uint32)
     places[order] = np.arange(len(order), dtype=np.uint32)
     found: dict[str, list[NDArray[np.uint32]]] = {}

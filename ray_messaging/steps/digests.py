@@ -10,11 +10,11 @@ before it. The digest of a step is the sum of its rows' BLAKE2b-256, modulo 2**2
 it is the BLAKE2b-256 of the previous history digest, the step, the number of rows, and the step's digest.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import repeat
 from struct import Struct as Packer
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,15 @@ from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.extension import AudiencePairs
+from ray_messaging.model.fates import FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.canonical_order import id_ranks
 
 SIZE = 32  # the size of a digest in bytes
+KEPT_BYTES: Final = 64 * 2**20  # this many bytes hold about two million small messages
 _MODULUS: int = 1 << 8 * SIZE
+NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 _number = Packer("<q").pack
 _length = Packer("<I").pack
 _NONE = b"n"
@@ -124,14 +128,131 @@ def sum_of_like(
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
     for at, column in ((_FROM_ID, from_ids), (_ORDINAL, ordinals), (_TO_ID, to_ids)):
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
-    joined, size, begun, hashed = heads.tobytes(), len(head), blake2b(digest_size=SIZE), list[bytes]()
-    for at, payload in zip(range(0, len(joined), size), payloads, strict=True):
-        hashing = begun.copy()  # copying a hash object takes half the time of making a new one
-        hashing.update(joined[at : at + size] + _length(len(payload)) + payload)
+    begun, hashed = blake2b(digest_size=SIZE).copy, list[bytes]()
+    for row, payload in zip(heads.view(f"V{len(head)}").ravel().tolist(), payloads, strict=True):
+        hashing = begun()  # copying a hash object takes half the time of making a new one
+        hashing.update(row + _length(len(payload)) + payload)
         hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
     total: int = sum(part << 32 * place for place, part in enumerate(parts.tolist()))
     return total % _MODULUS
+
+
+def asks_of(batch: Batch) -> Sequence[bool]:
+    """Return for each message whether it is a question."""
+    asks = None if batch.extension is None else batch.extension.expects_answer
+    return [False] * batch.rows if asks is None else asks.tolist()
+
+
+def sum_of_batch(
+    batch: Batch,
+    codes: Sequence[int],
+    blocks: Mapping[int, tuple[str, str]],
+    audiences: Mapping[AudiencePairs, bytes],
+) -> int:
+    """Return the sum of the digests of a batch's rows. It is faster if rows differ only in ids, ordinal and payload."""
+    extension, lines = batch.extension, batch.lines
+    assert extension is not None
+    assert extension.ordinal is not None
+    assert lines is not None
+    differ = (batch.from_ids.kinds, batch.to_ids.kinds, batch.topic, extension.in_reply_to, extension.audience)
+    alike = codes.count(codes[0]) == len(codes) if batch.rows else False
+    if not alike or any(each is not None for each in differ) or blocks or batch.labels or any(asks_of(batch)):
+        return sum_of(digest_rows(batch, codes, blocks, audiences))
+    (like,) = digest_rows(batch.take(np.arange(1)), codes[:1], {}, audiences)
+    return sum_of_like(like, batch.from_ids.values, extension.ordinal, batch.to_ids.values, lines.by_row)
+
+
+def digest_rows(
+    batch: Batch,
+    codes: Sequence[int],
+    blocks: Mapping[int, tuple[str, str]],
+    audiences: Mapping[AudiencePairs, bytes] = NO_AUDIENCES,
+) -> list[DigestRow]:
+    """Return the rows of a batch in the form of which digests are computed.
+
+    Args: `codes` has the fate of each row, and `blocks` the rule and reason of each blocked row. `audiences` has the
+    hash of each audience, which a broadcast's row contains instead of a hearer.
+    """
+    extension, lines = batch.extension, batch.lines
+    assert extension is not None
+    assert extension.ordinal is not None
+    assert isinstance(batch.step, int)
+    assert isinstance(extension.deliver, int)
+    assert lines is not None
+    from_ids, to_ids, ordinals = batch.from_ids.tolist(), batch.to_ids.tolist(), extension.ordinal.tolist()
+    replies = [None] * batch.rows if extension.in_reply_to is None else extension.in_reply_to.tolist()
+    asks, rows = asks_of(batch), []
+    audience = None if extension.audience is None else HeardBy(extension.audience.name, audiences[extension.audience])
+    for row in range(batch.rows):
+        rule, topic = blocks[row][0] if row in blocks else None, batch.topic_of(row)
+        rows.append(
+            DigestRow(
+                batch.step,
+                extension.deliver,
+                from_ids[row],
+                ordinals[row],
+                to_ids[row],
+                "" if topic[0] == ":" else topic,  # the empty subtopic stands for an answer to the user
+                FATES[codes[row]],
+                rule,
+                batch.labels_of(row),
+                lines.row(row),
+                replies[row],
+                asks[row],
+                audience,
+            )
+        )
+    return rows
+
+
+class HashedLater(NamedTuple):
+    """The rows of a batch with their fates (`codes`), and for blocked rows the rule and the reason (`blocks`)."""
+
+    batch: Batch
+    codes: bytes
+    blocks: Mapping[int, tuple[str, str]]
+
+
+class LaterDigests:
+    """The rows that a group has sent from this process in its last `count` steps. There are no digests of other steps.
+
+    There are none of steps before `first` either, because the run goes on for so long that nobody asks for them. When
+    the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        self._first, self._count = first, count
+        self._kept: dict[int, list[HashedLater]] = {}
+        self._sums: dict[int, int] = {}
+        self._nbytes = 0
+
+    def keep(self, step: int, rows: list[HashedLater], known: int) -> None:
+        """Keep the rows of a step. They replace rows that an earlier attempt at the step has left.
+
+        Args: `known` is the sum of the digests that are computed already.
+        """
+        if step < self._first:
+            return
+        self._nbytes += _size(rows) - _size(self._kept.get(step, ()))
+        self._kept[step], self._sums[step] = rows, known
+        past = step - self._count
+        self._nbytes -= _size(self._kept.pop(past, ()))
+        self._sums.pop(past, None)
+        if self._nbytes > KEPT_BYTES:
+            for number in [*self._kept]:
+                self.sum_of(number)
+
+    def sum_of(self, step: int) -> int:
+        """Return the sum of the digests of a step's rows, and delete the rows."""
+        for each in self._kept.pop(step, ()):
+            self._sums[step] += sum_of_batch(each.batch, each.codes, each.blocks, {})
+            self._nbytes -= each.batch.nbytes
+        return self._sums.get(step, 0)
+
+
+def _size(rows: Iterable[HashedLater]) -> int:
+    return sum(each.batch.nbytes for each in rows)
 
 
 def numbered_outside(rows: Sequence[DigestRow], pairs: Pairs) -> Iterator[tuple[DigestRow, int]]:

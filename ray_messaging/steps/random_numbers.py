@@ -41,7 +41,7 @@ class StepGenerators:
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
         self.agents = agents
-        self._keys = np.frombuffer(_hash_of(seed, step, 16), np.uint64)
+        self._seed, self._step = seed, step
         # The place of the first agent of a block, and the seeds of the agents from that place on.
         self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])
 
@@ -55,9 +55,10 @@ class StepGenerators:
     def _block_of(self, place: int) -> tuple[int, list[NDArray[np.uint64]]]:
         """Return the block of seeds that contains a place, with the place of its first seed."""
         low = place - place % _BLOCK
+        keys = np.frombuffer(_hash_of(self._seed, self._step, 16), np.uint64)
         ids = self.agents.hashes[low : low + _BLOCK]
         with np.errstate(over="ignore"):
-            starts = _mix(np.stack([ids ^ self._keys[0], ids + self._keys[1]], axis=1)) + _GOLDEN
+            starts = _mix(np.stack([ids ^ keys[0], ids + keys[1]], axis=1)) + _GOLDEN
             seeds = _mix(np.concatenate([starts, starts + _GOLDEN], axis=1))
         return low, list(seeds)
 

@@ -16,16 +16,15 @@ from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.exact import check_state
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, step_generator, uniform_rows
+from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.step_inbox import EVERYBODY, StepInbox
 from ray_messaging.steps.step_moves import StepMoves
-from ray_messaging.steps.step_routes import StepQuestionIds
-from ray_messaging.steps.step_sends import StepSends
-from ray_messaging.transaction import check_state
+from ray_messaging.steps.step_sends import StepQuestionIds, StepSends
 
 
 class Step:
@@ -60,7 +59,7 @@ class Step:
         # `send` is not defined as a method, because one more function call would add a tenth to the time of a send.
         self.send = sends.send
         self.generators = StepGenerators(seed, number, agents)
-        self.moves = StepMoves()
+        self.moves: StepMoves | None = None  # the new positions of its agents; None: no agent has moved
         self.arrivals = arrivals
         self.blocked = blocked
         self.before = agents.agents if before is None else before
@@ -269,6 +268,7 @@ class Step:
         name, column = name_of(audience), IdColumn.checked(ids)
         self.sends.audiences.of(name, self.number)
         self.sends.check_ours(column)
+        self.moves = self.moves or StepMoves()
         self.moves.add(name, column, positions)
 
     def keep_series(self, series: bytes) -> None:

@@ -1,46 +1,51 @@
-"""Counts of a group's messages in one step by their fates, and the digest of the messages."""
+"""Account of a group's messages in one step: their fates, their digest, and which of them rules blocked."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.folding import kept_pairs
 from ray_messaging.audiences.hearer_pairs import Pairs
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import NONE
-from ray_messaging.model.extension import AudiencePairs
-from ray_messaging.model.fates import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN
-from ray_messaging.model.joining import joined_ids
+from ray_messaging.model.columns import NONE, IdColumn
+from ray_messaging.model.extension import AudiencePairs, Extension
+from ray_messaging.model.fates import BLOCKED, DELIVERED, FATES, UNDELIVERABLE, UNKNOWN
+from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.receipt import Outcome, PairFates
-from ray_messaging.steps.blocked_sends import encode_blocked
+from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
+from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.digests import (
-    SIZE,
     DigestRow,
+    HashedLater,
     HeardBy,
+    LaterDigests,
+    asks_of,
+    digest_rows,
     history_digest,
     numbered_outside,
     step_digest,
     sum_of,
+    sum_of_batch,
 )
-from ray_messaging.steps.later_digests import HashedLater, LaterDigests
-from ray_messaging.steps.row_sums import asks_of, digest_rows, sum_of_batch
 from ray_messaging.steps.step_inbox import FoldedBatch
+from ray_messaging.steps.step_sends import question_id
+from ray_messaging.wire.frames import decode, encode
+from ray_messaging.wire.notes import LogNote, decode_log_note, encode_log_note, why_of
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 
 _NAMED = 5  # undeliverable messages are counted separately for at most this many addresses
-# Batches with blocked rows, and for each blocked row the rule and the reason.
-Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]
-# The values that `StepAccount.copy` returns and `StepAccount.restore` takes.
-Kept = tuple[dict[str, int], int, int, Blocked, list[HashedLater], dict[str, int], dict[str, int]]
+# For each batch with blocked messages: a frame of the batch without payloads, and a note with the rules and reasons.
+_Parts = list[tuple[bytes, bytes]]
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
@@ -69,100 +74,81 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepAccount:
-    """Counter of the fates of messages in one attempt at a step.
+    """Account of the messages that a group sends in its steps: their fates and digests.
 
-    `total` counts the messages of all steps so far by fate. `unheard` counts the undeliverable messages by address.
+    `before` has the counts of the last committed step.
 
     Args: `later`, if given, keeps the rows, and computes their digests only if they are asked for.
     """
 
     def __init__(self, *, digest: bool, later: LaterDigests | None = None) -> None:
+        self.before = StepCounts({})
+        self.audiences: Mapping[AudiencePairs, bytes] = {}  # for each version of an audience, the hash of its pairs
         self._digest = digest
         self._later = later
-        self._unhashed: list[HashedLater] = []  # the rows of the step for which `later` may compute digests
-        self._fates: Counter[str] = Counter()
-        self._sum = self._outside = 0
-        self._blocked: Blocked = []
-        self.total: Counter[str] = Counter()
-        self.unheard: Counter[str] = Counter()
-        self.audiences: Mapping[AudiencePairs, bytes] = {}  # for each version of an audience, the hash of its pairs
+        # How many messages from outside of the steps the group has read in the open step, and their digest.
+        self._heard = 0, 0
 
-    def copy(self) -> Kept:
-        """Return a copy of all counts for `restore`.
+    def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
+        """Begin the account of a step with the messages from outside that the group reads, in order of their arrival.
 
-        It has plain dicts, because copying a Counter takes 20 times as long.
+        Without digests, messages from outside do not count.
         """
-        lists = [*self._blocked], [*self._unhashed]
-        return {**self._fates}, self._sum, self._outside, *lists, {**self.total}, {**self.unheard}
+        rows = outside_rows(read) if self._digest else []
+        self._heard = sum(weight for _, weight in rows), sum(sum_of([row], [weight]) for row, weight in rows)
 
-    def restore(self, before: Kept) -> None:
-        """Set all counts back to those in a result of `copy`."""
-        fates, self._sum, self._outside, self._blocked, self._unhashed, total, unheard = before
-        self._fates, self.total, self.unheard = Counter(fates), Counter(total), Counter(unheard)
-
-    def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Count the rows of a batch by fate.
+    def of_step(self, step: int, sent: Iterable[tuple[Batch, Outcome]]) -> StepCounts:
+        """Return the counts of the open step, in which the group has sent these batches.
 
         A row that has an error instead of a fate prevents the commit of the step.
         """
-        if outcome.pairs is not None:
-            self._add_broadcasts(batch, outcome.pairs)
-            return
-        for code, fate in enumerate(FATES):
-            if count := outcome.codes.count(code):
-                self._fates[fate] += count
-        if UNDELIVERABLE in outcome.codes:
-            self._name_unheard(batch, np.flatnonzero(outcome.fates == UNDELIVERABLE))
-        if outcome.blocks:
-            self._blocked.append((batch, outcome.blocks))
-        if not self._digest or UNKNOWN in outcome.codes:
-            return
-        if self._later is not None and (batch.extension is None or batch.extension.audience is None):
-            self._unhashed.append(HashedLater(batch, bytes(outcome.codes), outcome.blocks))
-        else:  # the digest is computed at once, because the hash of the broadcasts' audience is not kept for later
-            self._sum += sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
+        fates, unheard, (outside, digest) = Counter[str](), Counter(self.before.unheard), self._heard
+        unhashed: list[HashedLater] = []
+        for batch, outcome in sent:
+            if outcome.pairs is not None:
+                digest += self._add_broadcasts(fates, batch, outcome.pairs)
+                continue
+            for code, fate in enumerate(FATES):
+                if count := outcome.codes.count(code):
+                    fates[fate] += count
+            if UNDELIVERABLE in outcome.codes:
+                _name_unheard(unheard, batch, np.flatnonzero(outcome.fates == UNDELIVERABLE))
+            if not self._digest or UNKNOWN in outcome.codes:
+                continue
+            if self._later is not None and (batch.extension is None or batch.extension.audience is None):
+                unhashed.append(HashedLater(batch, bytes(outcome.codes), outcome.blocks))
+            else:  # the digest is computed at once, because the hash of the broadcasts' audience is not kept for later
+                digest += sum_of_batch(batch, outcome.codes, outcome.blocks, self.audiences)
+        hashed = b""
+        if self._later is not None:
+            self._later.keep(step, unhashed, digest)
+        elif self._digest:
+            hashed = step_digest([digest])
+        total = Counter(self.before.total) + fates
+        return StepCounts(dict(sorted(fates.items())), hashed, dict(sorted(total.items())), outside, dict(unheard))
 
-    def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
-        """Add broadcasts with the fates of their pairs.
+    def _add_broadcasts(self, fates: Counter[str], batch: Batch, pairs: PairFates) -> int:
+        """Count broadcasts, once for each pair, by the fates of their pairs; return the sum of their digests.
 
-        A broadcast is hashed once for each fate, and counts once for each pair.
+        A broadcast is hashed once for each fate.
         """
+        digest = 0
         for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):
             rows = np.flatnonzero(counts)
             if len(rows):
-                self._fates[FATES[code]] += int(counts.sum())
+                fates[FATES[code]] += int(counts.sum())
             if self._digest:
                 found = digest_rows(batch.take(rows), [code] * len(rows), {}, self.audiences)
-                self._sum += sum_of(found, counts[rows].tolist())
+                digest += sum_of(found, counts[rows].tolist())
+        return digest
 
-    def _name_unheard(self, batch: Batch, rows: NDArray[np.intp]) -> None:
-        for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
-            address = f"channel {batch.topic_of(row)[1:]!r}" if to_id is None else f"agent {to_id!r}"
-            if address in self.unheard or len(self.unheard) < _NAMED:
-                self.unheard[address] += 1
 
-    def hear(self, read: Sequence[FoldedBatch | Batch]) -> None:
-        """Add messages from outside of the steps, given in the order of their arrival, to the digest."""
-        for row, weight in outside_rows(read):
-            self._outside += weight
-            self._sum += sum_of([row], [weight])
-
-    def take(self, step: int) -> StepCounts:
-        """Return the counts of a step, and begin the counts of the next step."""
-        if self._later is not None:
-            self._later.keep(step, self._unhashed, self._sum)
-            self._unhashed = []
-        digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest and self._later is None else b""
-        self.total += self._fates
-        fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
-        counts = StepCounts(fates, digest, total, self._outside, dict(self.unheard))
-        self._fates, self._sum, self._outside = Counter(), 0, 0
-        return counts
-
-    def take_blocked(self) -> bytes:
-        """Return the blocked messages of the step, encoded, and forget them here."""
-        blocked, self._blocked = self._blocked, []
-        return encode_blocked(blocked)
+def _name_unheard(unheard: Counter[str], batch: Batch, rows: NDArray[np.intp]) -> None:
+    """Count undeliverable messages by address, for a few addresses."""
+    for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
+        address = f"channel {batch.topic_of(row)[1:]!r}" if to_id is None else f"agent {to_id!r}"
+        if address in unheard or len(unheard) < _NAMED:
+            unheard[address] += 1
 
 
 def outside_rows(read: Sequence[FoldedBatch | Batch]) -> list[tuple[DigestRow, int]]:
@@ -232,6 +218,20 @@ def check_step_number(step: object) -> int:
     return number
 
 
+def step_count(call: str, given: object, least: int) -> int:
+    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
+    if (number := whole_number(given)) is None or number < least:
+        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
+    return number
+
+
+def check_until(until: object) -> int:
+    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
+    if (number := whole_number(until)) is None:
+        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
+    return number
+
+
 def whole_number(value: object) -> int | None:
     """Return an int of at least 0, or None for anything else."""
     try:
@@ -264,3 +264,108 @@ async def sealed_history(store: "RedisSteps", step: int) -> bytes:
         counts = await sealed_counts(store, number)
         chained = history_digest(chained, number, messages_of(counts), digest_of(counts))
     return chained
+
+
+class BlockedSend(NamedTuple):
+    """A message that a rule blocked. For a question, `message_id` is the id that `ask` returned."""
+
+    message_id: str
+    from_id: AgentId
+    to_id: AgentId | None
+    rule: str
+    reason: str
+
+
+def encode_blocked(batches: Iterable[tuple[Batch, Mapping[int, tuple[str, str]]]]) -> bytes:
+    """Encode the blocked rows of batches, with the rule and the reason of each row.
+
+    Without blocked rows, return b"".
+    """
+    parts = [_part(batch, blocks) for batch, blocks in batches if blocks]
+    return msgspec.msgpack.encode(parts) if parts else b""
+
+
+def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, bytes]:
+    taken = batch.take(np.fromiter(blocks, np.intp))
+    taken.labels, taken.noted, taken.extension = {}, None, Extension(ordinal=taken.ordinal)
+    return encode(taken, with_payload=False), encode_log_note(LogNote(BLOCKED, why=why_of(blocks.values())))
+
+
+class BlockedSends(Sequence[BlockedSend]):
+    """Messages that some agents sent in a step and that rules blocked, ordered by sender, then in order of sending.
+
+    `places` has the place of each message's sender in the group.
+
+    Args: `parts` are results of `encode_blocked`. Messages in them that other agents sent are left out.
+    """
+
+    def __init__(self, step: int, parts: Iterable[bytes], agents: AgentPlaces) -> None:
+        self._step = step
+        ids: list[tuple[IdColumn, IdColumn]] = [(IdColumn.of([]), IdColumn.of([]))]
+        ordinals, whys = [np.zeros(0, np.uint32)], [np.zeros(0, np.intp)]
+        # The distinct pairs of rule and reason. `_whys` has, for each message, an index into this list.
+        self._why: list[tuple[str, str]] = []
+        for frame, noted in (each for part in parts for each in msgspec.msgpack.decode(part, type=_Parts)):
+            batch = decode(frame)
+            assert batch.ordinal is not None
+            why = np.zeros(batch.rows, np.intp)
+            for each in decode_log_note(noted, batch.rows).why:
+                why[np.frombuffer(each.rows, "<u4")] = len(self._why)
+                self._why.append((each.rule, each.reason))
+            ids.append((batch.from_ids, batch.to_ids))
+            ordinals.append(batch.ordinal)
+            whys.append(why)
+        from_ids, to_ids = (joined_ids(columns) for columns in zip(*ids, strict=True))
+        places, numbers = agents.find(from_ids), joined_arrays(ordinals)
+        order = np.lexsort((id_ranks([to_ids]), numbers, places))
+        order = order[places[order] >= 0]
+        self.places, self._ordinals, self._whys = places[order], numbers[order], joined_arrays(whys)[order]
+        self._from_ids, self._to_ids = from_ids.take(order), to_ids.take(order)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, row: int) -> BlockedSend: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[BlockedSend]: ...
+    def __getitem__(self, row: int | slice) -> BlockedSend | list[BlockedSend]:
+        """Return one message, or a list of messages for a slice."""
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        from_id, why = self._from_ids[row], self._why[self._whys[row]]
+        assert from_id is not None  # A group sends only messages of its agents, so the sender is never the user.
+        return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
+
+    def of(self, place: int) -> Sequence[BlockedSend]:
+        """Return the blocked messages that the agent at a place has sent."""
+        if not len(self):
+            return ()
+        low, high = np.searchsorted(self.places, [place, place + 1]).tolist()
+        return self[low:high]
+
+    @property
+    def from_ids(self) -> NDArray[Any]:
+        """Return each message's sender, int64 (n,). If some ids are strs, the array has the dtype object."""
+        return self._from_ids.to_numpy()
+
+    @property
+    def to_ids(self) -> NDArray[Any]:
+        """Return each message's recipient, int64 (n,), where the user is None.
+
+        With strs or None the dtype is object.
+        """
+        return self._to_ids.to_numpy()
+
+    @property
+    def rules(self) -> list[str]:
+        """Return the rule that blocked each message."""
+        return [self._why[why][0] for why in self._whys.tolist()]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why each message was blocked."""
+        return [self._why[why][1] for why in self._whys.tolist()]
+
+
+NOTHING_BLOCKED = BlockedSends(-1, (), NO_PLACES)

@@ -1,14 +1,25 @@
-"""The boxes of steps as the destination of a sender. A box has the messages that one mailbox reads in one step."""
+"""The boxes of steps as the destination of a sender. A box has the messages that one mailbox reads in one step.
+
+A broadcast is written as one row for each mailbox if no rule judges it before the step ends, and if each hearer is an
+agent of a group. Otherwise it is written as one row for each hearer.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Routes
+from ray_messaging.audiences.cache import EVERYBODY, current_audience
+from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.messager_engine import Engine
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.sending import send_errors
+from ray_messaging.sending.bulk_input import edges_of, within_pairs
 from ray_messaging.sending.destination import OF_VERDICTS, Destination
 from ray_messaging.sending.frame_router import OutboundFrame
+from ray_messaging.sending.pending_batch import PendingBatch, Reaches
+from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.transports.step_values import BoxFrame, StepTag, box_name
 from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
@@ -35,22 +46,19 @@ class AttemptBoxes:
         self.shut: set[str] = set()
         self.group = group
         self.attempt = attempt
+        self.tag = StepTag(group, step, attempt)  # the tag of the frames that are written in the open step
+        self.in_memory = store.in_memory
         self._store = store
 
     def begin(self, step: int) -> None:
         """Write the frames of this open step from now on."""
         if step != self.step:  # if the supervisor runs the same step again, these boxes accept no messages either
             self.shut.clear()
-        self.step, self.rows, self.own = step, 0, []
+        self.step, self.rows, self.own, self.tag = step, 0, [], StepTag(self.group, step, self.attempt)
 
     def request(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendRequest:
         """Return the request of a call that writes frames. The attempt's number takes the place of a sender's epoch."""
         return SendRequest(self.group, self.attempt, 0, verdict_epoch, writes)
-
-    @property
-    def tag(self) -> StepTag:
-        """Return the tag of the frames that are written in the open step."""
-        return StepTag(self.group, self.step, self.attempt)
 
     async def send(self, writes: Sequence[FrameWrite], verdict_epoch: int) -> SendReply:
         """Write frames to boxes. The server refuses a frame if its box is shut, or if its verdicts are no longer valid.
@@ -81,7 +89,11 @@ class AttemptBoxes:
     def keep_own(self, writes: Sequence[FrameWrite]) -> None:
         """Keep the frames that the group itself reads in the next step, so that it need not fetch them again."""
         box = box_name(self.group, self.step + 1)
-        self.own += [BoxFrame("", self.tag, write.rows, write.frame) for write in writes if write.mailbox == box]
+        self.own += [
+            BoxFrame("", self.tag, write.rows, write.frame, batch=write.batch)
+            for write in writes
+            if write.mailbox == box
+        ]
 
     def _aborted(self, why: str) -> StepAborted:
         return StepAborted(f"step {self.step} of group {self.group!r} {why}", step=self.step, group=self.group)
@@ -124,6 +136,11 @@ class StepDestination(Destination):
             observer=engine.observer,
         )
         self.router.shut = boxes.shut
+        self.router.in_memory = boxes.in_memory
+        # For each audience to which the group broadcasts, the hash of its pairs.
+        self.digests: dict[AudiencePairs, bytes] = {}
+        # By audience and topic: how many agents hear each sender, and the senders and routes for which this holds.
+        self._reaches: dict[tuple[AudiencePairs, str], tuple[AgentPlaces, Routes | None, Reaches]] = {}
 
     @property
     def routes(self) -> Routes:
@@ -167,3 +184,53 @@ class StepDestination(Destination):
         they will have subscribers, so they count as undeliverable.
         """
         self.written(frame, [0] * len(frame.publish))
+
+    # -- broadcasts -----------------------------------------------------------------------------------------------
+
+    async def prepared(self, batches: Sequence[Batch], senders: AgentPlaces, step: int) -> list[PendingBatch]:
+        """Return batches in a form that can be sent. Batches of broadcasts have the number of hearers of each sender.
+
+        Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged.
+        """
+        made: list[PendingBatch] = []
+        for batch in batches:
+            audience = None if batch.extension is None else batch.extension.audience
+            if audience is None:
+                made.append(PendingBatch.of(batch))
+                continue
+            if batch.unspread and batch.extension is not None:
+                audience = current_audience(self._engine.directory.audiences, audience.name, step)
+                batch.extension.audience = audience
+            reaches = await self._reach(audience, batch.topics[0], senders)
+            made += await self._sendable(batch, reaches)
+        return made
+
+    async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[PendingBatch]:
+        records = self.routes.records.values()
+        # If no group hosts a hearer, there must be a row for that hearer, because its message is published and gets a
+        # note for the log.
+        whole = not any(record.globs for record in records) and reaches.are_all_in(records, broadcasts.from_ids)
+        if whole and await self._engine.verdict_client.pass_whole(broadcasts) is not None:
+            return [PendingBatch.of(broadcasts, reaches=reaches)]
+        parts = within_pairs(broadcasts, reaches.edges)
+        return [PendingBatch.of(spread(part, reaches.edges)) for part in parts]
+
+    async def _reach(self, audience: AudiencePairs, topic: str, senders: AgentPlaces) -> Reaches:
+        """Return how many agents hear each sender in an audience.
+
+        The result is cached until senders or audience change.
+        """
+        routes = self.routes
+        # A move of agents may count only from a later step on, although it is in the directory already. So the routes
+        # of two steps may differ, although the version of the directory is the same.
+        key, everybody = (audience, topic), routes if audience == EVERYBODY else None
+        found = self._reaches.get(key)
+        if found is None or found[0] is not senders or found[1] is not everybody:
+            edges = await edges_of(audience, topic, routes, self._engine.audiences)
+            self.digests[audience] = edges.digest
+            self._reaches = {
+                (each, name): kept for (each, name), kept in self._reaches.items() if each.name != audience.name
+            }
+            reaches = Reaches(edges.of(senders.agents), senders.column, senders.find, topic)
+            found = self._reaches[key] = senders, everybody, reaches
+        return found[2]

@@ -1,4 +1,4 @@
-"""Inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that the agents hear."""
+"""The inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that they hear."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -20,12 +20,12 @@ from ray_messaging.conversations.replies import check_questions
 from ray_messaging.errors import ConfigError, NoQuestion
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice, decoded_messages
-from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.joining import joined_ids
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.canonical_order import in_canonical_order
+from ray_messaging.steps.canonical_order import joined_in_order
 
 
 class FoldedBatch(NamedTuple):
@@ -33,45 +33,6 @@ class FoldedBatch(NamedTuple):
 
     batch: Batch
     edges: Edges
-
-
-class HeardBroadcasts:
-    """The broadcasts that a group's agents hear in one step."""
-
-    def __init__(self, folded: Sequence[FoldedBatch] = ()) -> None:
-        self._folded = folded
-
-    def __len__(self) -> int:
-        return len(self._folded)
-
-    def messages(self) -> list[Batch]:
-        """Return all broadcasts as messages: one message for each pair of sender and hearer."""
-        return [unfold(*each) for each in self._folded]
-
-    def of(self, name: str, agents: AgentSet) -> Heard:
-        """Return the broadcasts to one audience, as agents hear them.
-
-        Raises: ConfigError if the broadcasts were to several versions of the audience.
-        """
-        found = [each for each in self._folded if audience_of(each.batch).name == name]
-        versions = sorted({audience_of(each.batch).version for each in found})
-        if len(versions) > 1:
-            listed = ", ".join(map(str, versions))
-            raise ConfigError(
-                f"audience {name!r} changed between the broadcasts that are read in this step (versions {listed}), so "
-                "they have no common pairs: read these broadcasts from step.messages"
-            )
-        if len({each.batch.fold.agents for each in found if each.batch.fold is not None}) > 1:
-            raise ConfigError(
-                f"broadcasts to audience {name!r} in this step are for different agents of this group, because "
-                "different agents listen on different subtopics: read these broadcasts from step.messages"
-            )
-        if not found:
-            return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
-        parts = [each.batch.lines for each in found]
-        return Heard(
-            found[0].edges, agents, joined_ids([each.batch.from_ids for each in found]), parts, _removed(found)
-        )
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
@@ -90,7 +51,6 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
     return Pairs(np.concatenate(rows), joined_ids(hearers)) if rows else None
 
 
-NOTHING_HEARD = HeardBroadcasts()
 EVERYBODY = slice(None)  # the places of all agents
 # About how many rows are decoded at once. If more were decoded, the first of them would leave the processor's cache
 # before they are read.
@@ -100,23 +60,24 @@ _AHEAD = 64
 class StepInbox:
     """The messages of one step for some agents, in one sequence or agent by agent.
 
-    Args: `batches` are the committed batches of the step's box. Each row has a step and an ordinal. `broadcasts` are
-    turned into messages only when a message is read.
+    Args: `batches` are the committed batches of the step's box. Each row has a step and an ordinal. `folded` are the
+    broadcasts that the agents hear, which are turned into messages only when a message is read.
     """
 
     def __init__(
-        self, exp_id: str, agents: AgentPlaces, batches: Sequence[Batch], broadcasts: HeardBroadcasts = NOTHING_HEARD
+        self, exp_id: str, agents: AgentPlaces, batches: Sequence[Batch], folded: Sequence[FoldedBatch] = ()
     ) -> None:
         self._exp_id = exp_id
         self._agents = agents
         self._batches = batches
-        self._broadcasts = broadcasts
+        self._folded = folded
 
     @cached_property
     def _batch(self) -> Batch | None:
         """Return all messages, in canonical order, or None if there are none."""
-        filled = [batch for batch in (*self._batches, *self._broadcasts.messages()) if batch.rows]
-        return in_canonical_order(filled) if filled else None
+        broadcasts = [unfold(*each) for each in self._folded]  # one message for each pair of sender and hearer
+        filled = [batch for batch in (*self._batches, *broadcasts) if batch.rows]
+        return joined_in_order(filled)[0] if filled else None
 
     @cached_property
     def messages(self) -> Messages:
@@ -124,18 +85,39 @@ class StepInbox:
         return self._slice(0, 0 if self._batch is None else self._batch.rows)
 
     def heard(self, name: str) -> Heard:
-        """Return the broadcasts to one audience; raise ConfigError if they were to several versions of the audience."""
-        return self._broadcasts.of(name, self._agents.agents)
+        """Return the broadcasts to one audience, as the agents hear them.
 
-    @property
-    def _places(self) -> NDArray[np.int64]:
-        """Return the place of each message's recipient, or -1 if the recipient is not one of the inbox's agents."""
-        return np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
+        Raises: ConfigError if the broadcasts were to several versions of the audience.
+        """
+        found = [each for each in self._folded if audience_of(each.batch).name == name]
+        versions = sorted({audience_of(each.batch).version for each in found})
+        if len(versions) > 1:
+            listed = ", ".join(map(str, versions))
+            raise ConfigError(
+                f"audience {name!r} changed between the broadcasts that are read in this step (versions {listed}), so "
+                "they have no common pairs: read these broadcasts from step.messages"
+            )
+        if len({each.batch.fold.agents for each in found if each.batch.fold is not None}) > 1:
+            raise ConfigError(
+                f"broadcasts to audience {name!r} in this step are for different agents of this group, because "
+                "different agents listen on different subtopics: read these broadcasts from step.messages"
+            )
+        agents = self._agents.agents
+        if not found:
+            return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
+        parts = [each.batch.lines for each in found]
+        return Heard(
+            found[0].edges, agents, joined_ids([each.batch.from_ids for each in found]), parts, _removed(found)
+        )
 
     @cached_property
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each agent, the index of its first message, and the number of its messages."""
-        places = self._places
+        # For each message, the place of the recipient, or -1 if the recipient is not one of the inbox's agents.
+        places = np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
+        if places.min(initial=0) >= 0:
+            counts = np.bincount(places, minlength=len(self._agents))
+            return np.cumsum(counts) - counts, counts
         # Messages on plain channels, which belong to no agent, may lie between the agents' messages.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,16 +18,15 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender
-from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
+from ray_messaging.steps.box_frames import GroupBoxes
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.group_boxes import GroupBoxes
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts, whole_number
-from ray_messaging.steps.step_inbox import HeardBroadcasts, StepInbox
+from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, check_until
+from ray_messaging.steps.step_inbox import StepInbox
 from ray_messaging.steps.step_sends import StepSends
-from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.box_reader import Answer, BoxReader
 from ray_messaging.transports.step_values import (
     SUPERVISOR,
     Done,
@@ -39,7 +37,6 @@ from ray_messaging.transports.step_values import (
     Opened,
     StepSettings,
     WaitFor,
-    Waiting,
     box_name,
     without_steps,
 )
@@ -52,16 +49,6 @@ logger = logging.getLogger(__name__)
 # A driver's start number is an epoch followed by this many bits for the number of the loop. Lua, whose numbers are
 # floats, can still represent it exactly.
 _LOOP_BITS = 12
-# How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
-# The news and the run's call of the group take about the same time.
-_TOLD_S = 0.01
-
-
-def check_until(until: object) -> int:
-    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
-    if (number := whole_number(until)) is None:
-        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
-    return number
 
 
 def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
@@ -133,16 +120,16 @@ class StepLoop:
         self.committed = -1  # the last step that was committed
         self.sealed = -1  # the last step that all groups have committed, as the answer to this group's last commit said
         self.state: bytes | None = None  # the state after the last committed step
-        # Counts, by fate, of the messages that the group sent in all steps up to `committed`.
-        self.fates: Counter[str] = Counter()
-        self.unheard: dict[str, int] = {}  # for each of a few addresses, how many messages were undeliverable
         # Whether a run's driver opens the first step of each of its calls for all groups. Then this group may begin the
         # step although it has not asked for it.
         self.is_told = False
         self.ahead = 0  # for how many steps after the open one calls may be made
+        # A function that takes a step and agents, and reads the results of calls that these agents have made in that
+        # step of the run from which this run was forked.
+        self.parent_calls: Callable[[int, AgentSet], Mapping[str, bytes]] | None = None
         self._memories: dict[int, CallMemory] = {}  # the remembered calls of the open step, and of steps after it
         self._taken: DrivenGroup | None = None
-        self._account = StepAccount(digest=settings.digest, later=later)
+        self.account = StepAccount(digest=settings.digest, later=later)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps before `until`. A request for the next step commits the current step.
@@ -178,10 +165,10 @@ class StepLoop:
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
-            before = await self._sent_before()
-            self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
-            self.fates, self.unheard = Counter(before.total), before.unheard
-            found: Opened | Waiting | Done | None = None
+            left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
+            mine = left.get(self._group)
+            self.account.before = StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
+            found: Answer | None = None
             news = ""  # the latest position in the stream of news that this loop knows ("": none)
             while True:
                 if (number := self.committed + 1) >= self.until:
@@ -200,7 +187,11 @@ class StepLoop:
                 self._host(self._engine.directory, number)
                 step = await self._step(opened, taken.attempt, box)
                 self._taken = taken
-                self._memories = {each: calls for each, calls in self._memories.items() if each >= number}
+                # If agents have come, the results of the parent run that these agents need are not known yet.
+                lacking = self.parent_calls is not None and self.before != self.places.agents
+                self._memories = {
+                    each: calls for each, calls in self._memories.items() if each >= number and not lacking
+                }
                 began = time.perf_counter()
                 yield step
                 self._check_open()
@@ -210,14 +201,13 @@ class StepLoop:
                 news = opened.news
                 go_on = number + 1 < self.until
                 self._expect(box, number + 1, news)
-                found, counts = await sender.commit(step, changed=changed, go_on=go_on)
-                box.hand_over(sender.own)
+                found, self.account.before = await sender.commit(step, changed=changed, go_on=go_on)
+                box.hand_over(sender.boxes.own)
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 step.sends.end()
                 self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.sealed = sender.sealed
-                self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
             transport.end_steps()  # The calls below are given up as early as calls outside of steps.
             if step is not None:
@@ -238,14 +228,11 @@ class StepLoop:
             # `ahead` steps after it.
             again = step <= self._taken.closed + 1 + self.ahead
             limit = self._engine.settings.payload_bytes
-            self._memories[step] = CallMemory(
-                self._store, self._group, self._taken.attempt, step, limit=limit, again=again
-            )
+            made = CallMemory(self._store, self._group, self._taken.attempt, step, limit=limit, again=again)
+            if self.parent_calls is not None:
+                made.parent = partial(self.parent_calls, step, self.places.agents)
+            self._memories[step] = made
         return self._memories[step]
-
-    def forget_calls(self) -> None:
-        """Forget the remembered calls of the open step, and of steps after it. `calls_of` reads them again."""
-        self._memories = {}
 
     async def _begin(self, *, leave: bool) -> tuple[DrivenGroup, AttemptSender]:
         """Become the group's driver, and make the sender of its steps.
@@ -253,7 +240,7 @@ class StepLoop:
         Raises: the same errors as `_take`.
         """
         taken = await self._take(self.until, leave=leave)
-        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
+        sender = AttemptSender(self._engine, self._store, taken.attempt, self.account, taken.closed + 1)
         await sender.reload()
         directory = self._engine.directory
         self._host(directory, taken.closed + 1)
@@ -302,12 +289,6 @@ class StepLoop:
             found = again
         return found
 
-    async def _sent_before(self) -> StepCounts:
-        """Return the counts that the group stored with its last committed step."""
-        left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
-        mine = left.get(self._group)
-        return StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
-
     async def _renew(self, attempt: int) -> None:
         while True:
             await asyncio.sleep(STEP_LEASE_S / 3)
@@ -316,24 +297,26 @@ class StepLoop:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    async def _open(
-        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
-    ) -> Opened | None:
+    async def _open(self, attempt: int, number: int, found: Answer | None, box: BoxReader) -> Opened | None:
         """Wait until the step is open. Return None if the group no longer takes part, or if the step is not to run.
 
         Args: `found` is the server's last answer about the step, if there is one.
         """
+        ask = partial(self._store.open, self._group, attempt, number)
         while not isinstance(found, Opened):
             if isinstance(found, Done) or number >= self.until:
                 return None
-            if found is None:
-                found = await self._ask(attempt, number, box)
-                continue
-            news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
             self._check_open()
-            if news.opened >= number:
-                return await self._opened_by(news, number, box)
-            found = await self._store.open(self._group, attempt, number)
+            news = await (box.ask(ask) if found is None else box.wait(found.news, STEP_NEWS_TIMEOUT_S))
+            if not isinstance(news, News):
+                found = news
+                continue
+            self._check_open()
+            if news.opened < number:
+                found = await ask()
+                continue
+            covers = tuple(await box.covers(news)) if news.boxes else ()
+            return Opened(number, covers, news.directory, news.blocked, news.place)
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
@@ -345,31 +328,6 @@ class StepLoop:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
         elif self.is_told and news:
             box.expect_opening(news, step, STEP_NEWS_TIMEOUT_S)
-
-    async def _ask(self, attempt: int, number: int, box: BoxReader) -> Opened | Waiting | Done:
-        """Ask the server to open a step.
-
-        If a run's driver opens the step for this group, the news of that may come before the answer.
-        """
-        self._check_open()
-
-        async def ask(after_s: float) -> Opened | Waiting | Done:
-            await asyncio.sleep(after_s)
-            return await box.beside(self._store.open(self._group, attempt, number))
-
-        if not box.expects_opening:
-            return await ask(0)
-        asking = asyncio.create_task(ask(_TOLD_S), name="ray_messaging step question")
-        try:
-            news = await box.told_before(asking)
-            return await asking if news is None else await self._opened_by(news, number, box)
-        finally:
-            await end(asking)
-
-    async def _opened_by(self, news: News, number: int, box: BoxReader) -> Opened:
-        """Return a step that news have opened."""
-        covers = tuple(await box.covers(news)) if news.boxes else ()
-        return Opened(number, covers, news.directory, news.blocked, news.place)
 
     def _check_open(self) -> None:
         """Raise Closed if the messager was closed. Otherwise the loop would commit, and wait for other groups."""
@@ -401,7 +359,7 @@ class StepLoop:
             arrivals = await self._arrivals(opened.step, record, directory)
             self.before = record.at(opened.step - 1, directory.dates).agents()
         found = await self._boxes.read(opened, box, record, moved)
-        self._account.hear(found.outside if self._settings.digest else [])
+        self.account.hear(found.outside)
         settings, blocked = self._engine.settings, NOTHING_BLOCKED
         if opened.blocked:
             groups = [self._group, SUPERVISOR, *(arrival.group for arrival in arrivals)]
@@ -411,7 +369,7 @@ class StepLoop:
             opened.step,
             seed=self._settings.seed,
             agents=self.places,
-            inbox=StepInbox(self._engine.exp_id, self.places, found.batches, HeardBroadcasts(found.folded)),
+            inbox=StepInbox(self._engine.exp_id, self.places, found.batches, found.folded),
             sends=StepSends(
                 self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes, directory.audiences
             ),

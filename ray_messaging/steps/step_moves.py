@@ -117,8 +117,6 @@ class MovedAudiences:
         Raises: FrameError if the positions cannot be read; AudienceTooLarge if the new version has too many pairs;
         ConfigError if this process cannot make versions of audiences.
         """
-        if not directory.audiences.has_positions():
-            return False
         box = box_name(PLACES, step)
         covers = await self._store.covers(box)
         if not covers:

@@ -1,11 +1,12 @@
-"""The messages that a group sends in one step, as batches."""
+"""The messages that a group sends in one step, as batches, and their routes (topic, step of delivery, kind)."""
 
 import time
 from array import array
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from struct import pack
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +14,113 @@ from orjson import dumps
 
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
 from ray_messaging.audiences.audience_kinds import Audiences
-from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
+from ray_messaging.audiences.cache import current_audience, name_of
 from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.default_limits_and_leases import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.messages import Slice
-from ray_messaging.model.batch import Batch
+from ray_messaging.model.batch import Batch, TopicColumn, topic_column
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
-from ray_messaging.model.extension import AudiencePairs, Extension, OutsideQuestion
+from ray_messaging.model.extension import UNRESOLVED, AskedOutside, AudiencePairs, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
+from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
 
 _NOBODY = object()
 _FIXED = int, str, np.generic  # immutable types of ids: the same object is still the same id
 _NO_QUESTION = None, None
 _CELLS = 3  # `cells` has this many items for each message
 FULL = _CELLS * BATCH_ROWS
-Places = NDArray[np.int64]
+Numbers = NDArray[np.int64]
+
+
+class Route(NamedTuple):
+    """The facts that some messages of a step have in common: topic, step of delivery, kind.
+
+    With an `audience`, the messages are broadcasts to the audience. With `asks`, the messages are questions. With
+    `replies`, the messages are answers. If `asker` is not "", the questions came from outside of the steps, and `asker`
+    is the mailbox that gets the answers.
+    """
+
+    topic: str
+    deliver: int
+    asks: bool = False
+    replies: bool = False
+    asker: str = ""
+    audience: AudiencePairs | None = None
+
+    @property
+    def lane(self) -> "Route":
+        """Return the lane: the part of a route that all messages of a batch must have in common.
+
+        For broadcasts, the lane is the whole route. An answer to a question that was asked in a step may be in a batch
+        with other messages, because each row has a field for the id of the question that it answers.
+        """
+        return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
+
+
+class RowRoutes(NamedTuple):
+    """The routes of one batch's messages. All of them have the same lane (see `Route.lane`).
+
+    `topic` has, for each message, an index into `topics`, or is None if there is only one topic. `asks` says which
+    messages are questions, or is None if no message is.
+    """
+
+    lane: Route
+    topics: tuple[str, ...]
+    topic: TopicColumn | None
+    asks: NDArray[np.bool_] | None
+
+    @classmethod
+    def same(cls, route: Route, rows: int) -> "RowRoutes":
+        """Return the routes of messages that all have the same route."""
+        return cls(route.lane, (route.topic,), None, np.ones(rows, np.bool_) if route.asks else None)
+
+    @classmethod
+    def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
+        """Return the routes of messages that have one lane. `numbers` has, for each message, its index in `routes`."""
+        used, places = np.unique(numbers, return_inverse=True)
+        found = [routes[number] for number in used.tolist()]
+        if len(found) == 1:
+            return cls.same(found[0], len(numbers))
+        topics = {route.topic: None for route in found}
+        table = {name: place for place, name in enumerate(topics)}
+        topic = topic_column([table[route.topic] for route in found], len(table))[places] if len(table) > 1 else None
+        asks = np.array([route.asks for route in found])[places]
+        return cls(found[0].lane, tuple(table), topic, asks if asks.any() else None)
+
+    def part(self, low: int, high: int) -> "RowRoutes":
+        """Return the routes of the messages from `low` to `high`."""
+        topics, topic = self.topics, None if self.topic is None else self.topic[low:high]
+        # A frame contains all topics of its batch, so topics that none of the messages has are left out.
+        if topic is not None and len(topics) > len(topic):
+            used, places = np.unique(topic, return_inverse=True)
+            topics, topic = tuple(topics[place] for place in used.tolist()), topic_column(places, len(used))
+        return RowRoutes(self.lane, topics, topic, None if self.asks is None else self.asks[low:high])
+
+
+class Replied(NamedTuple):
+    """The questions that messages of a step answer.
+
+    `ids` has the question's id for each message, or None for a message that is no answer. `outside` has, for answers to
+    questions that were asked outside of the steps, the question and its id outside of the steps.
+    """
+
+    ids: MessageIdColumn
+    outside: AskedOutside
+
+    @classmethod
+    def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
+        """Build a `Replied` from a pair for each reply: the question's id, and the question if it came from outside."""
+        outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
+        return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
+
+    def take(self, rows: NDArray[np.intp]) -> "Replied":
+        """Return the questions that the messages in some rows answer."""
+        named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
+        return Replied(self.ids.take(rows), named if self.outside else {})
 
 
 class StepSends:
@@ -111,7 +199,9 @@ class StepSends:
         elif get_ident() != self.thread or len(self.cells) >= FULL:
             self._check_sending()
         if subtopic is not self.subtopic or deliver_at is not self.deliver_at:
-            self._begin_run(subtopic, deliver_at)
+            self.check_open()
+            self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
+            self.subtopic, self.deliver_at = subtopic, deliver_at
         # This repeats what `check_id` and `encode_payload` do for most messages, because a call takes a tenth of a
         # send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
@@ -155,7 +245,7 @@ class StepSends:
         outside = None if batch.extension is None else batch.extension.asked_outside.get(row)
         asker = "" if outside is None else outside.mailbox
         place = self._begin_apart(from_id, Route(topic, self._deliver(deliver_at), replies=True, asker=asker))
-        self._replies[self._waiting] = batch.message_id(row), outside
+        self._replies[len(self.cells) // _CELLS] = batch.message_id(row), outside
         self._append(line, to_id, place)
 
     def broadcast(
@@ -208,7 +298,7 @@ class StepSends:
         routes, numbers = routes_of(batch, outside, deliver)
         for rows in rows_in_order(places, numbers, routes):
             found = RowRoutes.of(routes, numbers[rows])
-            self._add_chunks(columns.take(rows), found, ordinals[rows], replied.take(rows))
+            self._add(columns.take(rows), found, ordinals[rows], replied.take(rows))
 
     def add_columns(
         self,
@@ -275,20 +365,9 @@ class StepSends:
         if self._over:
             raise Closed(f"step {self.step} is over: send, and set the state, in the step that the loop yields now")
 
-    @property
-    def _waiting(self) -> int:
-        """Return how many messages are not in a batch yet."""
-        return len(self.cells) // _CELLS
-
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
         key = line if line.find(NULL) < 0 else (line,)
         self.cells += (self.lines.setdefault(key, len(self.lines)), to_id, place)
-
-    def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
-        """Begin a sequence of messages with one route; raise the errors of `send` about subtopic and step."""
-        self.check_open()
-        self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
-        self.subtopic, self.deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
         """Prepare a single message with its own route; return the sender's place.
@@ -310,7 +389,8 @@ class StepSends:
 
     def _take_route(self, route: Route) -> None:
         """Give the next message a route. Later messages have it too, until a send sets another one."""
-        self._routed.extend((self._waiting, self._routes.setdefault(route, len(self._routes))))
+        number = len(self.cells) // _CELLS  # the number of the next message that is not in a batch yet
+        self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
 
     def _place_of(self, from_id: AgentId | None) -> int:
@@ -368,7 +448,7 @@ class StepSends:
         columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(cells[1::_CELLS]), payloads)
         listed = [*routes]
         if len(listed) == 1 and not replies:
-            self._add_chunks(columns, RowRoutes.same(listed[0], count), ordinals)
+            self._add(columns, RowRoutes.same(listed[0], count), ordinals)
             return
         starts, numbers = np.frombuffer(routed, np.int64).reshape(-1, 2).T
         of_row = numbers.repeat(np.diff(starts, append=count))
@@ -377,36 +457,34 @@ class StepSends:
             replied = None
             if not replies.keys().isdisjoint(among):
                 replied = Replied.of([replies.get(row, _NO_QUESTION) for row in among])
-            self._add_chunks(columns.take(rows), RowRoutes.of(listed, of_row[rows]), ordinals[rows], replied)
-
-    def _add_chunks(
-        self, columns: ColumnChunk, routes: RowRoutes, ordinals: NDArray[np.uint32], replied: Replied | None = None
-    ) -> None:
-        low = 0
-        for chunk in columns.within_limits():
-            high = low + len(chunk.from_ids)
-            some = replied and replied.take(np.arange(low, high))
-            self._add(chunk, routes.part(low, high), ordinals[low:high], some)
-            low = high
+            self._add(columns.take(rows), RowRoutes.of(listed, of_row[rows]), ordinals[rows], replied)
 
     def _add(
         self,
-        chunk: ColumnChunk,
+        columns: ColumnChunk,
         routes: RowRoutes,
         ordinals: NDArray[np.uint32],
         replied: Replied | None = None,
         sent_at: float | None = None,
     ) -> None:
-        lane = routes.lane
-        extension = Extension(attempt=self._attempt, deliver=lane.deliver, ordinal=ordinals, expects_answer=routes.asks)
-        if lane.audience is not None:
-            extension.audience, chunk = lane.audience, chunk._replace(to_ids=nobody(len(ordinals)))
-        if replied is not None:
-            extension.in_reply_to, extension.reply_mailbox = replied.ids, lane.asker
-            extension.asked_outside = replied.outside if lane.asker else {}
-        batch = chunk.batch(routes.topics, self.step, time.time() if sent_at is None else sent_at, extension)
-        batch.topic = routes.topic
-        self._batches.append(batch)
+        """Add messages as batches of a size that a frame may have."""
+        lane, low = routes.lane, 0
+        for chunk in columns.within_limits():
+            high = low + len(chunk.from_ids)
+            some, numbers = routes.part(low, high), ordinals[low:high]
+            extension = Extension(
+                attempt=self._attempt, deliver=lane.deliver, ordinal=numbers, expects_answer=some.asks
+            )
+            if lane.audience is not None:
+                extension.audience, chunk = lane.audience, chunk._replace(to_ids=nobody(len(numbers)))  # noqa: PLW2901
+            if replied is not None:
+                answered = replied.take(np.arange(low, high))
+                extension.in_reply_to, extension.reply_mailbox = answered.ids, lane.asker
+                extension.asked_outside = answered.outside if lane.asker else {}
+            batch = chunk.batch(some.topics, self.step, time.time() if sent_at is None else sent_at, extension)
+            batch.topic = some.topic
+            self._batches.append(batch)
+            low = high
 
     def _deliver(self, deliver_at: int | None) -> int:
         """Return the step in which a message is read; raise ConfigError if it has passed or is too far ahead."""
@@ -429,3 +507,69 @@ class StepSends:
             f"from_id {from_id!r} is not an agent of this group: in a step, a group sends only for its own agents",
             value=from_id,
         )
+
+
+def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
+    """Divide rows with different routes into batches; yield the rows of each batch.
+
+    The rows of a batch have the same lane (see `Route.lane`). The rows of a sender keep their order over the batches.
+    So rules judge a sender's messages in the order of sending, whatever other agents are in the sender's group.
+
+    Args: `senders` (n,) has the sender of each row; `numbers` (n,) has the index of the row's route in `routes`.
+    """
+    lanes: dict[Route, int] = {}
+    lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
+    # Batches are made in rounds. A round has one batch for each lane, and the lanes have a fixed order. If a sender's
+    # next row has a lane that comes before the lane of the sender's last row, the next row waits for the next round.
+    order = np.argsort(senders, kind="stable")
+    sender, along = senders[order], lane[order]
+    begins = np.diff(sender, prepend=-1) != 0
+    rounds = np.cumsum((np.diff(along, prepend=0) < 0) & ~begins)
+    firsts = np.flatnonzero(begins)
+    rounds -= rounds[firsts].repeat(np.diff(firsts, append=len(order)))
+    batch = np.empty(len(order), np.int64)
+    batch[order] = rounds * len(lanes) + along
+    rows = np.argsort(batch, kind="stable")
+    yield from np.split(rows, np.flatnonzero(np.diff(batch[rows])) + 1)
+
+
+class StepQuestionIds(Sequence[str]):
+    """The ids of the questions that one call of `ask_columns` has asked, in the order of the columns."""
+
+    def __init__(self, step: int, from_ids: IdColumn, ordinals: NDArray[np.uint32]) -> None:
+        self._step = step
+        self._from_ids = from_ids
+        self._ordinals = ordinals
+
+    def __len__(self) -> int:
+        return len(self._ordinals)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        """Return the id of one question, or a list of ids for a slice."""
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        return question_id(self._step, int(self._ordinals[row]), self._from_ids[row])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} questions of step {self._step})"
+
+
+def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list[Route], Numbers]:
+    """Return the routes of answers that are read in step `deliver`, and the index of each answer's route, (n,)."""
+    topics = np.zeros(replies.rows, np.int64) if replies.topic is None else replies.topic.astype(np.int64)
+    if not outside:
+        used, numbers = np.unique(topics, return_inverse=True)
+        return [Route(replies.topics[place], deliver, replies=True) for place in used.tolist()], numbers
+    askers = [outside[row].mailbox if row in outside else "" for row in range(replies.rows)]
+    found: dict[tuple[int, str], int] = {}
+    numbers = np.array([found.setdefault(key, len(found)) for key in zip(topics.tolist(), askers, strict=True)])
+    return [Route(replies.topics[place], deliver, replies=True, asker=asker) for place, asker in found], numbers
+
+
+def question_id(step: int, ordinal: int, from_id: object) -> str:
+    """Return the id of a message of a step, in the form that `Batch.message_id` has."""
+    return f"{step}-{ordinal}-{from_id}"

@@ -20,10 +20,9 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AudiencePairs
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.bulk_input import edges_of
-from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_account import StepCounts, encode_blocked
 from ray_messaging.steps.step_destination import AttemptBoxes
 from ray_messaging.steps.supervisor_changes import StepChanges
 from ray_messaging.transports.step_values import (

@@ -19,8 +19,7 @@ from ray_messaging.sending.bulk_input import ColumnChunk
 from ray_messaging.sending.logged_frames import logged
 from ray_messaging.steps import box_frames
 from ray_messaging.steps.box_frames import FIRST_ADDED
-from ray_messaging.steps.digests import DigestRow, sum_of
-from ray_messaging.steps.row_sums import digest_rows
+from ray_messaging.steps.digests import DigestRow, digest_rows, sum_of
 from ray_messaging.steps.sent_messages import Copies, SentMessages
 from ray_messaging.steps.step_destination import AttemptBoxes
 from ray_messaging.transports.step_values import SUPERVISOR, box_name

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
 from ray_messaging.cluster.run.model_source import name_of, source_of
 from ray_messaging.cluster.run.result import CallCounts
-from ray_messaging.cluster.run.run_actor import RunOptions, store_of
-from ray_messaging.cluster.run.run_plan import check_run
+from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
 from ray_messaging.config import Calls, check_calls
@@ -24,11 +23,13 @@ from ray_messaging.model.aggregates import Aggregate, Count
 from ray_messaging.model.collect import Of, aggregates_of, function_of
 from ray_messaging.studies.by_name import GIVEN, bound, check_names, values_of, wanted_by
 from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of, parameter_value
-from ray_messaging.studies.one_run import DIED, OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
-from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster, workers_for
-from ray_messaging.studies.run_workers import ProcessWorkers, packed
+from ray_messaging.studies.run_tasks import DIED, OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
+from ray_messaging.studies.run_workers import ProcessWorkers, packed, workers_for
 from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import LOGS, StudyFolder
+
+if TYPE_CHECKING:
+    from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
 # If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
 _DEATHS = 3
@@ -156,6 +157,8 @@ def batch_run(
     shared_steps = _shared_steps(template, design, vary_from, before)
     check_calls(calls)
     if calls is not None:
+        from ray_messaging.cluster.run.run_actor import store_of  # noqa: PLC0415 - imports what only workers need
+
         store_of(calls)  # if the store cannot be used, this raises the error before a worker begins
     _check_together({"whole_cluster": whole_cluster, "logs": logs, "vary_from": vary_from, "workers": workers})
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
@@ -414,7 +417,7 @@ def _carry_out(
     files: StudyFolder,
     record: Mapping[str, Any],
     design: Sequence[PlannedRun],
-    made: Callable[..., ProcessWorkers | RayWorkers | WholeCluster],
+    made: "Callable[..., ProcessWorkers | RayWorkers | WholeCluster]",
     workers: int | None,
     shared_steps: _SharedSteps | None,
     *,
@@ -493,15 +496,20 @@ class _Tasks:
 
 
 def _drive(
-    ended: "_EndedRuns", tasks: _Tasks, made: ProcessWorkers | RayWorkers | WholeCluster, shown: "StudyProgress"
+    ended: "_EndedRuns", tasks: _Tasks, made: "ProcessWorkers | RayWorkers | WholeCluster", shown: "StudyProgress"
 ) -> None:
     deaths = Counter[str]()
     running = 0
     with made as workers, shown:
-        while tasks or running:
+        while True:
             while tasks and workers.free:
                 workers.start(tasks.pop())
                 running += 1
+            # All workers have runs again, and do not wait for the files.
+            ended.flush_if_due()
+            shown.show_if_due()
+            if not running:
+                return
             for task, answer in workers.wait(_LOOK_S):
                 running -= 1
                 planned = task if isinstance(task, PlannedRun) else task.planned
@@ -515,8 +523,6 @@ def _drive(
                 for run, each in tasks.ended(task, found):
                     ended.add(run, each)
                     shown.count(failed=each.error is not None, saved=each.calls.store)
-            ended.flush_if_due()
-            shown.show_if_due()
 
 
 def _died(row: Row) -> str:

@@ -3,20 +3,16 @@
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import blake2b
 from secrets import token_hex
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.cluster.run.agent import users_trace
-from ray_messaging.cluster.run.kinds import functions_in
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
-from ray_messaging.cluster.run.result import CallCounts, Result
-from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import Closed, ConfigError, ServerFailed, StepFailed, TransitError
@@ -26,54 +22,21 @@ from ray_messaging.model.series_columns import STEP, is_text
 from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 from ray_messaging.studies.by_name import bound, values_of
 from ray_messaging.studies.design import KEY, REPLICATE, TAKEN, PlannedRun, plain_value
+from ray_messaging.studies.run_tasks import (
+    DIED,
+    OF_THE_BEGINNING,
+    OF_THE_ROW,
+    BeginningRun,
+    EndedRun,
+    ForkedRun,
+    RunTemplate,
+    Task,
+)
 
-# These two arguments, and `start`, are used only when a run begins, so they cannot change in a later step.
-OF_THE_BEGINNING = "agents", "groups"
-# These arguments may be functions of a row of parameters.
-OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _PLAIN = (bool, int, float, str, type(None))
-# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
-# makes the run again.
-DIED = "WorkerDied: "
-
-
-class EndedRun(NamedTuple):
-    """The result of a run: its outcomes, or its error with the place in the code.
-
-    `series` is a table in Arrow's format.
-    """
-
-    outcomes: dict[str, Any]
-    digest: str | None
-    seconds: float
-    error: str | None = None
-    series: bytes | None = None
-    calls: CallCounts = CallCounts()
-    end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
-
-    @property
-    def died(self) -> bool:
-        """Return whether the run has no result because its worker, or a part of its cluster, died."""
-        return self.error is not None and self.error.startswith(DIED)
-
-
-class BeginningRun(NamedTuple):
-    """The steps before `step`, which several runs share. `planned` has the parameters of these steps."""
-
-    planned: PlannedRun
-    step: int
-
-
-class ForkedRun(NamedTuple):
-    """The steps of a run from `step` on.
-
-    `beginning` is the state before `step`. `before` has the parameters of the steps before it.
-    """
-
-    planned: PlannedRun
-    before: PlannedRun
-    step: int
-    beginning: bytes
 
 
 class _ClusterFailed(Exception):
@@ -82,41 +45,6 @@ class _ClusterFailed(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
-
-
-@dataclass(frozen=True)
-class RunTemplate:
-    """The arguments that all runs of a study share.
-
-    `given` maps the names of arguments to their values. The values of names in OF_THE_ROW may be functions of the row.
-    `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
-    """
-
-    model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
-    given: Mapping[str, Any]
-    outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
-    start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
-    whole_cluster: bool = False  # each run is over groups, Ray actors on the whole cluster
-
-    def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
-        """Return the functions that may take parameters by name, each with the number of its other arguments."""
-        found = {name: (each, 2) for name, each in functions_in("model", self.model)}
-        if self.start is not None:
-            found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
-        found |= {name: (self.given[name], self.values_of(name)) for name in OF_THE_ROW if callable(self.given[name])}
-        return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
-
-    def values_of(self, name: str) -> int:
-        """Return how many other arguments than parameters a function in `given` gets.
-
-        A condition gets the collected values.
-        """
-        return int(name == "until" and self.given["max_steps"] is not None)
 
 
 def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
@@ -246,7 +174,9 @@ def _digest(result: Result) -> str:
     return blake2b(whole, digest_size=16).hexdigest()
 
 
-def _ipc(table: pa.Table) -> bytes:
+def _ipc(table: "pa.Table") -> bytes:
+    import pyarrow as pa  # noqa: PLC0415 - 80 MB that a run without series need not load
+
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)

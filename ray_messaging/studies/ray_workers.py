@@ -1,6 +1,5 @@
 """Workers for the runs of a study that are tasks of Ray, on all machines of a cluster."""
 
-import os
 from contextlib import suppress
 from functools import cache
 from typing import Any, Self
@@ -9,11 +8,10 @@ import ray
 
 from ray_messaging.cluster import ray_calls
 from ray_messaging.cluster.ray_clusters import hold_ray, release_ray
-from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import MessagingError
-from ray_messaging.studies.one_run import EndedRun, Task
-from ray_messaging.studies.run_workers import ProcessWorkers, WorkerAnswer, run_packed
+from ray_messaging.studies.run_tasks import EndedRun, Task
+from ray_messaging.studies.run_workers import WorkerAnswer, run_packed
 
 
 class RayWorkers:
@@ -107,20 +105,3 @@ def _answer(ref: Any) -> EndedRun | None:  # noqa: ANN401 - an ObjectRef
     except ray.exceptions.RayError:  # the worker or its machine has died, or had no memory left
         return None
     return ended
-
-
-def workers_for(
-    template: bytes, count: int | None, *, here: bool = False, whole_cluster: bool = False
-) -> "ProcessWorkers | RayWorkers | WholeCluster":
-    """Return workers for runs: Ray tasks, or processes of this machine. With `whole_cluster`, there is only one worker.
-
-    They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
-
-    Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
-    of this machine.
-    """
-    if whole_cluster:
-        return WholeCluster(template)
-    if not here and (ray.is_initialized() or os.environ.get("RAY_ADDRESS")):
-        return RayWorkers(template, count)
-    return ProcessWorkers(template, count or usable_cores())

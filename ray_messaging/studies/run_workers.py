@@ -5,6 +5,7 @@ lost, and `wait` reports that. All workers get the same bytes, which contain the
 worker that starts later does not use files that were edited meanwhile.
 """
 
+import gc
 import os
 import pickle
 import subprocess
@@ -12,22 +13,32 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 from types import ModuleType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import cloudpickle
 
 import ray_messaging
 from ray_messaging.cluster.unpicklable import dumped, sent
-from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import MessagingError
-from ray_messaging.studies.one_run import EndedRun, RunTemplate, Task, carry_out
+from ray_messaging.common.operating_system import usable_cores
+from ray_messaging.errors import LogError, MessagingError
+from ray_messaging.studies.run_tasks import EndedRun, RunTemplate, Task
 
-_CHILD = "import sys; from ray_messaging.studies.run_workers import serve_runs; serve_runs(int(sys.argv[1]))"
-_END_S = 5.0  # a process that has been told to end is killed after this many seconds
+if TYPE_CHECKING:
+    from ray_messaging.embedded.local_server import LocalServer
+    from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
+
+# Without the garbage collector, which finds nothing in new modules, the imports take nine tenths of the time.
+_CHILD = (
+    "import gc, sys; gc.disable(); from ray_messaging.studies.run_workers import serve_runs; "
+    "serve_runs(*map(int, sys.argv[1:]))"
+)
 # A process uses one core, like Ray's workers. Otherwise the libraries in each process would start a thread for each
 # core, and slow each other down.
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -85,23 +96,55 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def run_packed(template: bytes, planned: Task, server: LocalServer | None = None) -> EndedRun:
+def run_packed(template: bytes, planned: Task, server: "LocalServer | None" = None) -> EndedRun:
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
     server.
     """
+    from ray_messaging.studies.one_run import carry_out  # noqa: PLC0415 - imports what only workers need
+
     return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
+
+
+def workers_for(
+    template: bytes, count: int | None, *, here: bool = False, whole_cluster: bool = False
+) -> "ProcessWorkers | RayWorkers | WholeCluster":
+    """Return workers for runs: Ray tasks, or processes of this machine. With `whole_cluster`, there is only one worker.
+
+    They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
+
+    Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
+    of this machine.
+    """
+    ray = sys.modules.get("ray")  # a process that has not imported Ray does not use it
+    uses_ray = not here and (os.environ.get("RAY_ADDRESS") or (ray is not None and ray.is_initialized()))
+    if not whole_cluster and not uses_ray:
+        return ProcessWorkers(template, count or usable_cores())
+    from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster  # noqa: PLC0415 - imports Ray, half a second
+
+    return WholeCluster(template) if whole_cluster else RayWorkers(template, count)
 
 
 class ProcessWorkers:
     """Workers that are Python processes of this machine. They end with this process, even if it is killed."""
 
     def __init__(self, template: bytes, count: int) -> None:
-        self._template = template
         self._count = count
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, Task]] = {}
+        # All workers read one file. A pipe has no room for a large template, so this process would wait until a worker
+        # reads it, before it starts the next one.
+        try:
+            self._begin = TemporaryFile()  # noqa: SIM115 - `__exit__` closes it
+            self._begin.write(pickle.dumps((sys.path, template)))
+            self._begin.flush()
+        except OSError as error:
+            raise LogError(
+                f"the arguments of the study, {len(template):,} bytes, cannot be written to a temporary file: {error}; "
+                "free space there, or let the environment variable TMPDIR name another folder",
+                path=gettempdir(),
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -109,6 +152,7 @@ class ProcessWorkers:
     def __exit__(self, *_error: object) -> None:
         for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
             worker.end()
+        self._begin.close()
 
     @property
     def free(self) -> bool:
@@ -118,7 +162,7 @@ class ProcessWorkers:
     def start(self, planned: Task) -> None:
         """Give a run to a worker."""
         while True:
-            worker = self._idle.pop() if self._idle else _Worker(self._template)
+            worker = self._idle.pop() if self._idle else _Worker(self._begin.fileno())
             try:
                 # `pickle` may be unable to handle a parameter whose class is in the user's program.
                 worker.pipe.send_bytes(dumped(planned))
@@ -155,41 +199,46 @@ class _Worker:
     It ends when its standard input is closed, even in the middle of a run.
     """
 
-    def __init__(self, template: bytes) -> None:
+    def __init__(self, begin: int) -> None:
         self.pipe, theirs = Pipe()
         self._process = subprocess.Popen(  # noqa: S603 - this very Python
-            [sys.executable, "-c", _CHILD, str(theirs.fileno())],
+            [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(begin)],
             stdin=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), begin],
             env={**_ONE_CORE, **os.environ},
             start_new_session=True,  # Ctrl-C is meant for the calling program, and must not reach the worker
         )
         theirs.close()
-        with suppress(BrokenPipeError, ConnectionResetError):  # the worker has died, which `wait` notices
-            self.pipe.send((sys.path, template))
 
     def end(self) -> None:
-        """End the process, and wait for its end."""
+        """Kill the process, which keeps nothing, and wait for its end."""
         self.pipe.close()
+        self._process.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.wait()
 
 
-def serve_runs(descriptor: int) -> None:
+def serve_runs(descriptor: int, begin: int) -> None:
     """Carry out the runs that come over a pipe, until the pipe or the standard input ends.
 
     This runs in a worker's process.
+
+    Args: `begin` is the descriptor of a file that has the path for imports, and the template.
     """
+    from ray_messaging.embedded.local_server import LocalServer  # noqa: PLC0415 - imports what only workers need
+
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
+    with ThreadPoolExecutor(1) as meanwhile:
+        meanwhile.submit(server.begin_anew)  # if the server does not start, the first run tries it again, and fails
+        import ray_messaging.studies.one_run  # noqa: F401, PLC0415 - imports what only workers need
+    gc.enable()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        sys.path[:], template = pipe.recv()
+        with mmap(begin, 0, access=ACCESS_READ) as data:
+            sys.path[:], template = pickle.loads(data)  # noqa: S301 - made by `ProcessWorkers`
+        os.close(begin)
         while True:
             planned = pipe.recv()
             try:

@@ -10,7 +10,8 @@ import pyarrow as pa
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.cluster.run.local_run import Part, planned_part
 from ray_messaging.cluster.run.result import cause_of
-from ray_messaging.cluster.run.run_actor import GroupResult, RunOptions
+from ray_messaging.cluster.run.run_actor import GroupResult
+from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.common.texts import short_repr
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError, StepFailed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,14 +13,16 @@ from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.common.texts import short_repr, shortened
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.reading.event_rows import LogRow
-from ray_messaging.eventlog.reading.step_digests import Difference
 from ray_messaging.model.series_columns import AGENT, AGENT_NAME, STEP
 from ray_messaging.studies.bootstrap import RESAMPLES, Interval, effect_size, mean_interval
 from ray_messaging.studies.design import DIGEST, ERROR, REPLICATE, SECONDS, SEED, Row, plain_value
 from ray_messaging.studies.study_folder import StoredRun, StudyFolder
 from ray_messaging.studies.study_plot import draw
+
+if TYPE_CHECKING:
+    from ray_messaging.eventlog.event_log import EventLog
+    from ray_messaging.eventlog.reading.event_rows import LogRow
+    from ray_messaging.eventlog.reading.step_digests import Difference
 
 LEVEL = 0.95
 
@@ -192,7 +194,7 @@ class Study:
             raise ConfigError(f"all runs of the study have {dict(values)}: there is nothing to compare with the base")
         return data_frame({name: [each[name] for each in found] for name in found[0]})
 
-    def log(self, row: Mapping[str, Any], replicate: int = 0) -> EventLog:
+    def log(self, row: Mapping[str, Any], replicate: int = 0) -> "EventLog":
         """Return the event log of a run. The study must have been made with `batch_run(logs=True)`.
 
         Args:
@@ -206,18 +208,24 @@ class Study:
         plain = {name: plain_value(value) for name, value in row.items()}
         for run in self._runs:
             if run.row == plain and run.replicate == replicate:
-                return EventLog.open(self._files.log_of(run.key))
+                return self._log_of(run)
         raise ConfigError(f"the study has no run with {plain} and replicate {replicate}")
+
+    def _log_of(self, run: StoredRun) -> "EventLog":
+        from ray_messaging.eventlog.event_log import EventLog  # noqa: PLC0415 - imports pandas, a third of a second
+
+        return EventLog.open(self._files.log_of(run.key))
 
     def _first_message(self, runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> str | None:
         """Return a text about the first message in which the two runs of a pair differ, or None if there is none."""
-        theirs, found = {run.replicate: run for run in base}, list[tuple[int, int, Difference]]()
+        theirs = {run.replicate: run for run in base}
+        found: list[tuple[int, int, Difference]] = []
         for run in runs:
             other = theirs.get(run.replicate)
             # Runs with equal digests are compared, too, because a digest has only the messages of the last 64 steps.
             if other is None or None in (run.digest, other.digest):
                 continue
-            logs = [EventLog.open(self._files.log_of(each.key)) for each in (run, other)]
+            logs = [self._log_of(run), self._log_of(other)]
             # If a run has sent no messages, its log has no steps, and `diff` would refuse it.
             if any(log.end >= 0 for log in logs) and (first := logs[0].diff(logs[1])) is not None:
                 found.append((first.step, run.replicate, first))
@@ -364,7 +372,7 @@ def _effect(
     }  # fmt: skip
 
 
-def _message(row: LogRow | None) -> str:
+def _message(row: "LogRow | None") -> str:
     """Return a message's payload, recipient and fate as text; "nothing" if the message was not sent."""
     if row is None:
         return "nothing"

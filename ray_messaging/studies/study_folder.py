@@ -21,7 +21,7 @@ from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
-from ray_messaging.studies.one_run import DIED, EndedRun
+from ray_messaging.studies.run_tasks import DIED, EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"

@@ -12,8 +12,8 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.crowd import CrowdSociety
-from ray_messaging.cluster.run.run_actor import RunOptions, society_of
-from ray_messaging.cluster.run.run_plan import GroupPlan, plan_groups
+from ray_messaging.cluster.run.run_actor import society_of
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, plan_groups
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.embedded.local_server import LocalServer

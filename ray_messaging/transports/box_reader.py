@@ -1,7 +1,7 @@
 """Reader of one box, which has the messages that one mailbox reads in one step."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,10 @@ _FIRST = 16  # the most frames in the first reply about a box
 # The last group to close a step gets the server's answer on one connection, and the news of the step on another one. If
 # the news have not come this many seconds after the answer, the box is read without them.
 _BESIDE_S = 0.1
+# How many seconds a group waits for the news that a run's driver has opened a step for it, before it asks for the step.
+# The news and the run's call of the group take about the same time.
+_TOLD_S = 0.01
+Answer = Opened | Waiting | Done
 
 
 class BoxReader:
@@ -80,11 +84,6 @@ class BoxReader:
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
 
-    async def beside(self, opening: Awaitable[Opened | Waiting | Done]) -> Opened | Waiting | Done:
-        """Make a call that opens the box's step, and read the box's beginning in the same round trip."""
-        answer, self._start = await asyncio.gather(opening, self._store.open_box(self._box, _FIRST))
-        return answer
-
     def expect_opening(self, news: str, step: int, block_s: float) -> None:
         """Begin to wait until the box's step is opened for this group, although the group has not asked for it.
 
@@ -100,19 +99,29 @@ class BoxReader:
             found = await self._wait(found.place, block_s, unasked=True)
         return found
 
-    @property
-    def expects_opening(self) -> bool:
-        """Return whether `expect_opening` waits for news, or they have come."""
-        return self._told is not None
+    async def ask(self, opening: Callable[[], Awaitable[Answer]]) -> Answer | News:
+        """Make a call that opens the box's step, and read the box's beginning in the same round trip.
 
-    async def told_before(self, asking: "asyncio.Task[Opened | Waiting | Done]") -> News | None:
-        """Return the news that `expect_opening` waits for if they come before `asking` ends, otherwise None."""
-        assert self._told is not None
-        await asyncio.wait((self._told, asking), return_when=asyncio.FIRST_COMPLETED)
-        if not self._told.done() or self._told.cancelled() or self._told.exception() is not None:
-            return None
-        self._waited = True
-        return self._told.result()
+        If the step is opened for this group before the answer comes, return the news of that.
+        """
+        told = self._told
+
+        async def asked() -> Answer:
+            await asyncio.sleep(0 if told is None else _TOLD_S)
+            answer, self._start = await asyncio.gather(opening(), self._store.open_box(self._box, _FIRST))
+            return answer
+
+        if told is None:
+            return await asked()
+        asking = asyncio.create_task(asked(), name="ray_messaging step question")
+        try:
+            await asyncio.wait((told, asking), return_when=asyncio.FIRST_COMPLETED)
+            if not told.done() or told.cancelled() or told.exception() is not None:
+                return await asking
+            self._waited = True
+            return told.result()
+        finally:
+            await end(asking)
 
     async def end(self) -> None:
         """End the waits for news that are still under way."""
@@ -162,24 +171,17 @@ class BoxReader:
         self._frames = list(frames)
         return list(covers)
 
-    async def _take_start(self, awaited: "asyncio.Task[News]") -> None:
-        """Wait briefly for the news, and take the beginning of the box from them.
-
-        The rest of the news is not needed, because the answer of the server has the same facts.
-        """
-        await asyncio.wait((awaited,), timeout=_BESIDE_S)
-        if awaited.done():
-            self._awaited = None
-            with suppress(MessagingError):  # the next call raises the error, if it persists
-                await awaited
-
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
         """Return the frames of the committed attempts that `covers` list, in order of arrival.
 
         Raises: FrameError if the server has lost some of the frames.
         """
-        if self._awaited is not None:
-            await self._take_start(self._awaited)
+        # The news bring the beginning of the box. The rest of them is not needed, because the answer of the server has
+        # the same facts.
+        if (awaited := self._awaited) is not None and (await asyncio.wait((awaited,), timeout=_BESIDE_S))[0]:
+            self._awaited = None
+            with suppress(MessagingError):  # the next call raises the error, if it persists
+                await awaited
         if not covers:
             return []
         written = counted(self._written, covers)

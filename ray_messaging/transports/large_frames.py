@@ -1,7 +1,6 @@
-"""Frames as arguments of the scripts that write frames, and a way to write large frames without these scripts.
+"""A way to write large frames without the script `send`: the server copies and hashes each argument of a script.
 
-The server copies and hashes each argument of a script. So large frames are written by XADD in a transaction, between
-two calls of script `large_frames`.
+Large frames are written by XADD in a transaction, between two calls of script `large_frames`.
 """
 
 import logging
@@ -12,25 +11,7 @@ from redis.exceptions import NoScriptError
 
 from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.transports.connection.link import RedisLink
-from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
 from ray_messaging.transports.transport_values import LOG, FrameWrite, SendRequest
-
-
-def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
-    """Add frames to a script's arguments, as script `send` describes; return the indices of large frames in `args`."""
-    large: list[int] = []
-    for write in writes:
-        noted = write.noted
-        if len(write.frame) >= LARGE:
-            large.append(len(args) + 3)
-        args += [write.mailbox, write.seq, write.rows, write.frame, -1 if noted is None else noted.rows]
-        args.append(len(write.publish))
-        for channel, data in write.publish:
-            args += [channel, data]
-        if noted is not None:
-            args += [noted.frame, noted.note]
-    return large
-
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +52,7 @@ class LargeFrames:
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]
         open_, close = (self._link.script_command("large_frames", keys, [*head[:5], how, *asked]) for how in _HOW)
         adds = [
-            LargeCommand(("XADD", self._keys.open_stream(write.mailbox), "NOMKSTREAM", "*", "f", write.frame), [5])
-            for write in writes
+            ("XADD", self._keys.open_stream(write.mailbox), "NOMKSTREAM", "*", "f", write.frame) for write in writes
         ]
         replies = await self._link.transaction([open_, *adds, close])
         if replies is None:

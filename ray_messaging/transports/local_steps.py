@@ -46,6 +46,8 @@ class LocalSteps(RedisSteps):
     Args: `joined` are the steps on the server, which the group has joined. `directory` is the group's.
     """
 
+    in_memory = True
+
     def __init__(self, joined: RedisSteps, group: str, settings: StepSettings, directory: Directory) -> None:
         super().__init__(joined._link, joined._keys, joined.bodies)
         self._group, self._settings, self._directory = group, settings, directory
@@ -119,7 +121,8 @@ class LocalSteps(RedisSteps):
         """Write a frame to its box; return False if the box is full."""
         # No process subscribes to a plain channel of this run. So a publication only takes room, as on the server.
         box = write.mailbox or box_name(PUBLICATIONS, tag.sent + 1)
-        frame = BoxFrame(_ENTRY, tag, write.rows, write.frame, publish=tuple(each.data for each in write.publish))
+        publish = tuple(each.data for each in write.publish)
+        frame = BoxFrame(_ENTRY, tag, write.rows, write.frame, publish=publish, batch=write.batch)
         self._written.setdefault(box, []).append(frame)
         rows, nbytes = self._size(box)
         if rows <= self._settings.box_rows and nbytes <= self._settings.box_bytes:
@@ -129,9 +132,7 @@ class LocalSteps(RedisSteps):
 
     def _size(self, box: str) -> tuple[int, int]:
         frames = [*self._boxes.get(box, ()), *self._written.get(box, ())]
-        return sum(each.rows for each in frames), sum(
-            len(data) for each in frames for data in (each.frame, *each.publish)
-        )
+        return sum([each.rows for each in frames]), sum([each.nbytes for each in frames])
 
     async def box_size(self, box: str) -> BoxSize:
         """Return the size of a box, and its limits."""

@@ -137,7 +137,7 @@ class RedisLog:
         if len(cursors) > room and (items := await self._read_in_turn(cursors, room, count)):
             return items
         count = max(1, min(count, room // len(cursors)))
-        return self._items(await self._reading.read(self._by_key(cursors), count, block_s))
+        return self._items(*await self._reading.read(self._by_key(cursors), count, block_s))
 
     @property
     def _room(self) -> int:
@@ -156,12 +156,12 @@ class RedisLog:
             begin = self._turn if self._turn < len(streams) else 0
             self._turn = begin + room - len(last)
             window = last | {stream: cursors[stream] for stream in streams[begin : self._turn]}
-            items = self._items(await self._reading.read(self._by_key(window), 1, None))
+            items = self._items(*await self._reading.read(self._by_key(window), 1, None))
             found = {item.stream: item.entry for item in items}
             self._busy = list(found)[: room // 2]
             if items and (more := min(count, min(room, self._room) // len(found)) - 1) > 0:
                 largest = self._largest
-                items += self._items(await self._reading.read(self._by_key(found), more, None))
+                items += self._items(*await self._reading.read(self._by_key(found), more, None))
                 self._largest = max(largest, self._largest)
             if items:
                 return items

@@ -9,7 +9,7 @@ stand-in has a body.
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -19,7 +19,6 @@ from ray_messaging.common.task_health import end
 from ray_messaging.default_limits_and_leases import BODY_ARREARS
 from ray_messaging.errors import BodyLost, MessagingError
 from ray_messaging.transports.connection.link import RedisLink
-from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
 from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
 from ray_messaging.transports.transport_values import FrameWrite, SendRequest
 from ray_messaging.wire.frames import checksum_of
@@ -124,11 +123,8 @@ class StepBodies:
         # the two, another process may delete old bodies, and the step from the list. The second call then lists the new
         # bodies again.
         listed = ("SADD", self._keys[shard].bodies, *steps)
-        await self.links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
-
-    def _written(self, shard: int, step: int, pairs: list[bytes]) -> LargeCommand:
-        command: list[Any] = ["HSET", self._keys[shard].bodies_of(step), *pairs]
-        return LargeCommand(command, [at for at in range(3, len(command), 2) if len(command[at]) >= LARGE])
+        written = (("HSET", self._keys[shard].bodies_of(step), *pairs) for step, pairs in steps.items())
+        await self.links[shard].commands(listed, *written, listed)
 
     # -- readers --------------------------------------------------------------------------------------------------
 

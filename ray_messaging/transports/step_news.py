@@ -78,7 +78,7 @@ class StepNewsReader:
     async def _read(self, shared: _Round, news: str, block_s: float, behind: Commands) -> list[Any]:
         shared.reading, shared.done = True, asyncio.Event()
         try:
-            found, *replies = await self._reads.read_with({self._stream: news}, 1000, block_s, behind)
+            found, *replies = await self._reads.read({self._stream: news}, 1000, block_s, behind)
             if found:
                 place, (_, _, _, opened, _, boxes, _, directory, _, blocked) = found[0][1][-1]
                 shared.newest = News(place.decode(), int(opened), int(boxes), int(directory), blocked == b"1")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ray_messaging.config import Steps
 from ray_messaging.default_limits_and_leases import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 from ray_messaging.errors import ConfigError, Fenced, UnknownName
+from ray_messaging.model.batch import Batch
 
 OUTSIDE = ""  # the name that frames from outside of the steps have in place of a group's name
 SUPERVISOR = ":rules"  # the member of the steps that closes each step after all groups; it is not in lists of groups
@@ -242,6 +243,7 @@ class BoxFrame(NamedTuple):
     """A frame in a box. For a frame from OUTSIDE, `first` is how many rows from OUTSIDE the box had before it.
 
     In the box NOTES, `note` belongs to the frame. In the box PUBLICATIONS, `publish` has channels and data alternately.
+    A frame of steps in memory has its messages as `batch`, and no bytes.
     """
 
     entry: str
@@ -251,6 +253,12 @@ class BoxFrame(NamedTuple):
     first: int = 0
     note: bytes | None = None
     publish: tuple[bytes, ...] = ()
+    batch: Batch | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the messages and publications, without a note."""
+        return len(self.frame) + sum(map(len, self.publish)) + (0 if self.batch is None else self.batch.nbytes)
 
 
 class BoxSize(NamedTuple):

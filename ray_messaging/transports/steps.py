@@ -38,8 +38,6 @@ from ray_messaging.addressing.server_keys import Keys
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink
-from ray_messaging.transports.connection.protocol import LARGE
-from ray_messaging.transports.large_frames import add_writes
 from ray_messaging.transports.step_bodies import StepBodies
 from ray_messaging.transports.step_news import StepNewsReader
 from ray_messaging.transports.step_values import (
@@ -71,7 +69,7 @@ from ray_messaging.transports.step_values import (
     overtaken,
     without_steps,
 )
-from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import FrameFate, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # the most results of remembered calls, or recorded series, in one reply
 _REPLY_BYTES = 16 * 2**20  # about the most bytes of recorded series in one reply
@@ -84,6 +82,8 @@ class RedisSteps:
 
     If `bodies` is given, large frames are on other servers.
     """
+
+    in_memory = False  # whether frames are written as batches, because only this process reads them
 
     def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
         self._link = link
@@ -277,17 +277,18 @@ class RedisSteps:
         have the step open, the status is STEP_OVER, and nothing is written.
         """
         keys, args = self._sending(request, tag)
-        large = add_writes(args, await self._in_boxes(request, tag))
+        args += await self._in_boxes(request, tag)
         cuts: list[None] = []
-        reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None), large)
+        reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None))
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
 
-    async def _in_boxes(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
+    async def _in_boxes(self, request: SendRequest, tag: StepTag) -> list[Any]:
         """Write the bodies of large frames to other servers.
 
-        Return the call's frames, with stand-ins for the large ones.
+        Return the arguments for the call's frames, with stand-ins for the large ones.
         """
-        return request.writes if self.bodies is None else await self.bodies.put(request, tag)
+        writes = request.writes if self.bodies is None else await self.bodies.put(request, tag)
+        return [part for write in writes for part in write.arguments()]
 
     def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
         """Return the keys of a script that writes frames, and its arguments before the frames."""
@@ -307,7 +308,7 @@ class RedisSteps:
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
         args = [*self._of(group), attempt, step, *_closing(closing, go_on=go_on)]
-        reply = await self._link.script(script, [self._steps, self._keys.step(group)], args, large=_large(args))
+        reply = await self._link.script(script, [self._steps, self._keys.step(group)], args)
         return _closed(reply, group, attempt, step)
 
     async def commit(
@@ -321,9 +322,8 @@ class RedisSteps:
         Raises: Fenced in the same cases as `close`.
         """
         keys, args = self._sending(request, tag)
-        args += _closing(closing, go_on=go_on)
-        large = [*_large(args), *add_writes(args, await self._in_boxes(request, tag))]
-        reply = await self._link.script("commit_step", keys, args, large=large)
+        args += [*_closing(closing, go_on=go_on), *await self._in_boxes(request, tag)]
+        reply = await self._link.script("commit_step", keys, args)
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
@@ -336,7 +336,7 @@ class RedisSteps:
         for name, result in results.items():
             args += [name, result]
         keys = [self._keys.step(group), self._keys.results(group)]
-        return bool(await self._link.script("remember_calls", keys, args, large=_large(args)))
+        return bool(await self._link.script("remember_calls", keys, args))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
         """Return the results that all attempts at a step of a group have kept, until the step is closed."""
@@ -370,7 +370,7 @@ class RedisSteps:
 
     async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
         """Wait up to `block_s` seconds for news of agents that run ahead after a place; return each with its place."""
-        found = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
+        [found] = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
         return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
 
     # -- boxes ----------------------------------------------------------------------------------------------------
@@ -562,11 +562,6 @@ def _behind(group: str, closed: int, what: str) -> Fenced:
 def _covers(fields: list[bytes]) -> list[Cover]:
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return [_cover(name, value) for name, value in pairs if name.startswith(b"c:")]
-
-
-def _large(args: Sequence[Any]) -> list[int]:
-    """Return the positions of large arguments, which are sent without copying them."""
-    return [place for place, value in enumerate(args) if isinstance(value, bytes) and len(value) >= LARGE]
 
 
 def _closing(closing: Closing, *, go_on: bool) -> list[Any]:

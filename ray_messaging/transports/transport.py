@@ -30,7 +30,7 @@ from ray_messaging.transports.cursors import START, Cursor, keep_of
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_store import FORMAT, RedisSurveys
 from ray_messaging.transports.ingress import WIDE, RedisIngress
-from ray_messaging.transports.large_frames import LargeFrames, add_writes
+from ray_messaging.transports.large_frames import LEAST_BYTES, LargeFrames
 from ray_messaging.transports.log_store import RedisLog
 from ray_messaging.transports.step_bodies import StepBodies, at_all
 from ray_messaging.transports.step_values import StepSettings
@@ -292,13 +292,13 @@ class RedisTransport:
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish messages, all in one call to the server."""
-        script, keys, args, large = self._asked(request)
-        first = None
-        if large and self._large_frames.takes(request):
-            first = partial(self._large_frames.write, request.writes, keys, args)
+        script, keys, args = self._asked(request)
+        first, writes = None, request.writes
+        if writes and len(writes[0].frame) >= LEAST_BYTES and self._large_frames.takes(request):
+            first = partial(self._large_frames.write, writes, keys, args)
         cuts: list[None] = []
         try:
-            reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
+            reply = await self.link.script(script, keys, args, lambda: cuts.append(None), first)
         except ServerRefused:
             raise
         except ConnectionFailed as error:
@@ -316,13 +316,13 @@ class RedisTransport:
         end = len(request.writes) + 1
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
-    def _asked(self, request: SendRequest) -> tuple[str, list[str], list[Any], list[int]]:
-        """Return a request's script, its keys, its arguments, and the positions of large frames in the arguments."""
+    def _asked(self, request: SendRequest) -> tuple[str, list[str], list[Any]]:
+        """Return a request's script, its keys, and its arguments."""
         keys, done = [self.keys.meta, self.keys.sender(request.sender)], request.conclusion
         # A call without frames only frees memory, and its script is allowed while the memory is full.
         if done is not None and not request.writes:
             keys[0] = self.keys.state(done.mailbox)
-            return "commit", keys, [*self._concluding(done), request.epoch, done.number], []
+            return "commit", keys, [*self._concluding(done), request.epoch, done.number]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args += [self.keys.prefix, 0 if done is None else done.number]
         if done is not None:
@@ -332,7 +332,8 @@ class RedisTransport:
             name = write.mailbox
             if name and name != LOG:
                 keys += [self.keys.state(name), self.keys.lease(name)]
-        return "send", keys, args, add_writes(args, request.writes)
+            args += write.arguments()
+        return "send", keys, args
 
     def _concluding(self, done: Conclusion) -> list[Any]:
         """Return the arguments by which scripts get a conclusion."""
@@ -362,7 +363,7 @@ class RedisTransport:
         born = self._born.get(mailbox)
         if born is None:  # this process is not the mailbox's reader
             born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
-        reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
+        [reply] = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
         return [
             (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
         ]

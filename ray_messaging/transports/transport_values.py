@@ -4,13 +4,14 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, MailboxRecord
 from ray_messaging.audiences.audience_kinds import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
+from ray_messaging.model.batch import Batch
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 
@@ -90,7 +91,7 @@ class FrameWrite(msgspec.Struct):
 
     `noted` is written to the log stream in the same call, or dropped if no event log is registered. A write for the
     mailbox LOG has only `noted`. A call has at most one write for "", because only one list of subscriber counts is
-    kept.
+    kept. Steps in memory get the messages as `batch`, and no `frame`.
     """
 
     mailbox: str
@@ -99,6 +100,17 @@ class FrameWrite(msgspec.Struct):
     frame: bytes = b""
     publish: Sequence[Published] = ()
     noted: LoggedFrame | None = None
+    batch: Batch | None = None
+
+    def arguments(self) -> list[Any]:
+        """Return the arguments by which scripts such as `send` get this frame."""
+        args = [self.mailbox, self.seq, self.rows, self.frame, -1 if self.noted is None else self.noted.rows]
+        args.append(len(self.publish))
+        for published in self.publish:
+            args += published
+        if self.noted is not None:
+            args += [self.noted.frame, self.noted.note]
+        return args
 
 
 class Conclusion(msgspec.Struct):

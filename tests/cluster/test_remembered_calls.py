@@ -18,7 +18,7 @@ from support.step_society import SEED
 from benchmarks.fake_openai import served
 from ray_messaging import Calls, EventLog, Messaging, Price, Steps, models, rules
 from ray_messaging.cluster.run.run import Run, RunActors
-from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.errors import BudgetSpent, ConfigError, StepFailed
 
 AGENTS, STEPS = 12, 4

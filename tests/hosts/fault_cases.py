@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hosts.society import AGENTS, digest_of, person
@@ -64,12 +65,12 @@ class Outcome:
 
 
 class RunningSociety:
-    """The program of society.py on a host. `lines` has what it has said."""
+    """The program of society.py, or another one, on a host. `lines` has what it has said."""
 
-    def __init__(self, hosts, host, options):
+    def __init__(self, hosts, host, options, program="society.py"):
         self.options = options
         self._process = hosts.start(
-            host, "python", HERE / "society.py", json.dumps(options), env={"RAY_AUTH_MODE": "disabled"},
+            host, "python", HERE / program, json.dumps(options), env={"RAY_AUTH_MODE": "disabled"},
             stdin=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.lines = []
@@ -93,9 +94,12 @@ class RunningSociety:
 
     def ask_health(self):
         before = len(self.said("health")) if any("health" in line for line in self.lines) else 0
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        self.tell("")
         wait_for(lambda: len([line for line in self.lines if "health" in line]) > before, "a health check")
+
+    def tell(self, line):
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
 
     def end(self):
         if self._process.poll() is None:
@@ -177,31 +181,33 @@ class Case:
 
 def cut(host, seconds, *, health_after_s=None):
     """Return the work of a cut of one host for some time; None: for ever."""
+    return lambda hosts, society: _cut(
+        partial(hosts.cut, host), partial(hosts.mend, host), society, seconds, health_after_s
+    )
+
+
+def one_way(sender, receivers, seconds, *, health_after_s=None):
+    """Return the work of a cut of the packets from a host for some time; None: for ever."""
 
     def work(hosts, society):
-        began = time.monotonic()
-        hosts.cut(host)
-        if health_after_s is not None:
-            time.sleep(health_after_s)  # the fault must have lasted so long
-            society.ask_health()
-        if seconds is not None:
-            time.sleep(max(0.0, began + seconds - time.monotonic()))
-            hosts.mend(host)
+        def set_cut(cut):
+            for receiver in receivers:
+                hosts.cut_one_way(sender, receiver, cut=cut)
+
+        _cut(partial(set_cut, True), partial(set_cut, False), society, seconds, health_after_s)
 
     return work
 
 
-def one_way(sender, receivers, seconds):
-    """Return the work of a cut of the packets from a host for some time."""
-
-    def work(hosts, _society):
-        for receiver in receivers:
-            hosts.cut_one_way(sender, receiver)
-        time.sleep(seconds)
-        for receiver in receivers:
-            hosts.cut_one_way(sender, receiver, cut=False)
-
-    return work
+def _cut(begin, mend, society, seconds, health_after_s):
+    began = time.monotonic()
+    begin()
+    if health_after_s is not None:
+        time.sleep(health_after_s)  # the fault must have lasted so long
+        society.ask_health()
+    if seconds is not None:
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        mend()
 
 
 def kill(host):
@@ -236,12 +242,22 @@ CASES = [
     Case("B cut for 36 s", cut("b", 36, health_after_s=20), told="10.77.0.2"),
     Case("B cut for 40 s", cut("b", 40)),
     Case("B cut for 60 s", cut("b", 60)),
-    Case("B cut for ever", cut("b", None)),
+    Case("B cut for ever", cut("b", None, health_after_s=20), told="10.77.0.2"),
     Case("nothing from B to the others for 20 s", one_way("b", "ac", 20)),
+    Case("nothing from B to the others for 40 s", one_way("b", "ac", 40)),
+    Case("nothing from B to the others for 60 s", one_way("b", "ac", 60)),
+    Case("nothing from B to the others for ever", one_way("b", "ac", None, health_after_s=20), told="10.77.0.2"),
     Case("nothing from A to B for 20 s", one_way("a", "b", 20)),
+    Case("nothing from A to B for 40 s", one_way("a", "b", 40)),
+    Case("nothing from A to B for 60 s", one_way("a", "b", 60)),
+    Case("nothing from A to B for ever", one_way("a", "b", None, health_after_s=20), told="10.77.0.2"),
     Case("the head cut for 20 s", cut("a", 20)),
+    Case("the head cut for ever", cut("a", None)),
     Case("C killed", kill("c")),
     Case("C with the server cut for 36 s", cut("c", 36), own_server="c"),
+    Case(
+        "C with the server cut for ever", cut("c", None), own_server="c", settings={"cut_timeout_s": 30.0}, fails=True
+    ),
     Case("C with the server killed", kill("c"), own_server="c", settings={"cut_timeout_s": 30.0}, fails=True),
     Case(
         "C with the primary killed, and failover by Sentinels",

@@ -30,8 +30,8 @@ from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.audience_files import move
 from ray_messaging.cluster.fork import Fork
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import RunOptions, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS, InterceptorSpec
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.config import MessagingConfig

@@ -62,9 +62,13 @@ def missing():
 
 
 class Hosts:
-    """The hosts a, b and c at 10.77.0.1 to 10.77.0.3, which know each other by name."""
+    """The hosts a, b and c at 10.77.0.1 to 10.77.0.3, which know each other by name.
 
-    def __init__(self):
+    `congestion` is TCP's congestion control, such as "reno"; "": that of this machine's kernel.
+    """
+
+    def __init__(self, congestion=""):
+        self._congestion = congestion
         self._folder = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))
         self._inits, self._switch, self._started = {}, None, []
         self.ended = set()
@@ -137,7 +141,8 @@ class Hosts:
 
     def start_ray(self, *, cpus=1, env=None):
         """Start Ray on all hosts, its head on a; the node of each host has the resource of its name."""
-        env = {"RAY_AUTH_MODE": "disabled"} | (env or {})
+        # On a busy machine a node may take longer to start than the 30 s that Ray waits for it.
+        env = {"RAY_AUTH_MODE": "disabled", "RAY_raylet_start_wait_time_s": "100"} | (env or {})
         options = ["--object-store-memory=100000000", "--disable-usage-stats", f"--num-cpus={cpus}"]
 
         def start(host, *where):
@@ -260,6 +265,8 @@ class Hosts:
             self.shell(
                 name, f"ip addr add {self.ip(name)}/24 dev eth0 && ip link set eth0 up mtu 1500 txqueuelen 10000"
             )
+            if self._congestion:
+                self.shell(name, f"echo {self._congestion} >/proc/sys/net/ipv4/tcp_congestion_control")
 
     def _go_on(self):
         """Have no `nsenter` stand still: one does so with its child, and a host ends once all are collected."""

@@ -3,7 +3,7 @@
 from ray_messaging import Study
 from ray_messaging.studies import batch_run as module
 from ray_messaging.studies.design import design_of
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.run_tasks import EndedRun
 from ray_messaging.studies.run_workers import WorkerAnswer, run_packed
 from ray_messaging.studies.study_folder import StudyFolder
 

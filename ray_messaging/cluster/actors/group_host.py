@@ -143,18 +143,17 @@ class GroupLaneServer(LaneServer):
 
     async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
         try:
-            head, found = answer_of(await self._group.answer(call, frames))
+            return answer_of(await self._group.answer(call, frames))
         except MessagingError as error:
             logger.debug("a call over the group's socket failed, and is repeated as a Ray call: %r", error)
             return b""
-        return head, *found
 
 
 @dataclass
 class _Caller:
-    oldest: int  # the lowest number of a call whose outcome the caller may still ask for
-    next: int
+    next: int  # the number of the call that may begin next
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
+    calls: dict[int, asyncio.Task[Receipts]] = field(default_factory=dict)  # for a repeated call, by number
 
 
 Sending = Coroutine[Any, Any, Receipts]
@@ -167,8 +166,8 @@ class CallerAdmission:
     """
 
     def __init__(self) -> None:
-        self._callers = OnceByCall[str, _Caller](most=CALLERS)
-        self._calls = OnceByCall[tuple[str, int], Receipts](keep_s=_REPEATED_S)
+        # A caller is not forgotten while one of its calls is remembered.
+        self._callers = OnceByCall[str, _Caller](most=CALLERS, held=lambda _, caller, __: bool(caller.calls))
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Sending]) -> Receipts:
         """Run a call once the caller's earlier calls have begun.
@@ -177,30 +176,32 @@ class CallerAdmission:
 
         Raises: OutcomeUnknown if this is a repeated call, and the answer to the first one is forgotten.
         """
-        key = caller_id, number
-        caller = self._callers.get(caller_id) or _Caller(oldest, oldest)
+        caller = self._callers.get(caller_id) or _Caller(oldest)
         self._callers.put(caller_id, caller)
-        for seen in range(caller.oldest, oldest):
-            self._calls.pop((caller_id, seen))
-        caller.oldest = max(caller.oldest, oldest)
-        if key not in self._calls:
+        for seen in [seen for seen in caller.calls if seen < oldest]:
+            del caller.calls[seen]
+        if number not in caller.calls:
             async with caller.turn:
                 if caller.next < oldest:  # calls that their caller has given up must not block newer ones
                     caller.next = oldest
                     caller.turn.notify_all()
-                # These calls have begun before their caller was forgotten.
-                while (caller_id, caller.next) in self._calls:
-                    caller.next += 1
                 while caller.next < number:
                     await caller.turn.wait()
                 if caller.next == number:
-                    self._calls.begin(key, run)
+                    call = caller.calls[number] = asyncio.create_task(run(), name="ray_messaging call")
+                    call.add_done_callback(partial(self._ended, caller, number))
                     caller.next = number + 1
                     caller.turn.notify_all()
-        if key not in self._calls:
+        if number not in caller.calls:
             raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
-        return await self._calls.outcome(key)
+        return await asyncio.shield(caller.calls[number])
+
+    def _ended(self, caller: _Caller, number: int, call: asyncio.Task[Receipts]) -> None:
+        """Forget a call when Ray can repeat it no more."""
+        if not call.cancelled():
+            call.exception()  # This marks the error as seen, because the caller may have been cancelled.
+        asyncio.get_running_loop().call_later(_REPEATED_S, caller.calls.pop, number, None)
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,7 @@ class InterceptorHost:
         self._store = RuleStore(self._server, spec.exp_id, spec.run)
         self._serving = AsyncExitStack()  # stops what the host has started, in the reverse order
         self._interceptor: Interceptor | None = None
-        self._lane = LaneServer(self._answer, self._snapshot)
+        self._lane: LaneServer | None = None  # None until it serves
         self._directory = Directory(spec.exp_id)
         self._holding, self._released = asyncio.Lock(), set[str]()  # `_released` has the names of holds that have ended
         self.editor = RuleEditor(
@@ -116,12 +116,6 @@ class InterceptorHost:
     def fenced(self) -> Fenced | None:
         """Return the error because of which the interceptor gives no more verdicts; None if it gives verdicts."""
         return None if self._interceptor is None else self._interceptor.fenced
-
-    def _answer(self, request: memoryview, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
-        return self.interceptor.answer(bytes(request), patient=patient)
-
-    def _snapshot(self, request: memoryview) -> Any:  # noqa: ANN401 - as above
-        return self.interceptor.snapshot(request, len(self._lane.connections))
 
     async def start(self, host: str) -> None:
         """Claim the experiment and a new epoch, load the rules' state, and serve the lane on an address.
@@ -162,8 +156,11 @@ class InterceptorHost:
             await self.editor.release()
             await self._step_rules.follow()
             self._serving.push_async_callback(self.editor.close)
-        self._serving.push_async_callback(self._lane.close)
-        self.lane_address = await self._lane.start(host)
+        interceptor = self.interceptor
+        lane = LaneServer(interceptor.answer, lambda asked: interceptor.snapshot(asked, len(lane.connections)))
+        self._serving.push_async_callback(lane.close)
+        self.lane_address = await lane.start(host)
+        self._lane = lane
 
     async def _follow_rules(self) -> None:
         if self._step_rules is not None:
@@ -354,7 +351,8 @@ class InterceptorHost:
     def loops(self) -> list[TaskHealth]:
         """Return the health of the lane server, and of the supervisor of steps."""
         step_rules = [] if self._step_rules is None else self._step_rules.health()
-        return [TaskHealth("lane", self._lane.serving, busy=False, age_s=0.0), *step_rules]
+        serving = self._lane is not None and self._lane.serving
+        return [TaskHealth("lane", serving, busy=False, age_s=0.0), *step_rules]
 
     async def stats(self) -> dict[str, Any]:
         """Return counters, the number of waiting messages in each mailbox, and the counts of dead letters."""
@@ -369,8 +367,8 @@ class InterceptorHost:
             "judged": self.interceptor.judged,
             "blocked": self.interceptor.blocked,
             "deferred": self.interceptor.deferred,
-            "lane_connections": len(self._lane.connections),
-            "lane_refused": self._lane.refused,
+            "lane_connections": 0 if self._lane is None else len(self._lane.connections),
+            "lane_refused": 0 if self._lane is None else self._lane.refused,
             "delegated": self.interceptor.delegation.offer > 0,
             "server_behind": self.interceptor.server_behind,
             "rule_failures": self.failures(),

@@ -3,10 +3,8 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Self
-
-import numpy as np
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
@@ -17,7 +15,7 @@ from ray_messaging.default_limits_and_leases import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
-from ray_messaging.steps.step_account import StepCounts, digest_of
+from ray_messaging.steps.step_account import StepCounts, digest_of, step_count
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Collected, Progress
 
@@ -31,14 +29,11 @@ class RunProgress:
     Args: `more` returns further text for the display ("": none).
     """
 
-    def __init__(
-        self, steps: "ExperimentSteps", until: int, *, shown: bool, more: Callable[[], str] = lambda: ""
-    ) -> None:
+    def __init__(self, steps: "ExperimentSteps", until: int, *, more: Callable[[], str] = lambda: "") -> None:
         self._more = more
         self._steps = steps
         self._until = until
-        self._shown = shown
-        self._line = ProgressLine(until, shown=shown)
+        self._line = ProgressLine(until, shown=True)
         self._step = 0  # the step that was shown last
         self._ended = False  # whether the last line says that the steps are done
         self._seen: deque[tuple[int, float]] = deque()  # the latest steps, and the time at which each was first seen
@@ -57,8 +52,6 @@ class RunProgress:
 
     def show(self) -> None:
         """Show how far the run is, if the display is due. Call this often, because it also measures the rate."""
-        if not self._shown:
-            return
         try:
             progress = self._steps.progress()
         # The groups may still reach the server. If they cannot, they raise errors themselves.
@@ -211,13 +204,14 @@ class ExperimentSteps:
         check_timeout(timeout)
         until = step_count("wait", until, 0)
         deadline = None if timeout is None else time.monotonic() + timeout
-        with RunProgress(self, until, shown=progress) as bar:
+        with RunProgress(self, until) if progress else nullcontext() as bar:
             while (now := self._patient_progress(deadline)).sealed + 1 < until:
                 left = STEP_NEWS_TIMEOUT_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     groups = ", ".join(f"{name} ({step})" for name, step in sorted(now.waiting_for().items()))
                     raise TimeoutError(f"step {now.sealed + 1} is not committed after {timeout:g} s by {groups}")
-                bar.show()
+                if bar is not None:
+                    bar.show()
                 with suppress(ConnectionFailed):  # `_patient_progress` limits how long this is tried
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
@@ -294,13 +288,6 @@ class ExperimentSteps:
     def _sealed(self, step: int) -> dict[str, StepCounts]:
         found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
         return found
-
-
-def step_count(call: str, given: object, least: int) -> int:
-    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
-    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
-        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
-    return int(given)
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:

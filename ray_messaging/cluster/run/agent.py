@@ -36,13 +36,13 @@ from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.steps.agent_places import NO_PLACES
-from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import BlockedSend
 from ray_messaging.steps.step_inbox import EVERYBODY
 from ray_messaging.steps.step_sends import FULL, StepSends
 
@@ -243,6 +243,7 @@ class Agent:
     def stop(self) -> None:
         """Leave the simulation after this step. The model's function is not called for this agent any more."""
         self.stopped = True
+        self._society.stopping.add(self._place)
 
 
 class StateChange(NamedTuple):
@@ -308,6 +309,7 @@ class AgentLoop:
         self._kinds = {} if kinds is None else kinds
         self.moves: dict[AgentId, str] = {}  # by agent that moves after this step, the group to which it moves
         self.staying: set[int] = set()  # the places of the agents that asked to stay active
+        self.stopping: set[int] = set()  # the places of the agents that stop after this step
         self.only_active = only_active
         # With `only_active`: the places of the agents for which the model is called even without messages.
         self._active: list[int] = []
@@ -320,6 +322,7 @@ class AgentLoop:
         self._concurrency = concurrency
         self._timeout = timeout
         self._agents: list[Agent] = []
+        self._were_called: list[Agent] = []  # those for which the model was called in the last step, or all agents
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
         # By an agent's place, its generator; by ~place, its generator for `step_rng`.
@@ -353,8 +356,12 @@ class AgentLoop:
         self._holder.reset()
         if step.number == self.change.step:
             self._change_states()
-        called = self._called(step)
-        agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
+        called: NDArray[np.intp] | slice = EVERYBODY
+        agents = self._agents
+        if self.only_active or self._stopped:
+            called = self._called(step)
+            agents = [agents[place] for place in called.tolist()]
+        self._were_called = agents
         self.staying = set()
         look = None if memory is None or ahead is None else self._look_ahead
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
@@ -479,10 +486,8 @@ class AgentLoop:
         # All states are encoded again, because the state of an agent that has stopped may have changed, too.
         self._forms = []
 
-    def _called(self, step: Step) -> NDArray[np.intp] | slice:
-        """Return the places of the agents for which the model is called."""
-        if not self.only_active and not self._stopped:
-            return EVERYBODY
+    def _called(self, step: Step) -> NDArray[np.intp]:
+        """Return the places of the agents for which the model is called, if it is not called for all."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)
@@ -502,12 +507,20 @@ class AgentLoop:
 
     def forget(self) -> None:
         """Forget the agents of a run that has ended, because they and this object refer to each other."""
-        self._agents = []
+        self._agents = self._were_called = []
 
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the state of each agent."""
         return {agent.id: agent.state for agent in self._agents}
+
+    @property
+    def states_of_called(self) -> dict[AgentId, dict[str, Any]]:
+        """Return the states of the agents for which the model was called in the last step.
+
+        If another process has run that step, return the states of all agents.
+        """
+        return {agent.id: agent.state for agent in self._were_called}
 
     @property
     def ids(self) -> dict[str, NDArray[Any]]:
@@ -526,11 +539,11 @@ class AgentLoop:
         Args: `before` has the agents to which the state belongs (None: the same as `agents`). `arrivals` has the agents
         that have come from other groups, with the states of those groups.
         """
-        self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
+        self._agents = self._were_called = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         kind_of = {agent: kind for kind, agents_of in self._kinds.items() for agent in agents_of}
         for each in self._agents if kind_of else ():
             each.kind = kind_of[each.id]
-        self._active, self._forms = [], []
+        self._active, self._forms, self.stopping = [], [], set()
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self.group, state, AgentSet.of(agents) if before is None else before)
         known: dict[AgentId, tuple[dict[str, Any], bool, bool]] = {}
@@ -582,7 +595,8 @@ class AgentLoop:
         After that, as after a restart, a state shares no object with another agent or with the model. With
         `only_active`, only the states of agents for which the model was called are encoded again.
         """
-        self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
+        if self.stopping:
+            self._stopped, self.stopping = sorted({*self._stopped, *self.stopping}), set()
         changed = called if self._forms else self._agents
         encoded = self._keep(changed)
         if not self.only_active:
@@ -602,10 +616,11 @@ class AgentLoop:
         Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
         states = [agent.state for agent in agents]
-        for agent in () if {dict}.issuperset(map(type, states)) else agents:
+        kinds = {*map(type, states)}
+        for agent in () if kinds <= {dict} else agents:
             self._check_state(agent, function)
         try:
-            encoded, kept = kept_exactly(states, _STATE)
+            encoded, kept = kept_exactly(states, kinds, _STATE)
         except InvalidPayload:
             for agent in agents:
                 self._check_state(agent, function)

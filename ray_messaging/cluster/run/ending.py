@@ -1,10 +1,11 @@
 """The end of a run: before a given step, or after the first step whose collected values fulfil a condition."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ray_messaging.cluster.run.run_plan import RunOptions
 from ray_messaging.common.awaitables import RAISED, call_problem, is_async
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError, StepFailed
@@ -12,10 +13,7 @@ from ray_messaging.model.aggregates import Count
 from ray_messaging.model.collect import aggregates_of
 from ray_messaging.model.series import decode_series, values_of
 from ray_messaging.model.series_columns import STEP
-from ray_messaging.steps.step_loop import check_until
-
-if TYPE_CHECKING:
-    from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.steps.step_account import check_until
 
 
 class Ending(NamedTuple):
@@ -80,7 +78,7 @@ class _Values(dict[str, Any]):
         raise KeyError(f"{name!r} is not collected: collect= returns {', '.join(map(repr, self)) or 'nothing'}")
 
 
-def ending_of(until: object, max_steps: object, options: "RunOptions") -> Ending:
+def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
     """Return the end of a run; raise ConfigError for arguments that are invalid, or do not fit each other."""
     if not callable(until):
         if max_steps is not None:

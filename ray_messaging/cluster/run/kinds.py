@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id
-from ray_messaging.common.awaitables import is_async
+from ray_messaging.common.awaitables import is_async, without_partial
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
@@ -47,11 +47,12 @@ class AsyncByKind(ByKind):
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def as_one(given: Any) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
-    """Return a dict of functions by kind as one function, and anything else unchanged."""
+def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
+    """Return a function, or a dict of functions by kind, as one function that takes `arguments` arguments by place."""
     if not isinstance(given, Mapping):
-        return given
-    return (AsyncByKind if any(map(is_async, given.values())) else ByKind)(given)
+        return without_partial(given, arguments)
+    functions = {kind: without_partial(function, arguments) for kind, function in given.items()}
+    return (AsyncByKind if any(map(is_async, functions.values())) else ByKind)(functions)
 
 
 def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - as a user has written it

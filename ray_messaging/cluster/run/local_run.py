@@ -25,8 +25,8 @@ from ray_messaging.cluster.run.ending import Ending, ending_of, values_after
 from ray_messaging.cluster.run.log_plan import EXPERIMENT, LogPlan, log_plan
 from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions, store_of
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, store_of
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, check_run, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.process_tuning import relax_collector
@@ -46,8 +46,7 @@ from ray_messaging.messager_engine import Engine
 from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.series_columns import STEP
 from ray_messaging.steps.call_limits import CallGate, CallLimits
-from ray_messaging.steps.digests import step_digest
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps.digests import LaterDigests, step_digest
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.step_supervisor import StepSupervisor
 from ray_messaging.transports.local_steps import LocalSteps

@@ -41,7 +41,7 @@ from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_routes import question_id
+from ray_messaging.steps.step_sends import question_id
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent, AgentLoop, Model
@@ -128,6 +128,7 @@ class _StepAhead:
         self.generators = StepGenerators(look.seed, number, look.places)
         self.moves: dict[AgentId, str] = {}
         self.staying: set[int] = set()
+        self.stopping: set[int] = set()
         self.unclear: set[int] = set()
         # By the sender's place: the recipient, the step of delivery, the message.
         self.sent: defaultdict[int, list[tuple[AgentId | None, int, _Sent]]] = defaultdict(list)

@@ -6,16 +6,13 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from ray_messaging.cluster.run.content_digest import content_digest
-from ray_messaging.cluster.run.run_plan import GroupPlan
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions
 from ray_messaging.cluster.unpicklable import names_in
-
-if TYPE_CHECKING:
-    from ray_messaging.cluster.run.run_actor import RunOptions
 
 _INPUTS: Final = {
     "agents": "the DataFrame agents=", "kinds": "the kind of some agents in agents=", "graph": "graph=",
@@ -98,9 +95,7 @@ def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupP
     return found | ({"kinds": blake2b(_encode(kinds), digest_size=16).hexdigest()} if any(kinds) else {})
 
 
-def facts_of(
-    model: object, until: int | None, options: "RunOptions", inputs: Mapping[str, str | None]
-) -> dict[str, Any]:
+def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the facts about a call of `run` that are recorded in the folder of its log.
 
     Args: `inputs` has the digests from `inputs_of`.

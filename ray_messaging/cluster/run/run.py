@@ -7,11 +7,11 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, reduce
 from operator import or_, sub
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.embedded_servers import lost_machine
 from ray_messaging.cluster.handles.connection import result, start_in_turn
-from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
+from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress
 from ray_messaging.cluster.lifecycle import attempt, leave
 from ray_messaging.cluster.placement import ActorOptions, GroupPlacement, Placement
 from ray_messaging.cluster.ray_calls import get, kill, put, start_actor, wait
@@ -27,8 +27,8 @@ from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.ending import Ending, values_after
 from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_of, inputs_of
 from ray_messaging.cluster.run.result import Result, calls_text, cause_of, gathered, series_frame, states_of
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import GroupPlan, check_run, plans_for, senders_of
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, check_run, plans_for, senders_of
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import (
@@ -41,6 +41,7 @@ from ray_messaging.errors import (
     UnknownName,
 )
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.steps.step_account import step_count
 from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 if TYPE_CHECKING:
@@ -320,10 +321,21 @@ class Run(AbstractContextManager["Run"]):
         """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
-    def _go_on(self, until: int, *, progress: bool, with_states: bool, stands: bool = False) -> list[GroupResult]:
+    def _go_on(
+        self,
+        until: int,
+        *,
+        progress: bool,
+        with_states: bool | Literal["called"],
+        stands: bool = False,
+        opened: bool = False,
+    ) -> list[GroupResult]:
         """Run the steps before `until`; return the groups' results.
 
         Between the steps, a fork checks and sends messages, see `Fork`.
+
+        Args: `with_states` and `stands` are as for `RunActor.run`. `opened` says that the caller has opened the first
+        step.
         """
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
@@ -331,21 +343,22 @@ class Run(AbstractContextManager["Run"]):
                 if self._ended_early or self._fulfilled:
                     return parts
                 act(self._messaging)
-        return self._drive(until, progress=progress, with_states=with_states, stands=stands)
+        return self._drive(until, progress=progress, with_states=with_states, stands=stands, opened=opened)
 
-    def _drive(self, until: int, *, progress: bool, with_states: bool, stands: bool) -> list[GroupResult]:
+    def _drive(
+        self, until: int, *, progress: bool, with_states: bool | Literal["called"], stands: bool, opened: bool = False
+    ) -> list[GroupResult]:
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: call messaging.start_run to go on from there")
-        turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
+        turn, actors = next(self._kept.turns), [*self._actors.values()]
         end, ending = EarlyEnd(self._messaging.interceptor, actors, turn), self._when
         with self._ending() as refs:
             refs.extend(self._late)  # after an error, these calls are not needed either
 
-            def go_on(last: int, **asked: bool) -> Opening | None:
+            def go_on(last: int, *, early: bool = False, **asked: Any) -> Opening | None:  # noqa: ANN401 - the arguments of `RunActor.run`
                 opening = None
-                if asked["stands"] and last > self.step:
-                    # News of each of several steps would cost more than to wait for the groups' answers.
-                    until = last if last == self.step + 1 else self.step
+                if asked["stands"] and last > self.step and not opened:
+                    until = last if early else self.step  # only `early` needs to know when the steps are committed
                     opening = Opening(self._messaging.interceptor, self.step, until, [*self._actors])
                 refs[:] = [
                     *self._late,
@@ -360,7 +373,10 @@ class Run(AbstractContextManager["Run"]):
 
             self._late = _unfinished(self._late)
             looks, calls = ending.condition is not None, Counter[str]()
-            with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
+            with (
+                end,
+                RunProgress(self._messaging.steps, until, more=self._calls_text) if progress else nullcontext() as bar,
+            ):
                 while looks and not end.asked and not self._is_fulfilled() and self.step < until:
                     last = min(until, ending.before(self.step))
                     self._parts = watch(go_on(last, with_states=False, stands=True, with_collected=True))
@@ -369,13 +385,14 @@ class Run(AbstractContextManager["Run"]):
                     if any(part.spent for part in self._parts):
                         break
                 last = self.step if looks else until
+                # News of each of several steps would cost more than to wait for the groups' answers.
                 early = not with_states and last == self.step + 1
-                parts = watch(go_on(last, with_states=with_states, stands=stands), early=early)
+                parts = watch(go_on(last, early=early, with_states=with_states, stands=stands), early=early)
                 self.step = min((part.until for part in parts), default=last)
                 # Rules for whole steps judge the last step after the groups. If there are none, the group that commits
                 # the step last knows that the step is sealed, and asking the server would take another round trip.
                 if parts and max(part.sealed for part in parts) < self.step - 1:
-                    steps.wait(self.step)
+                    self._messaging.steps.wait(self.step)
         self._spent = any(part.spent for part in (*parts, *(self._parts if looks else ())))
         self._ended_early = end.asked or self._spent
         if looks:
@@ -566,19 +583,19 @@ def _unfinished(refs: Sequence[Any]) -> list[Any]:
 def _watch(
     refs: Sequence[Any],
     end: EarlyEnd,
-    bar: RunProgress,
+    bar: RunProgress | None,
     lost: Callable[[BaseException | None], Closed | None],
     opening: Opening | None,
     *,
     early: bool,
 ) -> list[GroupResult]:
-    """Wait for all groups, and show the progress; raise the first error at once.
+    """Wait for all groups, and show the progress on `bar`; raise the first error at once.
 
     Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
 
     Args: `lost` returns an error if the loss of a machine ends the run; it also gets the error that a group has raised.
     """
-    waiting, spent, looks = list(refs), False, itertools.count(1)
+    waiting, looks, found = list(refs), itertools.count(1), dict[Any, GroupResult]()
     while waiting:
         call = None if opening is None else opening.call
         done, waiting = wait([*waiting, *([] if call is None else [call])], timeout=_LOOK_S)
@@ -589,16 +606,16 @@ def _watch(
         if next(looks) % _NODES_EVERY == 0 and (gone := lost(None)) is not None:
             raise gone  # the groups may wait for the lost machine's server for minutes, so they are not awaited
         try:
-            spent = spent or any(part.spent for part in _results(done))
+            found.update(zip(done, _results(done), strict=True))
         except ConnectionFailed as error:
             if (gone := lost(error)) is not None:
                 raise gone from error
             raise
-        if waiting and (end.asked or spent):
+        if waiting and (end.asked or any(part.spent for part in found.values())):
             end.tell()
-        if waiting:
+        if waiting and bar is not None:
             bar.show()
-    return _results(refs)
+    return [found[ref] for ref in refs]
 
 
 def check_same(

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -23,7 +23,7 @@ from ray_messaging.cluster.run.kinds import as_one
 from ray_messaging.cluster.run.look_ahead import Ahead
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.model_watch import ModelWatch
-from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, changeable
+from ray_messaging.cluster.run.run_plan import GroupPlan, Homes, RunOptions, changeable
 from ray_messaging.cluster.run.seated import people_by
 from ray_messaging.common.backoff import ACTOR_START_RETRY, Backoff
 from ray_messaging.common.process_tuning import tune_process
@@ -42,8 +42,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import NO_CALLS, CallsNow
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
-from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
@@ -77,18 +76,6 @@ class GroupResult(NamedTuple):
     spent: bool
     sealed: int
     collected: bytes | None = b""
-
-
-class RunOptions(NamedTuple):
-    """The options with which the model of a run is called."""
-
-    start: Any
-    by: str
-    concurrency: int
-    timeout: float | None
-    collect: Any = None
-    collect_every: int = 1
-    only_active: bool = False
 
 
 class RunInputs(NamedTuple):
@@ -179,7 +166,7 @@ class RunActor:
         until: int,
         turn: int,
         *,
-        with_states: bool,
+        with_states: bool | Literal["called"],
         stands: bool = False,
         with_collected: bool = False,
     ) -> GroupResult:
@@ -187,8 +174,9 @@ class RunActor:
 
         Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
         and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
-        the result has the agents' states. With `with_collected` it has what was collected in the last step. With
-        `stands`, this process stays the group's driver until the next call.
+        the result has the agents' states. With "called" it may lack those of agents for which the last step did not
+        call the model. With `with_collected` it has what was collected in the last step. With `stands`, this process
+        stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -209,7 +197,11 @@ class RunActor:
             except BudgetSpent:
                 spent = True
             finally:
-                self._tell_no_more()
+                if self._telling is not None:
+                    self._telling.cancel()
+                if self._tell_calls is not None and self._told_calls.calls:
+                    self._told_calls = NO_CALLS
+                    self._tell_calls(NO_CALLS)
             loop = self._loop
             assert loop is not None
             # If the two steps differ, the states here are not the committed ones. Another process ran the last
@@ -218,11 +210,14 @@ class RunActor:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
-            ended = max(loop.committed + 1, 0)
+            if with_states == "called" and isinstance(society, AgentLoop):
+                states = society.states_of_called
+            ended, counted = max(loop.committed + 1, 0), loop.account.before
             collected: bytes | None = b""
             if with_collected:
                 collected = self._collected[1] if self._collected[0] == loop.committed else None
-            return GroupResult(states, loop.fates, ended, ids, loop.unheard, counts, spent, loop.sealed, collected)
+            fates = Counter(counted.total)
+            return GroupResult(states, fates, ended, ids, counted.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self) -> None:
         """Tell in a while which calls are under way, and again and again."""
@@ -231,19 +226,12 @@ class RunActor:
 
     def _tell(self) -> None:
         assert isinstance(self._society, AgentLoop)
-        self._say(self._society.calls_now())
-        self._tell_later()
-
-    def _tell_no_more(self) -> None:
-        """Tell that no calls are under way, at the end of a call of `run`."""
-        if self._telling is not None:
-            self._telling.cancel()
-        self._say(NO_CALLS)
-
-    def _say(self, now: CallsNow) -> None:
-        if self._tell_calls is not None and (now.calls or self._told_calls.calls):
+        assert self._tell_calls is not None
+        now = self._society.calls_now()
+        if now.calls or self._told_calls.calls:
             self._tell_calls(now)
             self._told_calls = now
+        self._tell_later()
 
     async def _run_steps(self, until: int, society: AgentLoop | CrowdSociety, homes: Homes, *, stands: bool) -> bool:
         """Run the steps before `until`, unless `end_after` ends them; return False if the group needs another driver.
@@ -254,6 +242,11 @@ class RunActor:
         end, again = until if self._last is None else min(until, self._last + 1), self._steps is not None
         if self._loop is None or self._steps is None:
             self._loop = step_loop(self._messager.engine, self._later)
+            self._loop.ahead = self._ahead
+            if self._parent_calls is not None:
+                from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
+
+                self._loop.parent_calls = partial(parent_calls, self._parent_calls)
             self._steps = self._loop.standing(end)
         loop, steps, self._stands = self._loop, self._steps, False
         loop.until, loop.is_told = end, stands and self._is_told
@@ -318,9 +311,6 @@ class RunActor:
 
     async def _run_step(self, step: Step, loop: StepLoop, society: AgentLoop | CrowdSociety, homes: Homes) -> None:
         await homes.prepare(step.places.agents)
-        loop.ahead = self._ahead
-        if self._parent_calls is not None and step.before != step.places.agents:
-            loop.forget_calls()  # they lack the parent's results of the agents that have come
         assert self._watch is not None
         assert self._messager is not None
         tracer = self._messager.engine.tracer
@@ -328,32 +318,22 @@ class RunActor:
             society.tracer = tracer
         with self._watch.over(step.number), tracer.step(step.number):
             if isinstance(society, AgentLoop):
-                await society.run(step, self._calls_of(step.number, step, loop), self._may_run_ahead(step, loop))
+                ahead = self._may_run_ahead(step, loop) if self._ahead else None
+                await society.run(step, loop.calls_of(step.number), ahead)
             else:
                 await society.run(step)
         self._collected = step.number, step.series
         if isinstance(society, AgentLoop) and society.moves:
             await move_agents(self._messager, society.moves, step.number)
 
-    def _calls_of(self, number: int, step: Step, loop: StepLoop) -> CallMemory:
-        """Return the remembered calls of the open step, or of a step after it."""
-        calls = loop.calls_of(number)
-        if self._parent_calls is not None and calls.parent is None:
-            from ray_messaging.eventlog.call_rows import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
-
-            calls.parent = partial(parent_calls, self._parent_calls, number, step.places.agents)
-        return calls
-
-    def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead | None:
-        """Return which steps may run ahead: only the open step if rules may change what agents hear. None: no step."""
-        if not self._ahead:
-            return None
+    def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead:
+        """Return which steps may run ahead: only the open step if rules may change what agents hear."""
         assert self._messager is not None
         engine = self._messager.engine
         self._is_judged = self._is_judged or bool(len(step.blocked))
         free = engine.verdict_client.judges_nothing and not self._is_judged
         numbers = range(step.number, min(loop.until, step.number + self._ahead + 1) if free else step.number + 1)
-        memories = {number: self._calls_of(number, step, loop) for number in numbers}
+        memories = {number: loop.calls_of(number) for number in numbers}
         if free and self._others and self._news is None and isinstance(self._society, AgentLoop):
             self._news = AheadNews(engine.transport.steps, self._run, self._messager.name, self._society.hear)
         tell = None if self._news is None else self._news.tell
@@ -467,7 +447,7 @@ def society_of(
 ) -> "AgentLoop | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     collector = None if options.collect is None else Collector(options.collect, options.collect_every)
-    model, start = as_one(model), as_one(options.start)
+    model, start = as_one(model, 2), as_one(options.start, 1)
     if options.by == "group":
         return CrowdSociety(
             plan.name, model, start=start, shared=shared, thread=thread, collector=collector, kinds=plan.kinds

@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import reduce
 from itertools import islice
 from operator import or_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,23 @@ from ray_messaging.model.collect import aggregates_of, check_chosen, check_colle
 from ray_messaging.model.edge_pairs import edge_pairs
 from ray_messaging.receiving.call_checks import check_timeout
 
-if TYPE_CHECKING:
-    from ray_messaging.cluster.run.run_actor import RunOptions
-
 # For each agent its data and its neighbours. The dict is empty if the run has neither data nor a graph.
 Rows = dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]]
 
 
 _FIXED = frozenset((type(None), bool, int, float, str, bytes))  # common types of values that cannot be changed
+
+
+class RunOptions(NamedTuple):
+    """The options with which the model of a run is called."""
+
+    start: Any
+    by: str
+    concurrency: int
+    timeout: float | None
+    collect: Any = None
+    collect_every: int = 1
+    only_active: bool = False
 
 
 class Reached(NamedTuple):
@@ -102,7 +111,7 @@ def plan_groups(
     return _that_look_ahead(plans) if near and neighbours is not None else plans
 
 
-def check_run(model: object, options: "RunOptions") -> None:
+def check_run(model: object, options: RunOptions) -> None:
     """Raise ConfigError if an argument of a run is invalid."""
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
@@ -142,7 +151,7 @@ def _check_start(name: str, start: Any) -> None:  # noqa: ANN401 - what a user p
 
 
 def plans_for(
-    options: "RunOptions",
+    options: RunOptions,
     agents: object,
     groups: object,
     graph: object,

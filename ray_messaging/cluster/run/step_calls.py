@@ -83,6 +83,7 @@ class StepCalls:
     stop: "Callable[[], set[asyncio.Task[Any]]] | None" = None
 
     def __post_init__(self) -> None:
+        self._is_async = is_async(self.model)
         self._running: dict[Agent, float] = {}  # by agent, the time at which its call began
         self._workers: list[asyncio.Task[None]] = []
         # With a look-ahead: held by the worker that takes the next agent, so that in each turn of the event loop only
@@ -94,7 +95,7 @@ class StepCalls:
 
     async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         """Call the model for agents in ascending order; raise the first error."""
-        watched = self.timeout is not None or is_async(self.model)
+        watched = self.timeout is not None or self._is_async
         try:
             await self.thread.call(self._call_all, agents, look=self._look if watched else None)
         finally:
@@ -158,7 +159,7 @@ class StepCalls:
 
     def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(agents)
-        if not is_async(self.model):  # such a model may still return awaitables, for example if it is decorated
+        if not self._is_async:  # such a model may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self.thread.wait_for(self._await_all(chain([first], calls)))
@@ -367,7 +368,6 @@ class RememberedCalls:
 
     def __post_init__(self) -> None:
         self._price = None if self.settings.cost is None else self.settings.price
-        self._needs_usage = self.settings.needs_usage
         self.spent: BudgetSpent | None = None  # set if the budget is spent, so that the step cannot be committed
         self.under_way: set[asyncio.Task[Any]] = set()
         self.open: dict[int, _Remembered] = {}  # the calls that are under way, by their places
@@ -675,8 +675,9 @@ class RememberedCalls:
             try:
                 with self.tracer.calling(call.asked.function, call.agent.id, meter):
                     answer = await self._try(call.agent, function)
-                    if not call.by_person and (self._needs_usage or type(answer) is dict):
-                        read_usage(meter, answer, call.asked.function if self._needs_usage else None)
+                    needed = self.settings.needs_usage
+                    if not call.by_person and (needed or type(answer) is dict):
+                        read_usage(meter, answer, call.asked.function if needed else None)
                 result = msgspec.Raw(encode_exactly(answer, RESULT))
                 return KeptCall(perf_counter() - began, tries, result, added(before, meter.used))
             except Exception as error:

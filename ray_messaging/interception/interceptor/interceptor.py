@@ -5,17 +5,19 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
-from ray_messaging.addressing.channels import AgentId
-from ray_messaging.default_limits_and_leases import FRAME_LIMIT
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.compat.msg import Msg
+from ray_messaging.default_limits_and_leases import FRAME_LIMIT, PAYLOAD_LIMIT
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.interceptor.attempts import StepAttempts
-from ray_messaging.interception.interceptor.forward_call import forwarded
 from ray_messaging.interception.interceptor.rule_delegation import PublishSnapshot, RuleDelegation
 from ray_messaging.interception.interceptor.rule_pipeline import RulePipeline, parts_of
 from ray_messaging.interception.interceptor.rule_set import RuleFailures, RuleSet
@@ -37,6 +39,7 @@ from ray_messaging.interception.verdicts import (
     encode_verdicts,
 )
 from ray_messaging.model.batch import Attempt, Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
 from ray_messaging.wire.frames import decode
 
@@ -134,17 +137,18 @@ class Interceptor:
         verdict.epoch = self.epoch
         return verdict
 
-    def answer(self, request: bytes | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
+    def answer(self, request: bytes | memoryview | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
         """Return the encoded verdicts on a batch. A repeated batch gets the same answer again.
 
         Args:
-            request: the batch: as a frame, or as an object from a messager of this process.
+            request: the batch: as a frame, whose memory may be used during this call only, or as an object from a
+                messager of this process.
             patient: the request is about deferred rows, and its answer waits until some of them have verdicts.
 
         Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
         self._check()
-        batch = request if isinstance(request, Batch) else decode(request)
+        batch = request if isinstance(request, Batch) else decode(bytes(request))
         attempt = batch.attempt
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
@@ -547,3 +551,33 @@ def _over(rows: int) -> bytes:
     The server accepts none of these rows.
     """
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)
+
+
+def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *, epoch: int, number: int) -> Batch:
+    """Build the batch of one message, which is judged by a call of AgentSociety's `forward`.
+
+    Raises: InvalidAddress, InvalidPayload or PayloadTooLarge if an id or the payload is not valid.
+    """
+    return Batch(
+        sender=":forward",  # a name that no messager can have, because it has a colon
+        epoch=epoch,
+        first=number,
+        from_ids=IdColumn.of([None if from_id is None else check_id(from_id)]),
+        rows=1,
+        to_ids=IdColumn.of([None if to_id is None else check_id(to_id)]),
+        topics=(AGENT_CHAT,),
+        lines=PayloadColumn.of([encode_payload(_payload(message), PAYLOAD_LIMIT)]),
+    )
+
+
+def _payload(message: object) -> object:
+    """Return the payload of a message, which AgentSociety passes as JSON text.
+
+    A text that is not JSON becomes the field "content".
+    """
+    if isinstance(message, dict | Msg):
+        return message
+    if isinstance(message, str):
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(message, type=dict[str, Any])
+    return {"content": message}

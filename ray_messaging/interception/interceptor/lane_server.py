@@ -156,7 +156,7 @@ class _LanePeer(FrameProtocol):
         """Handle the complete requests, and start the time limit for an incomplete one."""
         requests = self.received
         super().handle()
-        begun = self.unhandled
+        begun = self._high - self._low
         if self._open and not (begun and requests == self.received and self._timer):
             if self._timer is not None:
                 self._timer.cancel()

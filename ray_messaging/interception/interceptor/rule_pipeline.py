@@ -69,7 +69,7 @@ class RulePipeline:
         self._watch = watch
         self.rest = batch
         self._whole = batch
-        self.pairs = pair_rows(batch)
+        self.pairs = None if batch.extension is None else pair_rows(batch)
         self._intersections = intersections
         # The rows in `rest`, with their numbers in the batch; None: all rows.
         self._rows: NDArray[np.intp] | None = None
@@ -99,7 +99,7 @@ class RulePipeline:
                         known |= dict.fromkeys(rows, verdict)
                 found: Mapping[int, Verdict] = known
             else:
-                found = self._apply(rule)
+                found = self._check(rule, self.rest) if self.pairs is None else self._check_pairs(rule, self.pairs)
             if found:
                 self.take(rule, found)
 
@@ -111,10 +111,9 @@ class RulePipeline:
         for _ in self.judge(rules, passed):
             pass
 
-    def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
-        if self.pairs is None:
-            return self._check(rule, self.rest)
-        barred = self._barred(rule, self.pairs)
+    def _check_pairs(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict]:
+        """Return a rule's verdicts on the rows of broadcasts."""
+        barred = self._barred(rule, pairs)
         found: Mapping[int, Verdict] = {}
         if rule.judges_broadcasts == "message":
             rest = pair_rows(self.rest)

@@ -137,7 +137,7 @@ class SavedAnswers:
             return last[1]
         if key in self._saving:
             return asyncio.shield(self._saving[key])
-        known = self._answer(key) if self._counted else None
+        known = self._answer(key) if key in self._counted else None
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:

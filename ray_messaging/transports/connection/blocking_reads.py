@@ -32,18 +32,16 @@ class BlockingReads:
         """Return for how many seconds the last read waited until the first byte of its answer."""
         return 0.0 if self._wire is None else self._wire.waited_s
 
-    async def read(self, cursors: Mapping[str, str], count: int, block_s: float | None) -> Any:  # noqa: ANN401 - a reply
-        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` for the first entry.
-
-        If `block_s` is None, do not wait. `cursors` maps the key of each stream to the last entry that was read. The
-        reply is [[key, [[entry, [field, value, ...]], ...]], ...], in which all values are bytes.
-        """
-        return (await self.read_with(cursors, count, block_s))[0]
-
-    async def read_with(
+    async def read(
         self, cursors: Mapping[str, str], count: int, block_s: float | None, behind: Commands = ()
     ) -> list[Any]:
-        """Return the reply of `read`, and the replies of the commands in `behind`, which run right after the read."""
+        """Read up to `count` entries of each stream after its cursor; wait up to `block_s` for the first entry.
+
+        If `block_s` is None, do not wait. `cursors` maps the key of each stream to the last entry that was read.
+
+        Returns: the reply, [[key, [[entry, [field, value, ...]], ...]], ...], in which all values are bytes; then the
+        replies of the commands in `behind`, which run right after the read.
+        """
         block = [] if block_s is None else ["BLOCK", max(1, int(block_s * 1000))]
         command = ["XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values()]
         done = False

@@ -46,7 +46,6 @@ from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongS
 from ray_messaging.transports.connection.outage import Outage
 from ray_messaging.transports.connection.protocol import (
     ClusterLostError,
-    LargeCommand,
     MovedError,
     ServerBusyError,
     Wire,
@@ -435,24 +434,18 @@ class RedisLink:
         keys: Sequence[str],
         args: Sequence[Any],
         cut: Callable[[], None] | None = None,
-        large: Sequence[int] = (),
         first: Callable[[], Awaitable[Any]] | None = None,
     ) -> Awaitable[Any]:
         """Run one of our scripts. It is repeated with the same arguments while the connection is interrupted.
 
-        Args: `cut` is called after each attempt with an unknown outcome. `large` has the positions of large byte
-        strings in the arguments. `first` is awaited once before the script; if its result is not None, it is returned
-        instead.
+        Args: `cut` is called after each attempt with an unknown outcome. `first` is awaited once before the script; if
+        its result is not None, it is returned instead.
         """
-        attempt = partial(self._run, name, keys, args, large)
+        attempt = partial(self._run, name, keys, args)
         return self.persist(attempt if first is None else _after(first, attempt), cut)
 
-    def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
-        command = self.script_command(name, keys, args)
-        if large:
-            before = len(command) - len(args)
-            command = LargeCommand(command, [before + place for place in large])
-        wire = self._wire
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Awaitable[Any]:
+        command, wire = self.script_command(name, keys, args), self._wire
         if wire is not None and wire is self._greeted and wire.is_open:
             return self._over(wire, command)
         return self._greeting(command)

@@ -107,25 +107,16 @@ def reply_error(text: str) -> Exception:
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
-class LargeCommand(list[Any]):
-    """A command with large arguments. Their positions are in `large`."""
-
-    __slots__ = ("large",)
-
-    def __init__(self, args: Sequence[Any], large: Sequence[int]) -> None:
-        super().__init__(args)
-        self.large = large
-
-
 def pieces_of(args: Sequence[Any]) -> list[bytes]:
     """Return an encoded command as a list of byte strings.
 
-    Each large argument of a LargeCommand is an item of the list, so it is not copied.
+    Each large argument is an item of the list, so it is not copied.
     """
-    if not isinstance(args, LargeCommand):
+    large = [at for at, arg in enumerate(args) if type(arg) is bytes and len(arg) >= LARGE]
+    if not large:
         return [hiredis.pack_command(tuple(args))]
     pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
-    for at in args.large:
+    for at in large:
         pieces += [b"%b%b$%d\r\n" % (before, _items(args[low:at]), len(args[at])), args[at]]
         before, low = b"\r\n", at + 1
     return [*pieces, before + _items(args[low:])]
@@ -246,7 +237,7 @@ class Wire(TakenSocket):
         # `_left` counts sent bytes up to the end of the oldest waiting call. If this call is the oldest one, the count
         # begins anew.
         if self._timer is None or len(self._waiting) == 1:
-            self._left, self._left_at = self._sent(call), now
+            self._left, self._left_at = self._written - self._transport.get_write_buffer_size(), now
         self._watch(min(call.due, now + stall_s))
 
     def _watch(self, at: float) -> None:
@@ -257,10 +248,6 @@ class Wire(TakenSocket):
             self._timer.cancel()
         self._timer, self._look_at = self._loop.call_at(at, self._look), at
 
-    def _sent(self, call: _Call) -> int:
-        """Return how many bytes have left the write buffer, up to the end of this call's command."""
-        return min(self._written - self._transport.get_write_buffer_size(), call.end)
-
     def _look(self) -> None:
         self._timer = None
         # Calls whose callers were cancelled need no check.
@@ -268,7 +255,7 @@ class Wire(TakenSocket):
         if not waiting:
             return
         first, now = waiting[0], self._loop.time()
-        left = self._sent(first)
+        left = min(self._written - self._transport.get_write_buffer_size(), first.end)
         if left != self._left:
             self._left, self._left_at = left, now
         due = min(call.due for call in waiting)

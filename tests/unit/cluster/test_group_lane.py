@@ -1,13 +1,19 @@
 """The connection of an event loop to a group's actor: who is slow is waited for, who is gone is given up."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 from support.patience import WAIT_S
 
+from ray_messaging import MessagingConfig, RedisConfig
 from ray_messaging.cluster.actors.group_host import GroupLaneServer
+from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
 from ray_messaging.cluster.handles.group.group_lane import LoopConnection
 from ray_messaging.cluster.lane_calls import AliveCall, RelayCall, receipts_of
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.errors import OutcomeUnknown
 from ray_messaging.receipt import Receipts
 
 
@@ -56,4 +62,25 @@ async def test_an_actor_without_a_sign_of_life_is_given_up():
     async with asyncio.timeout(WAIT_S):
         reply = await connection.ask(RelayCall("handle", 0, 0))
     assert (reply.begun, reply.answer, connection.alive(), group.signs) == (True, None, False, 1)
+    await server.close()
+
+
+async def test_a_send_to_a_group_whose_machine_is_lost_names_group_host_and_remedy():
+    server = GroupLaneServer(SlowGroup(lives=False))
+    address = await server.address("127.0.0.1")
+
+    async def lane():
+        return address
+
+    async def answer(*_):
+        raise ActorUnavailableError("its machine is lost", b"0" * 16)
+
+    actor = SimpleNamespace(lane=SimpleNamespace(remote=lane), answer=SimpleNamespace(remote=answer))
+    experiment = Experiment("town", "", MessagingConfig(), redis=RedisConfig(server="127.0.0.1"))
+    west = AsyncGroup(experiment, "west", actor, StepStamp())
+    with pytest.raises(OutcomeUnknown) as raised:
+        async with asyncio.timeout(WAIT_S):
+            await west.send(1, 2, {"n": 0})
+    assert str(raised.value).startswith("group 'west' of experiment 'town' (at 127.0.0.1) went down before or during")
+    assert str(raised.value).endswith("it starts again, so send again")
     await server.close()

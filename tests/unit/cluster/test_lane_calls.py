@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_to
 
-from ray_messaging.audiences.cache import UNRESOLVED
 from ray_messaging.cluster.lane_calls import (
     AckCall,
     BatchFates,
@@ -28,7 +27,7 @@ from ray_messaging.errors import CommitFailed, FrameError
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Origin
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.extension import AudiencePairs, Extension
+from ray_messaging.model.extension import UNRESOLVED, AudiencePairs, Extension
 from ray_messaging.model.fates import BLOCKED, DELIVERED, UNDELIVERABLE
 from ray_messaging.receipt import Outcome, Receipts
 from ray_messaging.receiving.ack_ranges import Span
@@ -55,12 +54,8 @@ calls = st.one_of(
 frames = st.lists(st.binary(max_size=50), max_size=4)
 
 
-def joined(parts):
-    return b"".join((parts.head, *parts.frames))
-
-
 def header_of(answer):
-    [header] = parts_of(joined(answer_of(answer)))
+    [header] = parts_of(b"".join(answer_of(answer)))
     return header
 
 
@@ -72,7 +67,7 @@ def batch_of(rows=3, from_id=7):
 
 @given(calls, frames, st.integers(0, 10**6), st.integers(1, 255))
 def test_a_call_is_read_as_it_was_written_and_a_damaged_one_as_some_call_or_refused(call, given_frames, at, change):
-    body = bytearray(joined(body_of(call, given_frames)))
+    body = bytearray(b"".join(body_of(call, given_frames)))
     assert parse_call(bytes(body)) == (call, given_frames)
     body[at % len(body)] ^= change
     for damaged in (bytes(body), bytes(body[: at % len(body)])):
@@ -135,7 +130,7 @@ def test_a_broadcast_that_nobody_hears_has_no_receipts():
 
 def test_facts_of_pairs_that_do_not_fit_are_refused():
     facts = FactsOfPairs(b"\0" * 4, 1.0, None)
-    [answer] = parts_of(joined(body_of((BatchFates("west", 1, 0, b"\0\0", (), 0.0, facts),))))
+    [answer] = parts_of(b"".join(body_of((BatchFates("west", 1, 0, b"\0\0", (), 0.0, facts),))))
     with pytest.raises(FrameError, match="pairs"):
         receipts_of(answer, [batch_of()])
 
@@ -148,7 +143,7 @@ def test_why_rows_could_not_be_committed_is_what_the_actor_says():
 
 
 def test_an_answer_with_fates_for_other_rows_is_refused():
-    [answer] = parts_of(joined(body_of((BatchFates("west", 1, 0, b"\0", (), 0.0),))))
+    [answer] = parts_of(b"".join(body_of((BatchFates("west", 1, 0, b"\0", (), 0.0),))))
     with pytest.raises(FrameError, match="3 messages"):
         receipts_of(answer, [batch_of()])
     with pytest.raises(FrameError, match="2 batches"):
@@ -160,7 +155,7 @@ def test_messages_are_those_of_the_actor():
     batch.origin = Origin("west:1", "5-0")
     there = Messages("town", [Slice(batch, 1, 3), Slice(foreign, 0, 1, b"exps:*")], more=True)
     token = Token("p", 1, (), 5.0)
-    header, *given_frames = parts_of(joined(answer_of((token, there))))
+    header, *given_frames = parts_of(b"".join(answer_of((token, there))))
     found, here = messages_of("town", header, given_frames)
     assert (found, here.more) == (token, True)
     assert [message.payload for message in here] == [{"n": 1}, {"n": 2}, {"n": 0}]

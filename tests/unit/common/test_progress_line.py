@@ -47,7 +47,7 @@ def shown_after(seconds, steps, progress, clock, capsys, *, each=0.25):
 
 def test_the_first_line_comes_at_once_and_others_now_and_then(clock, capsys):
     steps = Steps([Straggler("west", 5, 41.0, is_open=False, driver="")])
-    with RunProgress(steps, 20, shown=True) as progress:
+    with RunProgress(steps, 20) as progress:
         progress.show()
         first = "step 5 of 20, waiting for west; no task has opened group 'west': step 5 has waited for it for 41 s\n"
         assert capsys.readouterr().err == first
@@ -64,7 +64,7 @@ def test_the_first_line_comes_at_once_and_others_now_and_then(clock, capsys):
 def test_the_rate_is_that_of_the_last_seconds_from_the_first_step_on(clock, capsys):
     steps = Steps(west=-1)
     steps.now = steps.now._replace(latest=-1)
-    with RunProgress(steps, 500, shown=True) as progress:
+    with RunProgress(steps, 500) as progress:
         progress.show()  # no step has begun
         assert capsys.readouterr().err == "step 0 of 500, waiting for west\n"
         clock[0] += 5
@@ -80,15 +80,14 @@ def test_the_rate_is_that_of_the_last_seconds_from_the_first_step_on(clock, caps
 
 
 @pytest.mark.parametrize(
-    ("closed", "shown", "text"),
+    ("closed", "text"),
     [
-        ({"west": 4}, True, "step 5 of 20, waiting for west\n"),
-        ({"west": 4, "east": 4, "north": 5, "south": 4}, True, "step 5 of 20, waiting for east and 2 more\n"),
-        ({"west": 4}, False, ""),
+        ({"west": 4}, "step 5 of 20, waiting for west\n"),
+        ({"west": 4, "east": 4, "north": 5, "south": 4}, "step 5 of 20, waiting for east and 2 more\n"),
     ],
 )
-def test_the_slowest_group_is_named_where_progress_is_shown(closed, shown, text, capsys):
-    with RunProgress(Steps(**closed), 20, shown=shown) as progress:
+def test_the_slowest_group_is_named_where_progress_is_shown(closed, text, capsys):
+    with RunProgress(Steps(**closed), 20) as progress:
         progress.show()
         assert capsys.readouterr().err == text
 
@@ -97,7 +96,7 @@ def test_a_group_that_is_cut_off_is_named_first_and_at_once(clock, capsys):
     steps = Steps(west=4, east=4, north=5)
     silent = GroupProgress(4, 5, Driver("messager west"), 14_000, 0, None, 13_000)
     steps.now = steps.now._replace(groups=steps.now.groups | {"west": silent})
-    with RunProgress(steps, 20, shown=True) as progress:
+    with RunProgress(steps, 20) as progress:
         progress.show()
         expected = "step 5 of 20, waiting for west (its driver has not called the server for 13 s) and 1 more\n"
         assert capsys.readouterr().err == expected
@@ -108,7 +107,7 @@ def test_an_interceptor_that_does_not_reach_the_server_ends_no_run(clock, capsys
         raise ConnectionFailed("cannot reach the server at a:1")
 
     steps = Steps()
-    with RunProgress(steps, 20, shown=True) as progress:
+    with RunProgress(steps, 20) as progress:
         progress.show()
         monkeypatch.setattr(steps, "progress", fail)
         clock[0] += 20
@@ -122,7 +121,7 @@ def test_an_interceptor_that_does_not_reach_the_server_ends_no_run(clock, capsys
 
 def test_a_pause_is_shown_in_place_of_a_rate_and_does_not_count(clock, capsys):
     steps = Steps()
-    with RunProgress(steps, 99, shown=True) as progress:
+    with RunProgress(steps, 99) as progress:
         progress.show()
         shown_after(9, steps, progress, clock, capsys)
         steps.now = steps.now._replace(latest=40, target=40)
@@ -136,7 +135,7 @@ def test_a_pause_is_shown_in_place_of_a_rate_and_does_not_count(clock, capsys):
 
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
-    with RunProgress(Steps(), 20, shown=True) as progress:
+    with RunProgress(Steps(), 20) as progress:
         progress.show()
         assert progress._line._bar.tasks[0].completed == 5
         assert "waiting for west" in progress._line._bar.tasks[0].description
@@ -144,16 +143,16 @@ def test_a_terminal_gets_a_bar(capsys, monkeypatch):
 
 def test_the_last_line_says_that_the_steps_are_done_once(clock, capsys):
     steps = Steps()
-    with RunProgress(steps, 20, shown=True, more=lambda: "3 calls") as progress:
+    with RunProgress(steps, 20, more=lambda: "3 calls") as progress:
         progress.show()
         steps.close(west=19)  # the groups have not returned yet
         clock[0] += 60
         progress.show()
     assert capsys.readouterr().err.splitlines()[1:] == ["20 steps done; 3 calls"]
-    with RunProgress(steps, 20, shown=True):
+    with RunProgress(steps, 20):
         pass  # it was too short for a line
     assert capsys.readouterr().err == ""
-    progress = RunProgress(Steps(), 20, shown=True)
+    progress = RunProgress(Steps(), 20)
     progress.show()
     progress.__exit__(ValueError, None, None)  # a run that failed has its error in place of a last line
     assert capsys.readouterr().err == "step 5 of 20, waiting for west\n"
@@ -164,7 +163,7 @@ def test_a_run_that_succeeded_does_not_fail_by_its_last_line(capsys, monkeypatch
         raise ConnectionFailed("the interceptor restarts")
 
     steps = Steps()
-    with RunProgress(steps, 20, shown=True) as progress:
+    with RunProgress(steps, 20) as progress:
         progress.show()
         monkeypatch.setattr(steps, "progress", fail)
     assert capsys.readouterr().err == "step 5 of 20, waiting for west\n"

@@ -114,7 +114,7 @@ class Person:
 )
 def test_a_key_that_equals_another_states_plain_one_is_refused_too(states):
     with pytest.raises(InvalidPayload, match=r"which would not be equal after decoding: keep its \.value"):
-        kept_exactly(states, "me.state")
+        kept_exactly(states, {dict}, "me.state")
 
 
 def test_the_attributes_of_a_living_object_are_examined():
@@ -123,7 +123,7 @@ def test_the_attributes_of_a_living_object_are_examined():
     given = [vars(who), {"who": vars(who)}]
     for value in given:
         assert decode_exactly(encode_exactly(value, "it")) == value
-    encoded, kept = kept_exactly(given, "me.state")
+    encoded, kept = kept_exactly(given, {dict}, "me.state")
     assert decode_exactly(encoded) == kept == given
     assert kept[0] is not vars(who)
 

@@ -1,12 +1,14 @@
 """Results of calls: kept before they are returned, several in one call of the server, found by a later attempt."""
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
 
 from ray_messaging.errors import ConnectionFailed, StepAborted
 from ray_messaging.model.calls import KEPT, PARENT, KeptCall
+from ray_messaging.steps import call_memory
 from ray_messaging.steps.call_memory import CallMemory
 
 
@@ -60,6 +62,35 @@ async def test_results_that_come_during_a_call_go_together_in_the_next_one(store
         store.free.set()
     assert store.calls == [["a"], ["b", "c", "d"]]
     assert store.kept == {name: kept(b"1" if name == "a" else b"2") for name in "abcd"}
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 3600.0])
+async def test_results_of_functions_that_block_their_loop_wait_for_each_other_for_a_short_time(
+    store, wait_s, monkeypatch
+):
+    monkeypatch.setattr(call_memory, "_WAIT_S", wait_s)
+    store.free.set()
+    memory, blocked, over = memory_of(store), threading.Event(), threading.Event()
+
+    async def block():
+        blocked.set()
+        over.wait()
+
+    async def callers():
+        await memory.keep("a", call(b"1"))
+        await asyncio.gather(memory.keep("b", call(b"1")), block(), memory.keep("c", call(b"1")))
+
+    thread = asyncio.create_task(asyncio.to_thread(asyncio.run, callers()))
+    await asyncio.to_thread(blocked.wait)
+    if wait_s:
+        for _ in range(9):
+            await asyncio.sleep(0)
+    else:
+        while ["b"] not in store.calls:  # noqa: ASYNC110 - the store has no event for a certain call
+            await asyncio.sleep(0)
+    over.set()
+    await thread
+    assert store.calls == ([["a"], ["b", "c"]] if wait_s else [["a"], ["b"], ["c"]])
 
 
 async def test_many_results_go_in_several_calls(store):

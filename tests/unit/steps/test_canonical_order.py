@@ -8,7 +8,7 @@ from support.batches import batch_to
 
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.steps.canonical_order import canonical_order, in_canonical_order
+from ray_messaging.steps.canonical_order import canonical_order, joined_in_order
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 AGENTS = st.one_of(st.none(), INTS, st.text(max_size=3))
@@ -48,7 +48,7 @@ def test_joined_batches_have_the_rows_in_that_order(frames):
         )
         for rows in frames
     ]
-    joined = in_canonical_order(batches)
+    joined = joined_in_order(batches)[0]
     columns = joined.to_ids.tolist(), joined.step.tolist(), joined.from_ids.tolist(), joined.extension.ordinal.tolist()
     found = [*zip(*columns, strict=True)]
     rows = [row for frame in frames for row in frame]

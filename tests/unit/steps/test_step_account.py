@@ -8,9 +8,8 @@ from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.fates import UNDELIVERABLE
 from ray_messaging.receipt import Outcome
-from ray_messaging.steps import later_digests
-from ray_messaging.steps.digests import step_digest
-from ray_messaging.steps.later_digests import LaterDigests
+from ray_messaging.steps import digests
+from ray_messaging.steps.digests import LaterDigests, step_digest
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 
 
@@ -26,27 +25,24 @@ def test_a_few_addresses_that_nobody_listens_to_are_named_over_all_steps():
     for to_ids, topic in (([7, "ann", 7], "agent-chat"), ([None], ":town-square"), ([7, *range(20)], "agent-chat")):
         outcome = Outcome(batch := sent_to(to_ids, topic))
         outcome.settle(None, UNDELIVERABLE)
-        account.add(batch, outcome)
-        before = account.copy()
-        account.add(batch, outcome)
-        account.restore(before)  # an attempt that did not count
-        counts = StepCounts.decode(account.take(4).encode())
+        account.of_step(4, [(batch, outcome)] * 2)  # an attempt that did not count
+        counts = account.before = StepCounts.decode(account.of_step(4, [(batch, outcome)]).encode())
     assert counts.unheard == {"agent 7": 4, "agent 'ann'": 1, "channel 'town-square'": 1, "agent 0": 1, "agent 1": 1}
     assert counts.total == {"undeliverable": 25}
 
 
 def accounted(later=None):
-    account = StepAccount(digest=True, later=later)
+    sent = []
     for to_ids in ([3, 4, 4], [5, "ann"]):
         outcome = Outcome(batch := sent_to(to_ids))
         outcome.settle(None, UNDELIVERABLE)
-        account.add(batch, outcome)
-    return account.take(4)
+        sent.append((batch, outcome))
+    return StepAccount(digest=True, later=later).of_step(4, sent)
 
 
 @pytest.mark.parametrize("kept", [0, 2**20], ids=["more than is kept", "all are kept"])
 def test_a_digest_that_is_computed_later_is_the_same(monkeypatch, kept):
-    monkeypatch.setattr(later_digests, "KEPT_BYTES", kept)
+    monkeypatch.setattr(digests, "KEPT_BYTES", kept)
     at_once, later = accounted(), LaterDigests(first=4, count=64)
     for _ in range(2):  # an attempt that did not count, and another one
         left = accounted(later)

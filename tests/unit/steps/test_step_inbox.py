@@ -21,7 +21,7 @@ from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.steps import step_inbox
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.step_inbox import FoldedBatch, HeardBroadcasts, StepInbox
+from ray_messaging.steps.step_inbox import FoldedBatch, StepInbox
 from ray_messaging.wire.frames import decode, encode
 
 
@@ -152,7 +152,7 @@ def test_broadcasts_whose_subtopics_have_other_hearers_are_read_as_messages():
         )
         facts = {"step": 0, "sent_at": 5.0, "lines": PayloadColumn.of([b'{"v":1}']), "extension": extension}
         folded.append(FoldedBatch(batch_to([None], [1], topics=(topic,), **facts), edges))
-    inbox = StepInbox("exp", AgentPlaces(AgentSet.of([1, 2, 3])), [], HeardBroadcasts(folded))
+    inbox = StepInbox("exp", AgentPlaces(AgentSet.of([1, 2, 3])), [], folded)
     with pytest.raises(ConfigError, match=r"different agents of this group.*read these broadcasts from step\.messages"):
         inbox.heard("*")
     assert [len(messages) for _, messages in inbox.by_agent()] == [0, 2, 1]

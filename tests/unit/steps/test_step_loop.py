@@ -10,6 +10,7 @@ from support.stepped import begin_steps
 
 from ray_messaging.errors import Fenced
 from ray_messaging.steps import step_loop
+from ray_messaging.transports import box_reader
 
 
 async def test_a_second_driver_gets_the_group_of_one_that_died(messagers, monkeypatch):
@@ -83,7 +84,7 @@ async def test_a_loop_that_stands_begins_a_step_by_whatever_opens_it_first(messa
 
 
 async def test_a_loop_does_not_begin_a_step_that_was_opened_for_an_earlier_driver(messagers, monkeypatch):
-    monkeypatch.setattr(step_loop, "_TOLD_S", WAIT_S)  # news that have come go before a question
+    monkeypatch.setattr(box_reader, "_TOLD_S", WAIT_S)  # news that have come go before a question
     host, store = await driven(messagers)
     for until in (1, 2):
         loop = step_loop.step_loop(host.engine)

@@ -17,7 +17,7 @@ from support.studies import work_here
 from ray_messaging import Count, Mean, Of, Share, Study, batch_run, rules, run
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies import batch_run as batch_run_module
-from ray_messaging.studies.one_run import EndedRun
+from ray_messaging.studies.run_tasks import EndedRun
 from ray_messaging.studies.run_workers import run_packed
 from ray_messaging.studies.study_folder import StudyFolder
 from ray_messaging.studies.study_tables import exact_table, exact_values

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -18,8 +19,9 @@ from support.patience import wait_for
 from support.studies import work_here
 
 from ray_messaging import Mean, Study, batch_run, run
-from ray_messaging.errors import Closed, ConfigError
+from ray_messaging.errors import Closed, ConfigError, LogError
 from ray_messaging.studies import run_workers
+from ray_messaging.studies.design import design_of
 
 KEPT = "runs.parquet", "series.parquet"
 
@@ -185,10 +187,27 @@ def test_a_parameter_may_be_of_a_class_of_the_program(tmp_path):
     assert (found["mood"], found["error"]) == ("sad", None)
 
 
+def test_all_processes_begin_at_once_however_large_the_template_is(monkeypatch):
+    """They import our modules for as long as a short run takes, and one after the other they would do so alone."""
+    monkeypatch.setattr(run_workers, "_CHILD", "import sys; sys.stdin.read()")  # it reads nothing of the template
+    with run_workers.ProcessWorkers(bytes(2**24), 3) as workers:
+        for planned in design_of({"chance": [1, 2, 3]}, 1, 0):
+            workers.start(planned)
+        assert not workers.free
+
+
+def test_a_template_that_cannot_be_written_is_an_error_with_a_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(LogError, match=r"4 bytes, cannot be written .* TMPDIR") as raised:
+        run_workers.ProcessWorkers(bytes(4), 1)
+    assert raised.value.path == str(tmp_path / "missing")
+
+
 WITHOUT_RAY = """
 import sys
 from ray_messaging import Mean, batch_run
 
+assert {"ray", "pandas"}.isdisjoint(sys.modules)  # the workers begin after these imports
 FACTOR = 2  # of this program, which the workers have not run
 
 def person(me, inbox, *, chance):
@@ -198,11 +217,12 @@ batch_run(
     person, {"chance": [1, 2]}, agents=2, until=2, workers=1, folder=sys.argv[1], progress=False,
     outcomes=[Mean("heard"), {"ray": lambda result: "ray" in sys.modules}],
 )
+assert "ray" not in sys.modules
 """
 
 
 @pytest.mark.long
-def test_a_worker_runs_the_model_of_a_program_and_needs_no_ray(tmp_path):
+def test_a_worker_runs_the_model_of_a_program_and_neither_needs_ray(tmp_path):
     """To import Ray takes longer, and more memory, than a short run."""
     program = tmp_path / "program.py"
     program.write_text(WITHOUT_RAY)

@@ -367,3 +367,19 @@ def test_a_plain_model_that_never_returns_does_not_keep_the_run_from_its_error_a
         assert not waited
     finally:
         gate.set()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_agent_that_stops_in_start_or_in_a_step_runs_that_step_and_no_other(groups):
+    def start(me):
+        if me.id == 1:
+            me.stop()
+        return {"steps": 0}
+
+    def model(me, _inbox):
+        me.state["steps"] += 1
+        if me.id == 2 and me.step == 1:
+            me.stop()
+
+    states = run(model, agents=4, groups=groups, until=4, start=start, progress=False).states
+    assert {agent: state["steps"] for agent, state in states.items()} == {0: 4, 1: 1, 2: 2, 3: 4}

@@ -12,8 +12,8 @@ from support.patience import WAIT_S
 
 from ray_messaging import Calls, Count, EventLog, LocalServer, Steps, report_usage, rules, run
 from ray_messaging.cluster.run.ahead_news import AheadNews, ToldMessage, ToldStep, decode_told
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import RunOptions, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.eventlog.call_rows import parent_calls

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_messaging.cluster.run.run_actor import RunOptions
-from ray_messaging.cluster.run.run_plan import check_run
+from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.errors import ConfigError, NotRepeatable, StepFailed
 from ray_messaging.testing import check_repeatable
 

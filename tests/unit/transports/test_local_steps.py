@@ -2,7 +2,10 @@
 
 import asyncio
 
-from ray_messaging import run
+import numpy as np
+import pytest
+
+from ray_messaging import columns, run
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError
@@ -93,3 +96,24 @@ def test_errors_are_those_of_steps_on_a_server():
     assert len(found) == 2
     assert found[0] == found[1]
     assert "collects" in found[0]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("deliver_at", [1, 2])
+def test_arrays_that_a_model_changes_after_its_send_are_read_as_they_were_sent(groups, deliver_at):
+    def crowd(group, step):
+        if len(step.messages):
+            group.state["x"] = group.state["x"] + step.messages.column("x").sum()
+            with pytest.raises(ValueError, match="read-only"):
+                step.messages.column("x")[:] = 100.0
+        if step.number == 0:
+            senders, receivers, numbers = group.ids.copy(), group.ids.copy(), group.ids + 0.5
+            step.send_columns(senders, receivers, columns(x=numbers), deliver_at=deliver_at)
+            for array in (senders, receivers, numbers):
+                array[:] = 0
+
+    def start(_group):
+        return {"x": np.zeros(1)}
+
+    result = run(crowd, agents=2, groups=groups, until=4, by="group", start=start, progress=False)
+    assert sum(state["x"].sum() for state in result.states.values()) == 0.5 + 1.5

@@ -38,7 +38,7 @@ from ray_messaging.message import Message, cause_here
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, encode_payload
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
@@ -46,7 +46,7 @@ from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_
 from ray_messaging.receiving.call_checks import CommitMode, check_fetch, check_timeout
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.sending.bulk_input import batches_of, batches_of_columns, columns_of, to_audience, unspread_batches
-from ray_messaging.sending.pending_batch import PendingBatch
+from ray_messaging.sending.pending_batch import caused_by_one
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ class AsyncGroup(StampedHandle):
         self._fetches = self._received = 0  # the numbers of the last fetch, and of the last one with commit="acked"
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of fetches with commit="acked"
         self._restarting = False  # whether the group's actor has died during a send
-        wait_s, route = experiment.settings.send_timeout_s, LaneRoute()
+        wait_s, self._route = experiment.settings.send_timeout_s, LaneRoute()
+        route = self._route
         self._lane = waiting.shared(lambda: GroupLane(actor, self._actor_name, wait_s, waiting, route))
         self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
         self._keep = keep  # a reference to the experiment's actors, which end with the last reference
@@ -138,7 +139,9 @@ class AsyncGroup(StampedHandle):
 
     @property
     def _actor_name(self) -> str:
-        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
+        """Return the name of the actor in errors, with its last known host."""
+        host = f" (at {self._route.host})" if self._route.host else ""
+        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}{host}"
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -150,11 +153,22 @@ class AsyncGroup(StampedHandle):
 
     def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
         """Check and encode one message."""
-        sender = None if from_id is None else check_id(from_id)
-        recipient, topic = check_id(to_id), check_subtopic(subtopic)
-        line, batch = encode_payload(payload, self._payload_bytes), PendingBatch(self._stamp.step)
-        batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
-        return batch.seal("", 0, 0)
+        from_ids = IdColumn.of([None if from_id is None else check_id(from_id)])
+        to_ids, topic = IdColumn.of([check_id(to_id)]), check_subtopic(subtopic)
+        line = encode_payload(payload, self._payload_bytes)
+        return Batch(
+            sender="",
+            epoch=0,
+            first=0,
+            from_ids=from_ids,
+            to_ids=to_ids,
+            topics=(topic,),
+            step=self._stamp.step,
+            sent_at=time.time(),
+            lines=PayloadColumn.of([line]),
+            rows=1,
+            extension=caused_by_one(cause_here(), 1),
+        )
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; return one receipt for each message and recipient, in order."""

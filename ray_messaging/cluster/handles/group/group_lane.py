@@ -69,10 +69,14 @@ class LaneReply(NamedTuple):
 
 
 class LaneRoute:
-    """The address of an actor's lane, if it is known, and the time until which the lane is not used."""
+    """The address of an actor's lane, if it is known, and the time until which the lane is not used.
+
+    `host` is the host of the last known address, so that errors can name it when the address is not known any more.
+    """
 
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
+        self.host = ""
         self.by_ray_until = 0.0  # until this time, in monotonic seconds, Ray calls are made
 
 
@@ -135,7 +139,7 @@ class GroupLane:
             if address is None:
                 answer = self._actor.lane.remote()
                 address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
-                self._route.address = address
+                self._route.address, self._route.host = address, address.host
             keep_memory()
             return await LoopConnection.open(address) if self._shared else LaneConnection(address)
         except (MessagingError, OSError) as error:
@@ -194,14 +198,14 @@ class LaneConnection:
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call, and return the reply. This blocks, and never suspends the coroutine."""
-        head, _ = body_of(call, frames)
-        size = REQUEST.size + len(head) + sum(map(len, frames))
+        body = body_of(call, frames)
+        size = REQUEST.size + sum(map(len, body))
         begun = False
         if size > FRAME_LIMIT:
             return LaneReply(begun, None)
         try:
             self._wait_at_most(patience_s(size))
-            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head
+            start = _PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + body[0]
             self._socket.sendall(start, socket.MSG_MORE if frames else 0)
             for frame in frames:
                 self._socket.sendall(frame)
@@ -288,8 +292,7 @@ class LoopConnection:
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call and return the reply."""
-        head, _ = body_of(call, frames)
-        body = b"".join((head, *frames))
+        body = b"".join(body_of(call, frames))
         if REQUEST.size + len(body) > FRAME_LIMIT:
             return LaneReply(begun=False, answer=None)
         self._begin(len(body))
@@ -332,9 +335,8 @@ class LoopConnection:
         self._look_later()
 
     async def _ask_for_life(self) -> None:
-        head, _ = body_of(AliveCall())
         with suppress(OSError):
-            await self._client.ask(head)
+            await self._client.ask(b"".join(body_of(AliveCall())))
 
 
 Connection = LaneConnection | LoopConnection

@@ -1,13 +1,19 @@
 """A run that goes on has the groups and agents that it began with: any difference is named."""
 
+import asyncio
+
 import pytest
 from support.step_society import open_step
 
+from ray_messaging import LocalServer, Steps
 from ray_messaging.cluster.run.agent import AgentLoop
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.run import check_same
-from ray_messaging.cluster.run.run_plan import GroupPlan
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
+from ray_messaging.cluster.run.run_plan import GroupPlan, plans_for
+from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.errors import ConfigError
+from ray_messaging.messager import GroupMessager
 from ray_messaging.model.agent_sets import AgentSet
 
 BEFORE = {"east": AgentSet.of(range(5)), "west": AgentSet.of([10, "ann"])}
@@ -74,6 +80,37 @@ async def test_who_is_active_goes_on_in_another_process():
 
     assert await run() == await run(1, 2, 5)
     assert (await run())[1] == {n: {"called": [0, 1, 2, 3, 4] if n == 3 else [0]} for n in range(5)}
+
+
+async def test_the_states_of_agents_that_were_called_are_all_states_in_another_process():
+    def person(me, inbox):
+        me.state["called"] = me.step
+        if me.id == me.step:
+            me.stay_active()
+
+    def known(value):
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(value)
+        return future
+
+    options = RunOptions(None, "agent", 100, None, only_active=True)
+    plan = plans_for(options, 3, 1, None, 1)[0]
+    with LocalServer(Steps(groups=1)) as server:
+        async with GroupMessager(server, "called", None, name=plan.name) as messager:
+            await messager.host_agents(plan.agents, SUBTOPICS)
+
+            async def run(actor, until):
+                inputs = RunInputs(known(person), known(options), known(None), {plan.name: known(plan)})
+                given = [known((None, inputs))]
+                return (await actor.run(plan.name, given, until, until, with_states="called", stands=True)).states
+
+            first, other = RunActor(messager), RunActor(messager)
+            assert await run(first, 1) == {0: {"called": 0}, 1: {"called": 0}, 2: {"called": 0}}
+            assert await run(first, 2) == {0: {"called": 1}}
+            assert await run(first, 2) == {0: {"called": 1}}
+            assert await run(other, 2) == {0: {"called": 1}, 1: {"called": 0}, 2: {"called": 0}}
+            for actor in (first, other):
+                await actor.close()
 
 
 async def test_a_run_that_called_everybody_goes_on_with_everybody_active():

@@ -7,8 +7,8 @@ from support.patience import WAIT_S
 
 from ray_messaging import LocalServer, Steps
 from ray_messaging.cluster.run import run_actor
-from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
-from ray_messaging.cluster.run.run_plan import plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs
+from ray_messaging.cluster.run.run_plan import RunOptions, plans_for
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.messager import GroupMessager
 
@@ -21,8 +21,9 @@ async def test_a_run_that_has_ended_has_no_calls_under_way(monkeypatch):
 
     def tell(group, now):
         told.append((group, now.calls))
-        monkeypatch.setattr(run_actor, "CALLS_TOLD_S", WAIT_S)  # the run ends before the next time
-        seen.set()
+        if now.calls == 2:  # the first time may come before both agents have begun their calls
+            monkeypatch.setattr(run_actor, "CALLS_TOLD_S", WAIT_S)  # the run ends before the next time
+            seen.set()
 
     async def ask(agent):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(seen.wait(), loop))
@@ -48,4 +49,4 @@ async def test_a_run_that_has_ended_has_no_calls_under_way(monkeypatch):
             async with asyncio.timeout(WAIT_S):
                 await actor.run(plan.name, [known((messaging, inputs))], 1, 1, with_states=False)
             await actor.close()
-    assert told == [(plan.name, 2), (plan.name, 0)]
+    assert told[-2:] == [(plan.name, 2), (plan.name, 0)]

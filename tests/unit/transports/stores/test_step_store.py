@@ -10,6 +10,7 @@ from support.patience import WAIT_S
 from ray_messaging import MessagingConfig
 from ray_messaging.addressing.directory import MailboxRecord
 from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
+from ray_messaging.transports import box_reader
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
@@ -293,8 +294,8 @@ async def test_a_run_opens_a_step_for_groups_that_have_not_asked_for_it(steps, a
     await b.send("a@1", b"from b")
     for actor in (a, b):
         await actor.close()
-    asking = asyncio.create_task(asyncio.Event().wait())
-    told = asyncio.create_task(reader.told_before(asking))
+    monkeypatch.setattr(box_reader, "_TOLD_S", WAIT_S)  # the news come before the question
+    told = asyncio.create_task(reader.ask(lambda: steps.open("a", a.attempt, 1)))
     await steps.pause()  # these news open nothing, and are not waited for
     await steps.resume()
     assert await another.steps.go_on(1, 1, ["a", "b"], 0.0) == 0
@@ -302,7 +303,6 @@ async def test_a_run_opens_a_step_for_groups_that_have_not_asked_for_it(steps, a
     news = await asyncio.wait_for(told, WAIT_S)
     assert (news.opened, news.boxes, news.place) == (1, 1, (await steps.progress()).news)
     assert [frame.frame for frame in await reader.covered(await reader.covers(news))] == [b"from b"]
-    asking.cancel()
     await reader.end()
     for actor in (a, b):
         actor.begin(1)
@@ -813,7 +813,7 @@ async def test_a_box_is_read_beside_the_call_that_opens_its_step(steps, monkeypa
     for actor in (a, b):
         await actor.close()
     reader = BoxReader(steps, "a@1")
-    opened = await reader.beside(steps.open("a", a.attempt, 1))
+    opened = await reader.ask(lambda: steps.open("a", a.attempt, 1))
     no_more_calls(steps, monkeypatch)
     assert [frame.frame for frame in await reader.covered(opened.covers)] == [b"one"]
 
@@ -837,7 +837,7 @@ async def test_a_beginning_that_was_read_before_the_news_does_not_say_what_count
         return waiting
 
     reader._store = SimpleNamespace(open_box=begin, read_box=steps.read_box, wait=steps.wait)
-    opening = asyncio.create_task(reader.beside(answer_late()))
+    opening = asyncio.create_task(reader.ask(answer_late))
     await b.send("a@1", b"two")
     await b.close(go_on=True)
     await until(lambda: reader._awaited.done())

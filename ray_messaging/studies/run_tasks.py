@@ -1,0 +1,91 @@
+"""What the workers of a study get and return. The program that starts them need not import what carries out a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ray_messaging.cluster.run.kinds import functions_in
+from ray_messaging.cluster.run.result import CallCounts
+from ray_messaging.studies.design import PlannedRun
+
+# These two arguments, and `start`, are used only when a run begins, so they cannot change in a later step.
+OF_THE_BEGINNING = "agents", "groups"
+# These arguments may be functions of a row of parameters.
+OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups"
+# If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
+# makes the run again.
+DIED = "WorkerDied: "
+
+
+class EndedRun(NamedTuple):
+    """The result of a run: its outcomes, or its error with the place in the code.
+
+    `series` is a table in Arrow's format.
+    """
+
+    outcomes: dict[str, Any]
+    digest: str | None
+    seconds: float
+    error: str | None = None
+    series: bytes | None = None
+    calls: CallCounts = CallCounts()
+    end: bytes | None = None  # if this was a BeginningRun, the state from which other runs go on
+
+    @property
+    def died(self) -> bool:
+        """Return whether the run has no result because its worker, or a part of its cluster, died."""
+        return self.error is not None and self.error.startswith(DIED)
+
+
+class BeginningRun(NamedTuple):
+    """The steps before `step`, which several runs share. `planned` has the parameters of these steps."""
+
+    planned: PlannedRun
+    step: int
+
+
+class ForkedRun(NamedTuple):
+    """The steps of a run from `step` on.
+
+    `beginning` is the state before `step`. `before` has the parameters of the steps before it.
+    """
+
+    planned: PlannedRun
+    before: PlannedRun
+    step: int
+    beginning: bytes
+
+
+Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
+
+
+@dataclass(frozen=True)
+class RunTemplate:
+    """The arguments that all runs of a study share.
+
+    `given` maps the names of arguments to their values. The values of names in OF_THE_ROW may be functions of the row.
+    `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
+    """
+
+    model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
+    given: Mapping[str, Any]
+    outcomes: Sequence[tuple[str, Callable[..., Any]]] = ()
+    start: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    logs: str | None = None  # the folder for the event logs of the runs; None: there are no logs
+    whole_cluster: bool = False  # each run is over groups, Ray actors on the whole cluster
+
+    def functions(self) -> dict[str, tuple[Callable[..., Any], int]]:
+        """Return the functions that may take parameters by name, each with the number of its other arguments."""
+        found = {name: (each, 2) for name, each in functions_in("model", self.model)}
+        if self.start is not None:
+            found |= {name: (each, 1) for name, each in functions_in("start", self.start)}
+        found |= {name: (self.given[name], self.values_of(name)) for name in OF_THE_ROW if callable(self.given[name])}
+        return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
+
+    def values_of(self, name: str) -> int:
+        """Return how many other arguments than parameters a function in `given` gets.
+
+        A condition gets the collected values.
+        """
+        return int(name == "until" and self.given["max_steps"] is not None)
