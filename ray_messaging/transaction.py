@@ -41,7 +41,7 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         if self._batch is not None or self._receipts is not None:
-            raise TransactionError("this transaction has begun already: ask for a new one, `messager.transaction()`")
+            raise TransactionError("this transaction has begun already: begin a new one by `messager.transaction()`")
         engine = self._engine
         engine.sending  # noqa: B018 - raises Closed
         if not engine.named:
@@ -157,7 +157,7 @@ class Transaction:
         """Return the receipts of the messages, in order; raise TransactionError before the block has committed."""
         if self._receipts is None:
             raise TransactionError(
-                "this transaction has no receipts: it has them after the end of its block, if it was committed"
+                "this transaction has no receipts yet: they exist after the end of its block, if it was committed"
             )
         return self._receipts
 

@@ -456,6 +456,7 @@ class _Groups(_Carrier):
             timeout=timeout,
         )
         self._turn = threading.Lock()
+        self._opening: asyncio.Task[None] | None = None  # opens the step, while the groups get the call to run it
         self._asked: dict[str, Any] = {}  # by group, the call that waits for events of its executors
         self._seen: dict[str, tuple[str, int]] = {}  # by group, the place after the events that have come
         self.begin(None)
@@ -594,15 +595,18 @@ class _Groups(_Carrier):
                     "this runner was closed, or an earlier superstep of it failed: make another RayWorkflowRunner, "
                     "and go on from a checkpoint"
                 )
-            run, user = self._run, self._messaging._user
+            run, step, user = self._run, self._run.step, self._messaging._user
             opens = self._messaging._fork is None  # a fork may have more to do before the step
+
+            async def open_step() -> None:
+                with suppress(MessagingError):  # then the groups ask for the step
+                    store = user.messager.engine.transport.steps
+                    await store.go_on(step, step, [*run._actors], block_s=0.0)
 
             async def send() -> Receipts:
                 receipts = await user.messager.send_messages(outgoing)
                 if opens and any(each.fate in STORED for each in receipts):
-                    with suppress(MessagingError):  # otherwise the groups ask for the step
-                        store = user.messager.engine.transport.steps
-                        await store.go_on(run.step, run.step, [*run._actors], block_s=0.0)
+                    self._opening = asyncio.create_task(open_step(), name="ray_messaging superstep")
                 return receipts
 
             try:
@@ -613,8 +617,8 @@ class _Groups(_Carrier):
                 raise
             if all(each.fate not in STORED for each in receipts):
                 return receipts, {}
-            begun.append(run.step)
-            parts = run._go_on(run.step + 1, progress=False, with_states="called", stands=True, opened=opens)
+            begun.append(step)
+            parts = run._go_on(step + 1, progress=False, with_states="called", stands=True, opened=opens)
             return receipts, {name: state for part in parts for name, state in part.states.items()}
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class Folder:
             if segment.exp_id != exp_id:
                 raise self._error(
                     f"it contains the log of experiment {segment.exp_id!r}, but this is experiment {exp_id!r}: give "
-                    f"each experiment a log_dir of its own",
+                    "each experiment a log_dir of its own",
                     segment.path,
                 )
 

@@ -202,8 +202,8 @@ def _rules(rules: Any) -> list[Any]:  # noqa: ANN401 - as the user has written i
         return [*rules]
     except TypeError:
         raise ConfigError(
-            f"rules={short_repr(rules)} must be a list of rules, or a function of parameters that returns one; for "
-            "none leave rules= out"
+            f"rules={short_repr(rules)} must be a list of rules, or a function of parameters that returns such a "
+            "list. For no rules, leave rules= out"
         ) from None
 
 
@@ -217,7 +217,7 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
         return None
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ConfigError(
-            f"vary_from={step!r} must be the step from which on the parameters in before= vary, at least 1"
+            f"vary_from={step!r} must be the step, at least 1, from which on the parameters in before= vary"
         )
     if not isinstance(before, Mapping) or not before:
         raise ConfigError(
@@ -234,20 +234,20 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
         wanted = [wanted_by(function, positional) for function, positional in later.values()]
         if not any(each.any_name or {name, ROW} & each.names for each in wanted):
             raise ConfigError(
-                f"the parameter {name!r} in before= cannot vary from step {step} on: only start=, agents= or groups= "
-                "take it, which are used only at the beginning of a run"
+                f"the parameter {name!r} in before= cannot vary from step {step} on, because only start=, agents= or "
+                "groups= take it, and they are used only at the beginning of a run"
             )
         row[name] = parameter_value(value, f"before= has {name}=")
     calls = template.options["calls"]
     if isinstance(calls, Calls) and calls.budget is not None:
         raise ConfigError(
-            f"calls= has budget={calls.budget}, which counts the calls of each run, but with vary_from={step} rows "
-            "share calls: leave one of them out"
+            f"calls= has budget={calls.budget}, which counts the calls of each run, but with vary_from={step} several "
+            "runs share calls: leave one of the two out"
         )
     for name in ("until", "max_steps"):
         most = template.given[name]
         if isinstance(most, int) and most <= step:
-            raise ConfigError(f"{name}={most} must be above vary_from={step}, because the rows' own steps begin there")
+            raise ConfigError(f"{name}={most} must be above vary_from={step}, because each row's own steps begin there")
     return _SharedSteps(step, row)
 
 
@@ -297,10 +297,13 @@ def _check_together(given: Mapping[str, object]) -> None:
     """Raise ConfigError for two arguments that exclude each other."""
     used = [name for name, value in given.items() if value is not None and value is not False]
     if used[:2] == ["logs", "vary_from"]:
-        raise ConfigError("logs=True keeps whole runs, but with vary_from= rows share steps: leave one of them out")
+        raise ConfigError(
+            "logs=True keeps whole runs, but with vary_from= several runs share steps: leave one of the two out"
+        )
     if used[:1] == ["whole_cluster"] and len(used) > 1:
         raise ConfigError(
-            f"whole_cluster=True makes one run after the other, and has no {used[1]}=: leave one of them out"
+            f"whole_cluster=True makes one run after the other, and cannot be combined with {used[1]}=: leave one of "
+            "the two out"
         )
 
 
@@ -328,9 +331,8 @@ def _check_names(template: RunTemplate, row: Row) -> None:
     if most is None and callable(until):
         for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
             raise ConfigError(
-                f"until= takes {name!r}, which is not a parameter of the study: for a condition of the collected "
-                "values "
-                "pass max_steps=, the first step that does not run in any case"
+                f"until= takes {name!r}, which is not a parameter of the study: for a condition on the collected "
+                "values also pass max_steps=, the first step that is not run even if the condition is never met"
             )
     check_names(template.functions(), row)
     if most is not None and not callable(most):
@@ -395,19 +397,19 @@ def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[
     for name in record["sources"].keys() | before["sources"].keys():
         if record["sources"].get(name) != before["sources"].get(name):
             raise ConfigError(
-                f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}): its "
-                f"runs so far had another source. {advice[0].upper()}{advice[1:]}"
+                f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}), so "
+                f"its runs so far were made with other code. {advice[0].upper()}{advice[1:]}"
             )
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)
         if now != then and None not in (now, then):
-            raise ConfigError(f"{name}= is not that of the study in {files.where!r}: {advice}")
+            raise ConfigError(f"{name}= differs from that of the study in {files.where!r}: {advice}")
     planned = {run.key for run in design}
     others = [run for run in files.runs(before).values() if run.key not in planned]
     if others:
         raise ConfigError(
             f"the folder {files.where!r} has {len(others):,} runs that are not in this design, such as replicate "
-            f"{others[0].replicate} of {others[0].row}: a study may grow, but not shrink; {advice}"
+            f"{others[0].replicate} of {others[0].row}: a study may get more runs, but not fewer; {advice}"
         )
 
 
@@ -525,8 +527,8 @@ def _drive(
 
 def _died(row: Row) -> str:
     return (
-        f"{DIED}the process of this run ({row}) died {_DEATHS} times: it may need more memory than there is (fewer "
-        "workers= leave more for each), or end the process itself; the same call carries the run out again"
+        f"{DIED}the process of this run ({row}) died {_DEATHS} times: it may need more memory than there is (with "
+        "fewer workers= each has more), or end the process itself. Make the same call to carry the run out again"
     )
 
 

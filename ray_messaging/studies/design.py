@@ -64,7 +64,7 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
         return [dict(zip(parameters, row, strict=True)) for row in product(*levels)]
     if isinstance(parameters, Sequence) and all(isinstance(row, Mapping) for row in parameters):
         if not parameters:
-            raise ConfigError("parameters=[] has no row: for runs without parameters leave parameters= out")
+            raise ConfigError("parameters=[] is empty: for runs without parameters leave parameters= out")
         return [dict(row) for row in parameters]
     raise ConfigError(
         f"parameters={short_repr(parameters)} must be a dict of lists, each combination of which is a row, such as "
@@ -91,9 +91,9 @@ def _checked(rows: list[Row]) -> list[Row]:
         raise ConfigError("parameters= is a DataFrame without a row: for runs without parameters leave parameters= out")
     for name in names:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"the parameter {name!r} cannot be the name of a function's argument: rename it")
+            raise ConfigError(f"the parameter {name!r} is not a valid name for an argument of a function: rename it")
         if name in (*TAKEN, *OF_SERIES):
-            raise ConfigError(f"the parameter {name!r} has the name of a column of the study: rename it")
+            raise ConfigError(f"the parameter {name!r} has the same name as a column of the study's table: rename it")
     for place, row in enumerate(rows):
         if row.keys() != {*names}:
             raise ConfigError(
@@ -103,7 +103,7 @@ def _checked(rows: list[Row]) -> list[Row]:
         for name in names:
             row[name] = parameter_value(row[name], f"row {place} of parameters= has {name}=")
         if (other := seen.setdefault(_text(row), place)) != place:
-            raise ConfigError(f"rows {other} and {place} of parameters= are equal: for more runs use replicates=")
+            raise ConfigError(f"rows {other} and {place} of parameters= are equal: to repeat runs, use replicates=")
     return [{name: row[name] for name in names} for row in rows]
 
 
@@ -111,7 +111,7 @@ def parameter_value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
     """Return the value of a parameter as Python's own type; raise ConfigError unless a table can have it."""
     value = plain_value(value)
     if isinstance(value, float) and math.isnan(value):
-        raise ConfigError(f"{where}nan, which stands for no value: give each row a value")
+        raise ConfigError(f"{where}nan, which means that there is no value: give each row a value")
     try:
         json.dumps(value, ensure_ascii=False).encode()  # this refuses strs that are not valid Unicode
     except (TypeError, ValueError):

@@ -160,8 +160,8 @@ def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
     (last,) = result.collected.slice(len(result.collected) - 1).to_pylist()
     if (at := last.pop(STEP)) != result.steps - 1:
         raise ConfigError(
-            f"an outcome is the value in the last step, {result.steps - 1}, but the last step with collected values is "
-            f"{at}: choose collect_every= so that until - 1 is a multiple of it"
+            f"an outcome is the value in the last step, {result.steps - 1}, but values were collected last in step "
+            f"{at}: choose a collect_every= of which until - 1 is a multiple"
         )
     return dict(last)
 

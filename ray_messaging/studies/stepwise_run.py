@@ -46,8 +46,8 @@ class StepwiseRun:
         until = arguments.get("until")
         if until is not None and (isinstance(until, bool) or not isinstance(until, int)):
             raise ConfigError(
-                f"until={short_repr(until)} must be a number of steps: a model's page has no conditions; leave until= "
-                "out, and the run goes on until it is paused"
+                f"until={short_repr(until)} must be a number of steps: a model's page accepts no condition. Leave "
+                "until= out: then the run goes on until it is paused"
             )
         start = arguments.get("start")
         by_name = dict(values)

@@ -112,7 +112,9 @@ class Study:
         """
         tables = [self._tidy(run) for run in self._runs if run.series is not None]
         if not tables:
-            raise ConfigError("this study has collected nothing: pass collect= or aggregates as outcomes=")
+            raise ConfigError(
+                "this study has collected nothing: pass collect= to batch_run, or aggregates as outcomes="
+            )
         columns: dict[str, list[Any]] = {name: [] for name in dict.fromkeys(name for each in tables for name in each)}
         for table in tables:
             rows = len(table[STEP])
@@ -180,7 +182,7 @@ class Study:
                 continue
             if (theirs := by_row.get(_row_key(partner))) is None:
                 raise ConfigError(
-                    f"the runs of {row} have nothing to be compared with: no runs have {partner}. Choose a base that "
+                    f"the runs of {row} have no runs to be compared with: no run has {partner}. Choose a base that "
                     "the design has for all rows"
                 )
             first = {"first": self._first_message(runs, theirs)} if logs else {}
@@ -286,7 +288,9 @@ class Study:
                 continue
             table = self._files.series_of(run)
             if AGENT in table.column_names:
-                raise ConfigError("the series has values of each agent: plot study.series by pandas, or collect a Mean")
+                raise ConfigError(
+                    "the series has a value for each agent: plot study.series with pandas, or collect a Mean"
+                )
             if name not in table.column_names:
                 known = [column for column in table.column_names if column != STEP]
                 raise ConfigError(f"{name!r} was not collected: the series has {_names(known)}")

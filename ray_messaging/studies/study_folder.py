@@ -230,7 +230,7 @@ class StudyFolder:
                     table = self._series(name, keys.index(run.key), run.key)
         if table is None:
             raise LogError(
-                f"the study in {self.where!r} was begun anew after it was opened: open it again by Study(...)",
+                f"the study in {self.where!r} was begun anew after you opened it: open it again by Study(...)",
                 path=self.where,
             )
         return table.drop_columns([KEY])
@@ -321,8 +321,8 @@ class StudyFolder:
             yield
         except OSError as error:
             raise LogError(
-                f"the study's folder {self.where!r} cannot be written: {error}; its runs are not lost: free "
-                "space or pass another folder, and the same call goes on",
+                f"the study's folder {self.where!r} cannot be written: {error}; no run is lost: free space, or pass "
+                "another folder, then make the same call to go on",
                 path=self.where,
             ) from error
 
@@ -332,8 +332,8 @@ class StudyFolder:
             yield
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise LogError(
-                f"the file {name} of the study in {self.where!r} cannot be read: {error}; remove the file, and the "
-                "same call makes its runs again",
+                f"the file {name} of the study in {self.where!r} cannot be read: {error}; remove the file, then make "
+                "the same call to carry its runs out again",
                 path=self._path(name),
             ) from error
 

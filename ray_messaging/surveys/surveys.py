@@ -171,7 +171,8 @@ class AsyncSurvey:
         await self.update()
         if self.ended:
             raise Closed(
-                f"survey {self.id!r} has ended, and asks no more: create another one by messaging.create_survey(...)"
+                f"survey {self.id!r} has ended, and can ask no more agents: create another survey by "
+                "messaging.create_survey(...)"
             )
         places = self.tally.open_places
         if len(places):
@@ -275,7 +276,7 @@ class Surveys:
         if not await self.store.create(name, encode(record)):
             raise AlreadyExists(
                 f"experiment {self.engine.exp_id!r} has a survey {name!r} already: messaging.survey({name!r}) goes on "
-                "with it; choose another survey_id for a new one",
+                "with it; for a new survey choose another survey_id",
                 kind="survey",
                 value=name,
                 owner=None,

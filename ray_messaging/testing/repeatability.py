@@ -23,16 +23,17 @@ _GROUPS = 2
 _CHILD = "from ray_messaging.testing.trial import run_for_parent; run_for_parent()"
 _AGAIN = (
     "when the step ran again",
-    "Use me.rng for random numbers, me.step for the time, me.state for all that is kept; ask models and services by "
-    "me.remember",
+    "Use me.rng for random numbers, me.step for the time, and me.state for all values that are kept; call models and "
+    "services through me.remember",
 )
 _GROUPED = (
     "with the agents in two groups",
     "Keep nothing in Python objects that agents share, and use neither the group's name nor its size",
 )
 _ELSEWHERE = (
-    "in another process, which begins each step anew and hashes strs in another way",
-    "Sort sets before you iterate over them or sum them up, and keep all in me.state, nothing in globals or closures",
+    "in another process, which begins each step with a new copy of the model, and hashes strs differently",
+    "Sort sets before you iterate over them or sum them up, and keep all values in me.state, none in globals or "
+    "closures",
 )
 
 

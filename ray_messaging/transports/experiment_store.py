@@ -63,8 +63,8 @@ def other_run(exp_id: str, epoch: int) -> Fenced:
     """Build the error for a start whose experiment a later start has taken over."""
     return Fenced(
         f"experiment {exp_id!r} was started anew on its server, by another cluster or with on_existing='reset', or "
-        "the server was flushed: this earlier start can no longer send or receive. Shut it down, and start the "
-        "experiment again, or start one with another exp_id",
+        "the server was flushed: so this earlier start can no longer send or receive. Shut it down, then start the "
+        "experiment again, or one with another exp_id",
         name=exp_id,
         epoch=epoch,
     )
@@ -77,8 +77,8 @@ def check_format(exp_id: str, found: int) -> None:
     """Raise ConfigError if an experiment's data have another format than ours; `found` is 0 if there are no data."""
     if found not in {0, FORMAT}:
         raise ConfigError(
-            f"experiment {exp_id!r} has data of format {found} on its server, and this ray_messaging reads format "
-            f"{FORMAT} only: use another exp_id, go on with the version of ray_messaging that wrote them, or delete "
+            f"experiment {exp_id!r} has data of format {found} on its server, but this ray_messaging reads only "
+            f"format {FORMAT}: use another exp_id, go on with the version of ray_messaging that wrote them, or delete "
             "them by Messaging.start(..., on_existing='reset')"
         )
 
@@ -88,8 +88,9 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
-            f"experiment {exp_id!r} has {has}, and shards={told} was given here: write shards={found}, or use another "
-            "exp_id. For embedded servers, pass messaging.redis, which names all of them. The number cannot change"
+            f"experiment {exp_id!r} has {has}, but here shards={told} was given, and the number cannot change: write "
+            f"shards={found}, or use another exp_id. For embedded servers, pass messaging.redis, which names all of "
+            "them"
         )
 
 

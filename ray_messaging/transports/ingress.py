@@ -236,7 +236,7 @@ class RedisIngress:
                 if isinstance(refused, ServerRefused):
                     if self._refused is None:
                         backoff.reset()
-                        text = "messages of foreign clients do not arrive, which is tried again: %s"
+                        text = "messages of foreign clients do not arrive; the subscription is tried again: %s"
                         logger.error(text, refused)  # noqa: TRY400 - no bug
                     self._refused, pause_s = refused, backoff.next_pause()
                     self._fail(refused)
@@ -246,7 +246,8 @@ class RedisIngress:
                     return
                 logger.log(
                     logging.WARNING if heard and self._refused is None else logging.DEBUG,
-                    "the subscription at %s was cut (%s): what foreign clients publish until it is back is lost",
+                    "the subscription at %s was cut (%s). Messages that foreign clients publish before it is restored "
+                    "are lost",
                     self._link.where,
                     type(error).__name__,
                 )

@@ -45,7 +45,7 @@ def readable(frame: bytes) -> Batch:
     """Decode a frame; raise FrameError if it is invalid or has no payloads."""
     batch = decode(frame)
     if batch.lines is None:
-        raise FrameError("this is no valid frame: it has no payloads")
+        raise FrameError("this frame is not valid: it has no payloads")
     return batch
 
 
@@ -146,15 +146,15 @@ class Requeueing:
 
 # Which fields of a mailbox's record are used for routing: none, only its agents, or all.
 _NONE, _CLAIMS, _WHOLE = range(3)
-_FOLDED = "it is a broadcast, of which only its mailbox knew the hearers: drop it, and have its sender broadcast again"
-_NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
-_UNSTEADY = "mailboxes come and go all the time: try again"
-_OTHERS = "nobody listens for its other recipients, whose messages are a dead letter of their own now"
+_FOLDED = "it is a broadcast whose hearers only its mailbox knew: drop it, and let its sender broadcast again"
+_NOBODY = "nobody listens for its recipients now (except mailboxes that may have these messages already)"
+_UNSTEADY = "the directory of mailboxes changes all the time: try again"
+_OTHERS = "nobody listens for its other recipients. Their messages are now a separate dead letter"
 _WHY = {
     Requeued.MISSING: "it is not there any more",
-    Requeued.FULL: "mailbox {!r} has no room for it: fetch what waits there, then try again",
-    Requeued.TOO_LARGE: "mailbox {!r} takes no frame of this size: raise its mailbox_bytes",
-    Requeued.LOG_FULL: "the event log is behind on mailbox {!r}: try again when it has caught up",
+    Requeued.FULL: "mailbox {!r} has no room for it: fetch the messages that wait there, then try again",
+    Requeued.TOO_LARGE: "mailbox {!r} cannot take a batch of this size: raise its mailbox_bytes",
+    Requeued.LOG_FULL: "the event log has not read mailbox {!r} to its end: try again later",
 }
 
 

@@ -83,7 +83,7 @@ def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
         return f"the server at {where} is {kind_and_version(info)}: install Redis 7.0, Valkey 7.2 or newer"
     if is_replica(info):
         primary = f"{info.get('master_host', 'its primary')}:{info.get('master_port', '')}".rstrip(":")
-        return f"the server at {where} is a replica that takes no writes: give its primary, {primary}"
+        return f"the server at {where} is a replica, which accepts no writes: pass its primary, {primary}"
     if evicts(info) and not config.allow_eviction:
         return (
             f"the server at {where} deletes data when its memory of {number(info, 'maxmemory'):,} bytes is full "

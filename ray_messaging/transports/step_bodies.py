@@ -154,8 +154,8 @@ class StepBodies:
             shard = next(iter(missing.values()))
             raise BodyLost(
                 f"messages in {box!r} are missing on shard {shard} at {self.links[shard].where}, which had confirmed "
-                "them: was it flushed, restored from older data, or killed before it had written them (appendfsync "
-                "always loses none)? Start the experiment anew",
+                "them: was the shard flushed, restored from older data, or killed before it had written them to its "
+                "disk (with appendfsync always none are lost)? Start the experiment anew",
                 box=box,
                 shard=shard,
             )
@@ -189,7 +189,7 @@ class StepBodies:
             await self.drop(shard, through)
         except MessagingError as error:
             logger.warning(
-                "the data of ended steps could not be deleted on shard %d, and this is tried again: %s", shard, error
+                "the data of ended steps could not be deleted on shard %d; this will be tried again: %s", shard, error
             )
 
     async def erase(self) -> None:

@@ -127,8 +127,7 @@ class RedisSteps:
         since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
             raise AlreadyExists(
-                f"group {group!r} is leaving, and has steps to close before it has left: let it join again after "
-                "these steps",
+                f"group {group!r} is leaving, and must still close some steps: let it join again after these steps",
                 kind="group",
                 value=group,
                 owner=None,
@@ -542,8 +541,8 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server knows nothing of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
-        "older data. End this task, and begin anew",
+        f"the server has no record of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
+        "older data: end this task, and begin anew",
         name=group,
         epoch=attempt,
     )

@@ -49,8 +49,8 @@ class SendStatus(IntEnum):
 def fenced(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose name a newer reader or sender has taken over."""
     return Fenced(
-        f"a newer messager has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to its "
-        "successor",
+        f"a newer messager has taken over {name!r} (the epoch of this messager is {epoch}): close this messager. Its "
+        "messages go to its successor",
         name=name,
         epoch=epoch,
     )
@@ -59,7 +59,7 @@ def fenced(name: str, epoch: int) -> Fenced:
 def lost(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender whose data, or whose epoch, the server has lost."""
     return Fenced(
-        f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
+        f"the server no longer has {name!r} with epoch {epoch}. Either the server was flushed, restored from older "
         f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
         "one; messages that waited are lost, or are among the dead letters",
         name=name,

@@ -320,8 +320,8 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
         raise _invalid("it does not begin with RM")
     if version != VERSION:
         raise _invalid(
-            f"it has frame version {version}, and this ray_messaging reads {VERSION} only: all processes of an "
-            "experiment need one version of ray_messaging"
+            f"it has frame version {version}, but this ray_messaging reads only version {VERSION}: all processes of "
+            "an experiment need the same version of ray_messaging"
         )
     if at > size:
         raise _invalid("its header is longer than the frame")
@@ -363,7 +363,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
     if header.flags >= 2 * _WIDE_TOPICS:
         return "its flags name unknown columns"
     if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
-        return "its facts about rows that represent pairs contradict each other"
+        return "its fields about rows that represent pairs contradict each other"
     if header.flags & ~(_TYPED | _SMALL_IDS | _WIDE_TOPICS) >= _EXTENSION and not header.flags & _EXTENSION:
         return "it has columns of an extension, but no extension"
     if len(header.trace) not in {0, CONTEXT_BYTES}:
@@ -374,7 +374,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
     if not header.flags & _TYPED:
         return "it describes typed columns, but has none" if header.payload_columns else None
     if header.flags & (_INDEX | _LENGTHS) or header.lines != header.rows:
-        return "its facts about JSON lines and typed columns contradict each other"
+        return "its fields about JSON lines and typed columns contradict each other"
     return None
 
 

@@ -191,7 +191,7 @@ def test_a_group_that_dies_while_the_server_refuses_it_comes_back(redis_process,
         return False
 
     wait_for(refused, "the restart")
-    assert "refused us" in str(messaging.health())
+    assert "refused this client" in str(messaging.health())
     client.execute_command("ACL", "SETUSER", "agent", "on")
     wait_for(lambda: not refused() and found, "the end of the refusal")
     assert found == [0]

@@ -47,8 +47,8 @@ async def test_a_node_as_if_it_were_a_server_on_its_own(small, exp_id):
 async def test_a_server_on_its_own_as_if_it_were_a_node(valkey_config, exp_id):
     config = RedisConfig(cluster=[f"{HOST}:{valkey_config.port}"], password=valkey_config.password)
     said = str(await refused(config, exp_id, ConfigError))
-    assert f"{HOST}:{valkey_config.port} is no node of a cluster" in said
-    assert "goes to server= and port= (redis://)" in said
+    assert f"{HOST}:{valkey_config.port} is not a node of a cluster" in said
+    assert "pass server= and port= (redis://)" in said
 
 
 async def test_nodes_out_of_reach_and_a_wrong_password(small, exp_id):

@@ -69,7 +69,7 @@ async def test_a_cut_without_end_raises_an_error_that_names_group_host_server_an
     text = str(raised.value)
     assert f"cannot reach the server at 127.0.0.1:{proxy.config.port} for 1.2 s" in text
     assert f"(MessagingConfig.cut_timeout_s) from group 'east' on host {socket.gethostname()}" in text
-    assert "the network between the two machines; then start again with on_existing='resume'" in text
+    assert "the network between the two machines, then start again with on_existing='resume'" in text
     proxy.cut_replies = 0.0
 
 

@@ -10,7 +10,7 @@ BESIDE = pytest.mark.parametrize("beside", [-1, 1])
 
 
 def refused(other, ours):
-    return pytest.raises(ConfigError, match=f"format {other} .* reads format {ours} only: .*on_existing='reset'")
+    return pytest.raises(ConfigError, match=f"format {other} .* reads only format {ours}: .*on_existing='reset'")
 
 
 async def number(store):

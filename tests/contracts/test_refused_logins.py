@@ -68,7 +68,7 @@ async def test_a_reader_goes_on_after_a_refusal_and_says_it_meanwhile(user, open
     assert numbers(await fetch_all(receiver, 1)) == [1]
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
     await user.change(taken)
-    with pytest.raises(ServerRefused, match="refused us"):
+    with pytest.raises(ServerRefused, match="refused this client"):
         await waiting
     await refused(lambda: receiver.fetch_messages(timeout=0.1))
     await until(lambda: "reader" in tasks_that_fail(receiver))
@@ -110,7 +110,7 @@ async def test_an_iteration_and_answers_go_on_after_a_refusal(user, opener):
     serving = asyncio.create_task(serve())
     assert (await asker.ask(None, 1, {"n": 1})).payload == {"n": 1}
     await user.change(["off"])
-    with pytest.raises(MessagingError, match="refused us"):
+    with pytest.raises(MessagingError, match="refused this client"):
         await asker.ask(None, 1, {"n": 2})
     await user.change(["on"])
 
@@ -130,7 +130,7 @@ async def test_the_event_log_goes_on_after_a_refusal_and_says_it_meanwhile(user,
     await send_numbers(sender, 1)
     await until(lambda: writer.stats()["rows"] == 1)
     await user.change(["off"])
-    await until(lambda: "refused us" in (writer.stats()["error"] or ""))
+    await until(lambda: "refused this client" in (writer.stats()["error"] or ""))
     await user.change(["on"])
     await until(lambda: writer.stats()["error"] is None)
     await send_numbers(sender, 2)

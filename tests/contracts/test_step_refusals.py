@@ -251,7 +251,7 @@ async def test_of_two_loops_the_later_one_has_the_group(group, messagers, proces
             with pytest.raises(StepAborted, match="another driver"):
                 await anext(steps)
             if successor is not group:
-                with pytest.raises(Fenced, match="End this"):
+                with pytest.raises(Fenced, match="end this"):
                     await anext(group.steps(until=3))
             step.send(1, 2, {"n": 1})
 

@@ -54,7 +54,7 @@ def goes_back(folder):
 
 def told(account, sender):
     """Note how often a sender reported the loss; it must have."""
-    account.facts["senders_said"] = said = sender.logged("the server lost")
+    account.facts["senders_said"] = said = sender.logged("the server has lost")
     assert said, "the sender did not say that something was lost"
     return account
 

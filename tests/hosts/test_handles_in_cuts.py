@@ -49,6 +49,7 @@ def test_handles_lose_nothing_that_was_acknowledged_and_errors_say_enough(name):
             assert "send again" in told["error"]
             assert told["took_s"] < 120
     assert {group for group, errors in found["errors"].items() if errors} <= {there}
+    assert found["after"][0] != "critical", found["after"]
     for told in (line for line in talk.lines if "health" in line):
         assert told["health"] == "critical"
         assert "10.77.0.2" in " ".join(told["problems"])

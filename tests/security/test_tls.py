@@ -125,8 +125,8 @@ INVALID = "check ssl_ca_certs, the certificate's dates, and that it names the ho
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        pytest.param("server", {"ssl_ca_certs": "stranger.pem"}, ["not to be trusted", "ssl_ca_certs"], id="authority"),
-        pytest.param("server", {"ssl_ca_certs": None}, ["not to be trusted"], id="authority unknown to the system"),
+        pytest.param("server", {"ssl_ca_certs": "stranger.pem"}, ["cannot be trusted", "ssl_ca_certs"], id="authority"),
+        pytest.param("server", {"ssl_ca_certs": None}, ["cannot be trusted"], id="authority unknown to the system"),
         pytest.param("misnamed", {}, ["IP address mismatch", INVALID], id="another name"),
         pytest.param("expired", {}, ["expired", INVALID], id="expired"),
         pytest.param("forged", {}, ["unable to get", INVALID], id="forged"),

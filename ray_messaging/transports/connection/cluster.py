@@ -93,11 +93,13 @@ class ClusterNodes:
                 )
             if isinstance(found, ResponseError):
                 return WrongSettingsError(
-                    f"the server at {where} is no node of a cluster ({found}): cluster= takes addresses "
-                    "of nodes; a server on its own goes to server= and port= (redis://)"
+                    f"the server at {where} is not a node of a cluster ({found}): pass addresses of nodes as "
+                    "cluster=, or for a single server pass server= and port= (redis://)"
                 )
         if owned:
-            return NoPrimaryError(f"slot {self._slot} is changing its owner, and the cluster's nodes do not agree yet")
+            return NoPrimaryError(
+                f"slot {self._slot} is moving to another node, and the cluster's nodes do not agree yet"
+            )
         if not all(isinstance(found, Exception) for found in answers.values()):
             return WrongSettingsError(
                 f"no node of the cluster of {', '.join(self._config.cluster)} has slot {self._slot}, where this "

@@ -84,18 +84,18 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
     found = _ssl_error(error)
     if isinstance(found, ssl.SSLCertVerificationError):
         return (
-            f"its certificate is not to be trusted ({found.verify_message}): check ssl_ca_certs, the certificate's "
-            "dates, and that it names the host as server= does"
+            f"the server's certificate cannot be trusted ({found.verify_message}): check ssl_ca_certs, the "
+            "certificate's dates, and that it names the host that server= names"
         )
     if found is not None and "ALERT" in (found.reason or ""):
         return (
-            f"it ended TLS ({found.reason}): if it asks for a certificate of ours, set ssl_certfile and ssl_keyfile to "
-            "one that its authority signed; TLS must be 1.2 or newer"
+            f"the server ended the TLS handshake ({found.reason}): if it requires a certificate of its clients, set "
+            "ssl_certfile and ssl_keyfile to a certificate that its authority has signed; TLS must be 1.2 or newer"
         )
     if found is not None:
-        return f"TLS failed ({found.reason or found}): does the server speak TLS on this port? Without it: ssl=False"
+        return f"TLS failed ({found.reason or found}): does the server speak TLS on this port? If not, set ssl=False"
     if config.ssl and (isinstance(error, TimeoutError | RedisTimeoutError) or not str(error)):
-        return "no answer in time; check that it runs, and speaks TLS on this port (without it: ssl=False)"
+        return "no answer in time: check that the server runs, and speaks TLS on this port (if not, set ssl=False)"
     if not any(sign in str(error) for sign in _HUNG_UP):
         return None
     if config.ssl:

@@ -339,16 +339,18 @@ class RedisLink:
             return self._not_replicated(error.replicas, "confirmed this in time")
         if isinstance(error, OutOfMemoryError):
             return MailboxFull(
-                f"the memory of the server at {self.where} is full, so it takes no messages: fetch the messages that "
-                "wait, or raise its maxmemory (nothing of these messages was sent)",
+                f"the memory of the server at {self.where} is full, so it accepts no messages: fetch the messages "
+                "that wait, or raise its maxmemory (none of these messages was sent)",
                 mailbox="",
             )
         if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not self._passes(error)):
-            return ServerRefused(f"the server at {self.where} refused us: {error}; {self._remedy(error)}", **facts)
+            return ServerRefused(
+                f"the server at {self.where} refused this client: {error}; {self._remedy(error)}", **facts
+            )
         if isinstance(error, _ANSWERS):
             return ConnectionFailed(
-                f"the server at {self.where} answers, but takes nothing now: {error}; look at its log, its disk and "
-                "its replicas",
+                f"the server at {self.where} answers, but accepts no writes now: {error}; look at its log, its disk "
+                "and its replicas",
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
@@ -385,8 +387,8 @@ class RedisLink:
         if self.outage is None:
             return "check that it runs and that host and port are right"
         return (
-            "check that it runs, and the network between the two machines; then start again with on_existing='resume': "
-            "all committed steps are kept"
+            "check that it runs, and check the network between the two machines, then start again with "
+            "on_existing='resume': all committed steps are kept"
         )
 
     def _passes(self, error: BaseException) -> bool:
@@ -420,7 +422,7 @@ class RedisLink:
         wanted = self.guard.replicas
         return NotReplicated(
             f"{replicas} of {wanted} replicas of the server at {self.where} {what} (MessagingConfig.wait_replicas is "
-            f"{wanted}): start them, look at their logs and at the network between, or lower wait_replicas",
+            f"{wanted}): start the replicas, look at their logs and at the network to them, or lower wait_replicas",
             replicas=replicas,
             wanted=wanted,
             **self._facts(),

@@ -42,7 +42,7 @@ class Outage:
             what = "refuses connections" if _refused(error) else "gives no answer"
             logger.warning(
                 "the server at %s %s for %.0f s, and the step of %s waits for it, up to %g s "
-                "(MessagingConfig.cut_timeout_s): see to the server, and to the network between the two",
+                "(MessagingConfig.cut_timeout_s): check the server, and the network to it",
                 where, what, lasts, self._who, self.timeout_s,
             )  # fmt: skip
 

@@ -84,8 +84,8 @@ class Sentinels:
                 )
             if isinstance(found, ResponseError):
                 return WrongSettingsError(
-                    f"the server at {where} is not a Sentinel ({found}): sentinels= takes the addresses of "
-                    "Sentinels, mostly at port 26379; a server itself goes to server= and port="
+                    f"the server at {where} is not a Sentinel ({found}): pass the addresses of Sentinels as "
+                    "sentinels=, mostly with port 26379, or for a single server pass server= and port="
                 )
         why = said_by(self._config.sentinels, answers)
         return NoPrimaryError(f"no Sentinel of service {self._service!r} can be reached ({why})")

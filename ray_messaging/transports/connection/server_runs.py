@@ -47,8 +47,8 @@ class ServerRuns:
         self.heard(now_ms, began)
         for stream in lost:
             logger.error(
-                "the server lost entries of %s that were read, and its clock is behind: was it restored from old "
-                "data? Messages that were sent since the server came back, and before now, may not be delivered",
+                "the server has lost entries of %s that were read already, and its clock is behind: was it restored "
+                "from old data? Messages that were sent between its restart and now may not be delivered",
                 stream.decode(),
             )
 

@@ -298,11 +298,11 @@ def test_another_study_is_told(here, tmp_path):
         ({"seed": 4}, "another study: its seed is 3, and here 4"),
         ({"parameters": {"chance": [0.5, 1], "row": [1]}}, "the parameter 'row'"),
         ({"outcomes": Mean("knows")}, "another study: its counts|another study: its options"),
-        ({"agents": 5}, "agents= is not that"),
-        ({"rules": [rules.MaxLength(5)]}, "rules= is not that"),
-        ({"until": 4}, "until= is not that"),
-        ({"graph": [(0, 1)]}, "graph= is not that"),
-        ({"shared": {"a": 1}}, "shared= is not that"),
+        ({"agents": 5}, "agents= differs from that"),
+        ({"rules": [rules.MaxLength(5)]}, "rules= differs from that"),
+        ({"until": 4}, "until= differs from that"),
+        ({"graph": [(0, 1)]}, "graph= differs from that"),
+        ({"shared": {"a": 1}}, "shared= differs from that"),
     ):
         with pytest.raises(ConfigError, match=said):
             sweep(tmp_path / "s", **changed)
@@ -395,7 +395,7 @@ def test_a_study_that_was_opened_before_it_grew_or_ended_has_the_series_of_its_r
     for each in seen:
         pd.testing.assert_frame_equal(each.sort_values(order, ignore_index=True), grown)
     first._files.erase()
-    with pytest.raises(LogError, match="was begun anew after it was opened: open it again"):
+    with pytest.raises(LogError, match="was begun anew after you opened it: open it again"):
         _ = first.series
 
 
@@ -415,7 +415,7 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
         write(self, name, data)
 
     monkeypatch.setattr(Folder, "write_file", full)
-    with pytest.raises(LogError, match="No space left on device; its runs are not lost"):
+    with pytest.raises(LogError, match="No space left on device; no run is lost"):
         sweep(tmp_path / "s", replicates=2)
     assert len(Study(tmp_path / "s")) == 2
     monkeypatch.setattr(Folder, "write_file", write)
@@ -461,8 +461,8 @@ def test_a_temporary_folder_ends_with_its_study(here):
         ({"collect_every": 0}, "collect_every=0"),
         ({"parameters": {"chanse": [1]}}, "model= takes 'chance', which is not a parameter"),
         ({"parameters": {"chance": [1], "n": [1]}}, "no function takes the parameter 'n'"),
-        ({"parameters": {"chance": [1], "step": [1]}}, "the parameter 'step' has the name of a column"),
-        ({"parameters": {"chance": [1], "agent": [1]}}, "the parameter 'agent' has the name of a column"),
+        ({"parameters": {"chance": [1], "step": [1]}}, "the parameter 'step' has the same name as a column"),
+        ({"parameters": {"chance": [1], "agent": [1]}}, "the parameter 'agent' has the same name as a column"),
         ({"model": 7}, "model=7 must be a function"),
     ],
 )

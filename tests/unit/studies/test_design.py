@@ -38,14 +38,14 @@ def test_seeds_stay_as_they_are():
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"seed": [1]}, "'seed' has the name of a column"),
-        ({"a b": [1]}, "'a b' cannot be the name"),
+        ({"seed": [1]}, "'seed' has the same name as a column"),
+        ({"a b": [1]}, "'a b' is not a valid name"),
         ({"n": []}, "has no value"),
-        ([], "has no row"),
+        ([], "is empty"),
         (pd.DataFrame({"n": []}), "without a row"),
         (7, "must be a dict of lists"),
         ([{"n": 1}, {"m": 1}], "row 1 of parameters= has 'm', and row 0 has 'n'"),
-        ({"n": [1, 1]}, "rows 0 and 1 .* are equal: for more runs use replicates="),
+        ({"n": [1, 1]}, "rows 0 and 1 .* are equal: to repeat runs, use replicates="),
         ({"n": [1.0, float("nan")]}, "row 1 of parameters= has n=nan"),
         ({"rule": [print]}, "row 0 of parameters= has rule=.*use a name"),
     ],

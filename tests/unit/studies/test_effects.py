@@ -99,7 +99,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
         (lambda: study.effects({}), "base={} must be a dict"),
         (lambda: study.effects({"rool": 1}), "base= has 'rool', not a parameter: the study has 'rule', 'n'"),
         (lambda: study.effects({"rule": "cap"}), "no run has rule='cap': the study has 'none', 'mask'"),
-        (lambda: study.effects({"rule": "none"}), "no runs have"),
+        (lambda: study.effects({"rule": "none"}), "no run has"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="b"), "no run has the outcome 'b'"),
         (lambda: study.effects({"rule": "none", "n": 1}, outcomes="a"), "'a' is a str"),
         (lambda: study.effects({"rule": "none", "n": 1}, level=95), "level=95"),
@@ -163,7 +163,7 @@ def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
     assert "first" not in study.effects(base={"limit": "none"})
     with pytest.raises(ConfigError, match=r"keeps no logs: batch_run.*logs=True"):
         study.log({"limit": "none", "loud": 0})
-    with pytest.raises(ConfigError, match="logs=True keeps whole runs, but with vary_from= rows share steps"):
+    with pytest.raises(ConfigError, match="logs=True keeps whole runs, but with vary_from= several runs share steps"):
         batch_run(
             chatter, {"limit": ["none", "one"], "loud": [0]}, vary_from=2, before={"limit": "one"}, logs=True, **asked
         )

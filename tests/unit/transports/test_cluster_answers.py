@@ -83,7 +83,7 @@ async def test_the_owner_that_counts(views):
 async def test_nodes_that_do_not_agree_yet_name_none():
     views = view("a", ("a", 0, 1, REST), ("b", 1, 2, OURS)), view("b", ("a", 0, 1, OURS), ("b", 1, 2, ""))
     async with serving(*views) as nodes:
-        with pytest.raises(NoPrimaryError, match="is changing its owner") as caught:
+        with pytest.raises(NoPrimaryError, match="is moving to another node") as caught:
             await owner_told_by(nodes.ports)
         assert not isinstance(caught.value, WrongSettingsError)
 

@@ -44,7 +44,7 @@ def test_a_server_that_refuses_connections_is_named_after_two_seconds(warned):
     assert said == [12]
     assert texts == [
         "the server at 10.0.0.1:6379 refuses connections for 2 s, and the step of group 'b' waits for it, up to 100 s "
-        "(MessagingConfig.cut_timeout_s): see to the server, and to the network between the two",
+        "(MessagingConfig.cut_timeout_s): check the server, and the network to it",
         "group 'b' reaches the server at 10.0.0.1:6379 again, after 40 s",
     ]
 

@@ -140,7 +140,9 @@ def test_a_header_that_is_nested_without_end_is_no_frame():
 def test_other_versions_and_sizes():
     frame = FRAMES["plain"]
     for version in (VERSION - 1, VERSION + 1):
-        with pytest.raises(FrameError, match=rf"frame version {version}, and this ray_messaging reads {VERSION} only"):
+        with pytest.raises(
+            FrameError, match=rf"frame version {version}, but this ray_messaging reads only version {VERSION}"
+        ):
             decode(frame[:2] + bytes([version]) + frame[3:])
 
     class Huge(bytes):

@@ -11,7 +11,7 @@ OTHERS = pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
 
 
 def refused(other):
-    return pytest.raises(ConfigError, match=f"format {other} .* reads format {FORMAT} only: .*on_existing='reset'")
+    return pytest.raises(ConfigError, match=f"format {other} .* reads only format {FORMAT}: .*on_existing='reset'")
 
 
 @pytest.fixture
