@@ -13,7 +13,6 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from multiprocessing.connection import Connection, Pipe, wait
@@ -231,9 +230,9 @@ def serve_runs(descriptor: int, begin: int) -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
-    with ThreadPoolExecutor(1) as meanwhile:
-        meanwhile.submit(server.begin_anew)  # if the server does not start, the first run tries it again, and fails
-        import ray_messaging.studies.one_run  # noqa: F401, PLC0415 - imports what only workers need
+    # Not in a thread beside the start of the server: libraries with circular imports fail if two threads import them.
+    import ray_messaging.studies.one_run  # noqa: F401, PLC0415 - imports what only workers need
+
     gc.enable()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         with mmap(begin, 0, access=ACCESS_READ) as data:
