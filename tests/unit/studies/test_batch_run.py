@@ -142,7 +142,7 @@ def test_values_of_all_agents_are_a_series(here, tmp_path):
     study = sweep(tmp_path / "s", collect=lambda me: {"knows": me.state["knows"]}, parameters={"chance": [1]})
     assert study.series.groupby("step")["knows"].sum().tolist() == [1, 2, 3]
     assert study.outcomes == []
-    with pytest.raises(ConfigError, match="values of each agent"):
+    with pytest.raises(ConfigError, match="a value for each agent"):
         study.plot("step", "knows")
 
 
