@@ -556,7 +556,7 @@ def test_runs_of_a_study_end_by_a_condition(here, tmp_path):
             {"until": never, "max_steps": 2, "collect": Mean("knows"), "vary_from": 2, "before": {"chance": 1}},
             "max_steps=2 must be above",
         ),
-        ({"whole_cluster": True, "workers": 2}, "whole_cluster=True .* has no workers="),
+        ({"whole_cluster": True, "workers": 2}, "whole_cluster=True .* cannot be combined with workers="),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             sweep(tmp_path / "b", **changed)
