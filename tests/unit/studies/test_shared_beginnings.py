@@ -269,7 +269,7 @@ def test_a_beginning_whose_worker_dies_is_run_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"vary_from": 0, "before": {"chance": 0.5}}, r"vary_from=0 must be the step .*at least 1"),
+        ({"vary_from": 0, "before": {"chance": 0.5}}, r"vary_from=0 must be the step, at least 1"),
         ({"vary_from": True, "before": {"chance": 0.5}}, r"vary_from=True must"),
         ({"before": {"chance": 0.5}}, r"vary_from=None must"),
         ({"vary_from": FROM}, r"before=None must be a dict of parameters"),
