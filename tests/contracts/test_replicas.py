@@ -80,7 +80,7 @@ async def test_of_two_replicas_both_must_confirm(trio, opener, dead):  # the ser
     await asyncio.to_thread(other.kill if dead else other.pause)
     try:
         sending = asyncio.create_task(patient.send_message(channel, {"n": 1}, from_id=3))
-        with pytest.raises(NotReplicated, match=r"1 of 2 replicas .* start them, look at their logs") as caught:
+        with pytest.raises(NotReplicated, match=r"1 of 2 replicas .* start the replicas, look at their logs") as caught:
             await hasty.send_message(channel, {"n": 2}, from_id=1)
         assert (caught.value.replicas, caught.value.wanted) == (1, 2)
         assert not sending.done()
