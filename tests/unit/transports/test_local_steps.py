@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ray_messaging import columns, run
@@ -117,3 +118,21 @@ def test_arrays_that_a_model_changes_after_its_send_are_read_as_they_were_sent(g
 
     result = run(crowd, agents=2, groups=groups, until=4, by="group", start=start, progress=False)
     assert sum(state["x"].sum() for state in result.states.values()) == 0.5 + 1.5
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_arrow_array_over_the_memory_of_a_numpy_array_is_read_as_it_was_sent(groups):
+    arrays = {}
+
+    def crowd(group, step):
+        memory = arrays.setdefault(group.name, np.zeros(len(group.ids)))
+        memory += 1  # the messages of the step before used this memory
+        if len(step.messages):
+            group.state["x"] = group.state["x"] + step.messages.column("x").sum()
+        step.send_columns(group.ids, group.ids, pa.record_batch({"x": pa.array(memory)}))
+
+    def start(_group):
+        return {"x": np.zeros(1)}
+
+    result = run(crowd, agents=2, groups=groups, until=3, by="group", start=start, progress=False)
+    assert sum(state["x"].sum() for state in result.states.values()) == 2 * (1 + 2)
