@@ -291,7 +291,7 @@ class StepSends:
         places = self._places(batch.from_ids)
         assert batch.extension is not None
         assert batch.extension.in_reply_to is not None
-        assert isinstance(batch.lines, PayloadColumn)
+        assert batch.lines is not None
         outside = {} if asked is None else asked.outside_of(np.arange(question.low, question.high))
         columns = ColumnChunk(batch.from_ids, batch.to_ids, batch.lines)
         ordinals, replied = self._ordinals(places), Replied(batch.extension.in_reply_to, outside)

@@ -55,6 +55,7 @@ class LocalSteps(RedisSteps):
         self._state: bytes | None = None
         self._boxes: dict[str, list[BoxFrame]] = {}  # the frames of closed steps, by box
         self._written: dict[str, list[BoxFrame]] = {}  # the frames of the open step, by box
+        self._sizes: dict[str, tuple[int, int]] = {}  # the rows and bytes of boxes, in the open step
         self._closes: dict[int, ClosedStep] = {}
         self._collected: list[Collected] = []
         self._shape = b""  # the shape of the recorded series
@@ -82,7 +83,7 @@ class LocalSteps(RedisSteps):
     ) -> DrivenGroup:
         """Become the driver of the group. What an earlier driver has sent in the open step does not count."""
         self._attempt += 1
-        self._written = {}
+        self._written, self._sizes = {}, {}
         return DrivenGroup(self._attempt, self._closed, self._state, None)
 
     async def renew(self, group: str, attempt: int) -> None:
@@ -113,7 +114,7 @@ class LocalSteps(RedisSteps):
     ) -> Committed | Refused | None:
         """Write all frames of a step, and close it; return None, and change nothing, if a box is full."""
         if not all(self._write(each, tag) for each in request.writes):
-            self._written = {}
+            self._written, self._sizes = {}, {}
             return None
         return await self.close(tag.group, tag.attempt, tag.sent, closing, go_on=go_on)
 
@@ -123,16 +124,21 @@ class LocalSteps(RedisSteps):
         box = write.mailbox or box_name(PUBLICATIONS, tag.sent + 1)
         publish = tuple(each.data for each in write.publish)
         frame = BoxFrame(_ENTRY, tag, write.rows, write.frame, publish=publish, batch=write.batch)
-        self._written.setdefault(box, []).append(frame)
         rows, nbytes = self._size(box)
-        if rows <= self._settings.box_rows and nbytes <= self._settings.box_bytes:
-            return True
-        self._written[box].pop()
-        return False
+        rows, nbytes = rows + frame.rows, nbytes + frame.nbytes
+        if rows > self._settings.box_rows or nbytes > self._settings.box_bytes:
+            return False
+        self._written.setdefault(box, []).append(frame)
+        self._sizes[box] = rows, nbytes
+        return True
 
     def _size(self, box: str) -> tuple[int, int]:
-        frames = [*self._boxes.get(box, ()), *self._written.get(box, ())]
-        return sum([each.rows for each in frames]), sum([each.nbytes for each in frames])
+        found = self._sizes.get(box)  # to add up all frames of the box for each write would take long
+        if found is None:
+            frames = self._boxes.get(box, ())
+            rows, nbytes = [each.rows for each in frames], [each.nbytes for each in frames]
+            found = self._sizes[box] = sum(rows), sum(nbytes)
+        return found
 
     async def box_size(self, box: str) -> BoxSize:
         """Return the size of a box, and its limits."""
@@ -157,7 +163,7 @@ class LocalSteps(RedisSteps):
             self._written.pop(name, None)
         for box, frames in self._written.items():
             self._boxes.setdefault(box, []).extend(frames)
-        self._written, self._closed, self._blocked = {}, step, closing.blocked
+        self._written, self._sizes, self._closed, self._blocked = {}, {}, step, closing.blocked
         if closing.state_changed:
             self._state = closing.state
         self._closes[step] = ClosedStep(attempt, closing.counts)

@@ -11,7 +11,7 @@ from support.step_society import LoggedGroups, digests_of
 from support.stepped import fates_in, steps_of
 from support.survey_records import ask_survey, surveys_of
 
-from ray_messaging import EventLog
+from ray_messaging import EventLog, columns
 from ray_messaging.errors import Closed, NoAnswer, NoQuestion, UnknownSender
 
 AGENTS = 24
@@ -68,6 +68,25 @@ async def test_questions_and_answers_as_columns(groups):
     first = [("0-0-5", "1-0-0", 18), ("0-1-5", "1-0-1", 0), ("0-2-5", "1-0-2", 2), ("0-0-6", "1-0-3", 4)]
     more = [(f"0-{n}-7", f"1-{n + 1}-1", 2 * n, topic) for n, topic in enumerate(topics)]
     assert answers == [(*each, "agent-chat") for each in first] + more
+
+
+async def test_answers_in_typed_columns(groups):
+    (group,) = await groups(1)
+    answers = []
+    async for step in group.steps(until=3):
+        if step.number == 0:
+            step.ask_columns([5, 5, 6], [1, 2, 3], columns(n=[0, 1, 2]))
+            step.ask(7, 1, {"n": 3}, subtopic="user-chat")
+        elif step.number == 1:
+            step.reply_columns(step.messages, columns(twice=2 * step.messages.column("n"), by=["a", "b", "c", "d"]))
+        else:
+            answers = [(m.in_reply_to, m.id, m.payload, m.subtopic) for m in step.messages]
+    assert answers == [
+        ("0-0-5", "1-0-1", {"twice": 0, "by": "a"}, "agent-chat"),
+        ("0-1-5", "1-0-2", {"twice": 2, "by": "c"}, "agent-chat"),
+        ("0-0-6", "1-0-3", {"twice": 4, "by": "d"}, "agent-chat"),
+        ("0-0-7", "1-1-1", {"twice": 6, "by": "b"}, "user-chat"),
+    ]
 
 
 async def test_bad_input(groups):

@@ -6,7 +6,7 @@ It has a messager, orders the sends of handles, and leases messages to them.
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,7 +153,8 @@ class GroupLaneServer(LaneServer):
 class _Caller:
     next: int  # the number of the call that may begin next
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
-    calls: dict[int, asyncio.Task[Receipts]] = field(default_factory=dict)  # for a repeated call, by number
+    # The calls that may be repeated, by number, ascending.
+    calls: OrderedDict[int, asyncio.Task[Receipts]] = field(default_factory=OrderedDict)
 
 
 Sending = Coroutine[Any, Any, Receipts]
@@ -178,8 +179,9 @@ class CallerAdmission:
         """
         caller = self._callers.get(caller_id) or _Caller(oldest)
         self._callers.put(caller_id, caller)
-        for seen in [seen for seen in caller.calls if seen < oldest]:
-            del caller.calls[seen]
+        # All later calls are remembered as long as one call takes, so only the first of them are looked at.
+        while caller.calls and next(iter(caller.calls)) < oldest:
+            caller.calls.popitem(last=False)
         if number not in caller.calls:
             async with caller.turn:
                 if caller.next < oldest:  # calls that their caller has given up must not block newer ones

@@ -36,7 +36,7 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
 
     Args: `table` is a mapping of names to arrays, a pyarrow Table or RecordBatch, or a pandas DataFrame. Arrays that
     are passed by keyword become columns too. A column is a numpy array, a list, a Series or an Arrow array. It is
-    copied unless it is an Arrow array.
+    copied, except the strings of an Arrow array, which nobody can change.
 
     Raises: InvalidColumns if a column cannot be sent. The error names the column, and for an invalid value also the
     row.
@@ -339,7 +339,8 @@ def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or Ch
     if not (pa.types.is_primitive(flat.type) and str(flat.type) in _ARROW):
         raise InvalidColumns(f"a column of type {kind} cannot be sent: use {_TYPES}")
     array = flat.to_numpy(zero_copy_only=False)
-    return NumberColumn(array.reshape(-1, width) if width else array)
+    # An Arrow array may use the memory of a numpy array, which the caller may change, so this is copied, too.
+    return _of_numbers(array.reshape(-1, width) if width else array)
 
 
 def _width(values: Any) -> int:  # noqa: ANN401 - pyarrow.Array

@@ -72,6 +72,27 @@ async def test_a_running_call_of_a_forgotten_caller_ends_and_its_next_calls_go_o
     assert [each for each in calls.ran if each[0] == "busy"] == [("busy", 0), ("busy", 1)]
 
 
+async def test_calls_beside_one_that_takes_long_do_not_look_at_all_calls_that_are_remembered(calls):
+    looked = []
+
+    class Oldest(int):
+        def __gt__(self, number):
+            looked.append(number)  # `number < self` calls this, because this is a subclass of int
+            return number < int(self)
+
+    gate = asyncio.Event()
+    slow = calls.begin(0, gate=gate)
+    await turns()
+    for number in range(1, 100):
+        await calls.admit(number, oldest=Oldest(0))
+    gate.set()
+    assert await slow == "handle 0"
+    assert len(looked) <= 2 * 99  # the first remembered call, and the call that may begin next
+    assert await calls.admit(100, oldest=Oldest(100)) == "handle 100"
+    with pytest.raises(OutcomeUnknown):
+        await calls.admit(99, oldest=99)
+
+
 async def test_a_groups_process_keeps_no_list_of_its_sends_because_nobody_can_read_it(monkeypatch, server, exp_id):
     async with groups_without_ray(monkeypatch, server, exp_id, {"west": [1], "east": [2]}) as groups:
         receipt = await groups["west"].handle().send(1, 2, {"n": 1})

@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ray_messaging import columns, run
@@ -98,6 +99,31 @@ def test_errors_are_those_of_steps_on_a_server():
     assert "collects" in found[0]
 
 
+def test_a_write_does_not_look_at_all_frames_of_its_box_and_the_box_takes_as_much_as_its_limit():
+    looked = []
+
+    class Messages:
+        @property
+        def nbytes(self):
+            looked.append(self)
+            return 10
+
+    async def check():
+        store = steps(box_bytes=2 * 100 * 10)
+        attempt, fates = await taken(store), []
+        for step in range(3):
+            for _ in range(100):
+                write = FrameWrite(box_name(GROUP, 3), 1, 1, batch=Messages())
+                fates += (await store.send(sent(write), StepTag(GROUP, step, attempt))).fates
+            size = await store.box_size(box_name(GROUP, 3))
+            assert (size.rows, size.nbytes) == (min(200, 100 * (step + 1)), min(2000, 1000 * (step + 1)))
+            await store.close(GROUP, attempt, step, Closing(100), go_on=True)
+        return fates
+
+    assert asyncio.run(check()) == [FrameFate.WRITTEN] * 200 + [FrameFate.TOO_LARGE] * 100
+    assert len(looked) <= 300 + 100 + 200  # each frame when it is written, and the box's frames once in each step
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("deliver_at", [1, 2])
 def test_arrays_that_a_model_changes_after_its_send_are_read_as_they_were_sent(groups, deliver_at):
@@ -117,3 +143,21 @@ def test_arrays_that_a_model_changes_after_its_send_are_read_as_they_were_sent(g
 
     result = run(crowd, agents=2, groups=groups, until=4, by="group", start=start, progress=False)
     assert sum(state["x"].sum() for state in result.states.values()) == 0.5 + 1.5
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_arrow_array_over_the_memory_of_a_numpy_array_is_read_as_it_was_sent(groups):
+    arrays = {}
+
+    def crowd(group, step):
+        memory = arrays.setdefault(group.name, np.zeros(len(group.ids)))
+        memory += 1  # the messages of the step before used this memory
+        if len(step.messages):
+            group.state["x"] = group.state["x"] + step.messages.column("x").sum()
+        step.send_columns(group.ids, group.ids, pa.record_batch({"x": pa.array(memory)}))
+
+    def start(_group):
+        return {"x": np.zeros(1)}
+
+    result = run(crowd, agents=2, groups=groups, until=3, by="group", start=start, progress=False)
+    assert sum(state["x"].sum() for state in result.states.values()) == 2 * (1 + 2)
