@@ -455,6 +455,10 @@ class _Groups(_Carrier):
             concurrency=len(names),
             timeout=timeout,
         )
+        # A superstep that failed, or whose program died, has left its step open. Messages that are sent now are read in
+        # the step after it. In the open step, the executors ignore the messages of that superstep.
+        if messaging.steps.progress().latest >= self._run.step:
+            self._run.advance()
         self._turn = threading.Lock()
         self._opening: asyncio.Task[None] | None = None  # opens the step, while the groups get the call to run it
         self._asked: dict[str, Any] = {}  # by group, the call that waits for events of its executors

@@ -17,7 +17,7 @@ from support.cluster import die_once
 
 from ray_messaging import Messaging, Steps, rules
 from ray_messaging.compat.agent_framework import RayWorkflowRunner
-from ray_messaging.errors import Closed, ConfigError, OutcomeUnknown
+from ray_messaging.errors import Closed, ConfigError, OutcomeUnknown, StepFailed
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
 
@@ -184,6 +184,41 @@ def test_a_run_shows_no_events_of_an_earlier_run_that_was_cancelled(exp_id, tmp_
 
     with Messaging.start(exp_id, steps=Steps()) as messaging, RayWorkflowRunner(messaging, groups=1) as runner:
         assert asyncio.run(both(runner.attach(make).run)) == ["new", "things"]
+
+
+class Counts(Executor):
+    """An executor that counts its messages. The last one answers a long text with a text that is too long."""
+
+    def __init__(self, name, *, last=False):
+        super().__init__(name)
+        self.last, self.heard = last, 0
+
+    @handler
+    async def hear(self, text: str, ctx: WorkflowContext[str, str]) -> None:
+        self.heard += 1
+        text = f"{text} {self.id}{self.heard}"
+        if self.last:
+            await ctx.yield_output(text * 2**20 if text.startswith("long") else text)
+        else:
+            await ctx.send_message(text)
+
+
+def test_the_runner_after_a_superstep_that_failed_gets_nothing_from_that_superstep(exp_id):
+    def make():
+        first, last = Counts("first"), Counts("last", last=True)
+        return WorkflowBuilder(start_executor=first).add_edge(first, last).build()
+
+    with Messaging.start(exp_id, steps=Steps()) as messaging:
+        with RayWorkflowRunner(messaging, groups=2) as runner:
+            assert asyncio.run(runner.run(make, "old")).get_outputs() == ["old first1 last1"]
+            with pytest.raises(StepFailed, match="payload_bytes"):
+                asyncio.run(runner.run(make, "long"))
+            with pytest.raises(Closed, match="make another RayWorkflowRunner"):
+                asyncio.run(runner.run(make, "again"))
+        with RayWorkflowRunner(messaging, groups=2) as later:
+            for n, text in enumerate(("new", "newer"), 1):
+                found = asyncio.run(later.run(make, text))
+                assert found.get_outputs() == [f"{text} first{n} last{n}"]
 
 
 def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypatch):
