@@ -292,6 +292,28 @@ def test_the_same_call_carries_nothing_out_again_and_a_study_may_grow(tmp_path, 
     assert len(carried) == 13
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_study_of_version_1_0_0_is_read_and_may_grow(here, tmp_path, whole):
+    """Its files had two numbers of calls, in columns of their own."""
+    known = sweep(tmp_path / "s").to_pandas()
+    seconds = tmp_path / "s" / "seconds.parquet"
+    costs = exact_values(pq.read_table(seconds))
+    del costs["call counts"]
+    costs |= {"calls made": [2, 3], "calls saved": [0, 4]}
+    pq.write_table(exact_table(costs), seconds)
+    if not whole:  # the study was not at its end
+        runs = tmp_path / "s" / "runs.parquet"
+        pq.write_table(exact_table(exact_values(pq.read_table(runs)) | costs), tmp_path / "s" / "runs-00000000.parquet")
+        runs.unlink()
+        seconds.unlink()
+    study = Study(tmp_path / "s")
+    pd.testing.assert_frame_equal(study.to_pandas(), known)
+    assert (study.calls.model, study.calls.store) == (5, 4)
+    grown = sweep(tmp_path / "s", parameters={"chance": [0.5, 1, 0]})
+    assert (len(grown), grown.calls) == (3, study.calls)
+    pd.testing.assert_frame_equal(grown.to_pandas()[:2], known)
+
+
 def test_another_study_is_told(here, tmp_path):
     sweep(tmp_path / "s")
     for changed, said in (
