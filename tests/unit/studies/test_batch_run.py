@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.studies import work_here
 
-from ray_messaging import Count, Mean, Of, Share, Study, batch_run, rules, run
+from ray_messaging import Calls, Count, Mean, Of, Price, Share, Study, batch_run, rules, run
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.run_tasks import EndedRun
@@ -312,6 +312,15 @@ def test_a_study_of_version_1_0_0_is_read_and_may_grow(here, tmp_path, whole):
     grown = sweep(tmp_path / "s", parameters={"chance": [0.5, 1, 0]})
     assert (len(grown), grown.calls) == (3, study.calls)
     pd.testing.assert_frame_equal(grown.to_pandas()[:2], known)
+
+
+def test_a_study_has_costs_in_one_currency(here, tmp_path):
+    in_euros = Calls(cost=Price(input=1, output=1, currency="EUR"))
+    sweep(tmp_path / "s", calls=in_euros)
+    with pytest.raises(ConfigError, match=r"calls= are in USD, but those of the study in .* are in EUR"):
+        sweep(tmp_path / "s", replicates=2, calls=Calls(cost=Price(input=1, output=1)))
+    sweep(tmp_path / "s", replicates=2)  # without prices
+    assert sweep(tmp_path / "s", replicates=3, calls=in_euros).calls.currency == "EUR"
 
 
 def test_another_study_is_told(here, tmp_path):
