@@ -263,8 +263,8 @@ class RunAnswers:
         found = facts.over_steps(measure) if own is None and not agent else own
         if found is None:
             raise ConfigError(
-                f"{run!r} has collected no values{f' of agent {agent!r}' if agent else ''}, or too many for an answer: "
-                "read them with log.series() in Python"
+                f"no values{f' of agent {agent!r}' if agent else ''} can be shown of {run!r}: either none were "
+                "collected, or there are too many for one answer; log.series() in Python returns all that there are"
             )
         lines = found.lines
         if own is not None and measure:

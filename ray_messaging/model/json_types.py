@@ -93,7 +93,9 @@ class JsonTypes:
         if not isinstance(node, Mapping):
             if node is True:
                 return Any
-            raise ConfigError(f"the schema of {where} is {node!r}, which senders cannot check: use an object")
+            raise ConfigError(
+                f"the schema of {where} is {node!r}, which senders cannot check: write it as a JSON object"
+            )
         if unknown := [key for key in node if key not in _KNOWN]:
             raise ConfigError(f"the schema of {where} has {unknown[0]!r}, which senders cannot check: leave it out")
         if "$ref" in node:

@@ -115,7 +115,7 @@ def test_an_agent_of_another_group_is_refused(messaging, pair):
         lambda: messaging.create_group("thief", [-5, agent]),
         agent,
         pair[0].name,
-        "leave it out",
+        "leave the agent out",
         kind="agent",
         value=agent,
         owner=pair[0].name,

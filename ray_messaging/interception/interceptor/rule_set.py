@@ -104,7 +104,9 @@ class RuleSet:
             )
         if any(rule.name == other.name for other in others):
             raise RuleError(
-                f"a rule is named {rule.name!r} already: give the new rule another name, by name=", rule=rule.name
+                f"a rule is named {rule.name!r} already: give the new rule another name, by name= or by its attribute "
+                "`name`",
+                rule=rule.name,
             )
         if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
             known = "'message', because the rule is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"

@@ -21,6 +21,5 @@ def counts():
 def test_there_is_a_row_for_each_path(counts):
     send = ["send, until the transport", "send", "send, remote interceptor"]
     assert [*counts] == [*send, "fetch, without the transport", "fetch, payload, ack"]
-    assert counts["send, remote interceptor"]["files"] < counts["send"]["files"]  # no rule runs in this process
     assert counts["send"]["functions"] > counts["send, until the transport"]["functions"] > 0
     assert counts["fetch, payload, ack"]["functions"] > counts["fetch, without the transport"]["functions"] > 0

