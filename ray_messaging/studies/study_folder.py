@@ -321,8 +321,8 @@ class StudyFolder:
             yield
         except OSError as error:
             raise LogError(
-                f"the study's folder {self.where!r} cannot be written: {error}; no run is lost: free space, or pass "
-                "another folder, then make the same call to go on",
+                f"the study's folder {self.where!r} cannot be written: {error}; the runs that it has are kept: free "
+                "space, then make the same call, which carries out only the others",
                 path=self.where,
             ) from error
 

@@ -446,7 +446,7 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
         write(self, name, data)
 
     monkeypatch.setattr(Folder, "write_file", full)
-    with pytest.raises(LogError, match="No space left on device; no run is lost"):
+    with pytest.raises(LogError, match="No space left on device; the runs that it has are kept"):
         sweep(tmp_path / "s", replicates=2)
     assert len(Study(tmp_path / "s")) == 2
     monkeypatch.setattr(Folder, "write_file", write)
