@@ -26,7 +26,7 @@ from ray_messaging.studies.design import ROW, PlannedRun, Row, design_of, key_of
 from ray_messaging.studies.run_tasks import DIED, OF_THE_BEGINNING, BeginningRun, EndedRun, ForkedRun, RunTemplate, Task
 from ray_messaging.studies.run_workers import ProcessWorkers, packed, workers_for
 from ray_messaging.studies.study import Study
-from ray_messaging.studies.study_folder import LOGS, StudyFolder
+from ray_messaging.studies.study_folder import LOGS, StoredRun, StudyFolder
 
 if TYPE_CHECKING:
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
@@ -174,7 +174,7 @@ def batch_run(
     with files.alone():
         if on_existing == "reset":
             files.erase()
-        _check_same(files, record, design)
+        _check_same(files, record, design, "" if calls is None else calls.currency)
         files.note(record)
         made = partial(workers_for, packed_template, here=logs, whole_cluster=whole_cluster)
         _carry_out(files, record, design, made, workers, shared_steps, progress=progress)
@@ -384,8 +384,8 @@ def _rows_of(collect: object) -> list[str]:
     return [] if among is None else [repr([*among])]
 
 
-def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun]) -> None:
-    """Raise ConfigError if the folder has a study that differs from this one."""
+def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[PlannedRun], currency: str) -> None:
+    """Raise ConfigError if the folder has a study that differs from this one, or whose costs have another currency."""
     if (before := files.record()) is None:
         return
     advice = "pass another folder, or begin anew by on_existing='reset'"
@@ -404,13 +404,25 @@ def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[
         now, then = record["inputs"].get(name), before["inputs"].get(name)
         if now != then and None not in (now, then):
             raise ConfigError(f"{name}= differs from that of the study in {files.where!r}: {advice}")
-    planned = {run.key for run in design}
-    others = [run for run in files.runs(before).values() if run.key not in planned]
+    planned, there = {run.key for run in design}, [*files.runs(before).values()]
+    _check_currency(files, there, currency)
+    others = [run for run in there if run.key not in planned]
     if others:
         raise ConfigError(
             f"the folder {files.where!r} has {len(others):,} runs that are not in this design, such as replicate "
             f"{others[0].replicate} of {others[0].row}: a study may get more runs, but not fewer; {advice}"
         )
+
+
+def _check_currency(files: StudyFolder, there: Sequence[StoredRun], currency: str) -> None:
+    """Raise ConfigError if runs of the study have costs in another currency than `currency`, unless this is ""."""
+    for run in there if currency else ():
+        if run.calls.currency not in ("", currency):
+            raise ConfigError(
+                f"the prices in calls= are in {currency}, but those of the study in {files.where!r} are in "
+                f"{run.calls.currency}, and a study has the sum of all costs: pass prices in {run.calls.currency}, or "
+                "another folder"
+            )
 
 
 def _carry_out(

@@ -245,7 +245,15 @@ def serve_runs(descriptor: int, begin: int) -> None:
             except Exception as error:  # noqa: BLE001 - of unpickling, which imports modules
                 pipe.send(f"{type(error).__name__}: {error}")
                 return
+            _flush_prints()
             pipe.send(ended)
+
+
+def _flush_prints() -> None:
+    """Write what the model has printed, because a worker without a run is killed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # it is full, closed or missing
+            stream.flush()
 
 
 def _end_with_stdin() -> None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, REPLICATE, SECONDS, SEED, PlannedRun
+from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, MADE, REPLICATE, SAVED, SECONDS, SEED, PlannedRun
 from ray_messaging.studies.run_tasks import DIED, EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
@@ -254,7 +254,7 @@ class StudyFolder:
         columns = self._columns(name)
         groups = {} if series is None else {key: group for group, key in enumerate(self._keys(series))}
         names: Sequence[str] = record["parameters"]
-        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, CALLS, *names}
+        others = {KEY, REPLICATE, SEED, DIGEST, ERROR, SECONDS, CALLS, MADE, SAVED, *names}
         outcomes = [column for column in columns if column not in others]
         places = range(len(columns[KEY]))
         times = _times_of(columns) if SECONDS in columns else {}
@@ -321,8 +321,8 @@ class StudyFolder:
             yield
         except OSError as error:
             raise LogError(
-                f"the study's folder {self.where!r} cannot be written: {error}; no run is lost: free space, or pass "
-                "another folder, then make the same call to go on",
+                f"the study's folder {self.where!r} cannot be written: {error}; the runs that it has are kept: free "
+                "space, then make the same call, which carries out only the others",
                 path=self.where,
             ) from error
 
@@ -366,8 +366,11 @@ def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
 
 def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, CallCounts]]:
     """Return the seconds and the counts of calls of each run."""
-    costs = zip(columns[SECONDS], (CallCounts(**json.loads(text)) for text in columns[CALLS]), strict=True)
-    return dict(zip(columns[KEY], costs, strict=True))
+    if CALLS in columns:
+        calls = [CallCounts(**json.loads(text)) for text in columns[CALLS]]
+    else:  # version 1.0.0 has written the files
+        calls = [CallCounts(model=made, store=saved) for made, saved in zip(columns[MADE], columns[SAVED], strict=True)]
+    return dict(zip(columns[KEY], zip(columns[SECONDS], calls, strict=True), strict=True))
 
 
 def _table(series: bytes | None) -> pa.Table:

@@ -71,7 +71,7 @@ class Agent:
     kind.
     """
 
-    __slots__ = ("_place", "_society", "data", "id", "kind", "neighbours", "shared", "state", "stopped")
+    __slots__ = ("_place", "_society", "_stopped", "data", "id", "kind", "neighbours", "shared", "state")
 
     def __init__(self, society: "AgentLoop", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
@@ -85,7 +85,7 @@ class Agent:
         self.neighbours: Sequence[AgentId] = neighbours
         self.shared: Any = society.shared
         self.kind: str | None = None
-        self.stopped = False
+        self._stopped = False
         self._society = society
         self._place = place
 
@@ -96,6 +96,11 @@ class Agent:
     def step(self) -> int:
         """Return the number of the step."""
         return self._society.number
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether the agent has called `stop`."""
+        return self._stopped
 
     @property
     def rng(self) -> np.random.Generator:
@@ -242,7 +247,7 @@ class Agent:
 
     def stop(self) -> None:
         """Leave the simulation after this step. The model's function is not called for this agent any more."""
-        self.stopped = True
+        self._stopped = True
         self._society.stopping.add(self._place)
 
 
@@ -551,7 +556,7 @@ class AgentLoop:
             known |= self._kept(part, len(agents))
         for agent in self._agents:
             if agent.id in known:
-                agent.state, agent.stopped, active = known[agent.id]
+                agent.state, agent._stopped, active = known[agent.id]
             if agent.id not in known or active:
                 self._active.append(agent._place)
         self._stopped = [agent._place for agent in self._agents if agent.stopped]

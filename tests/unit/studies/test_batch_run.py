@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.studies import work_here
 
-from ray_messaging import Count, Mean, Of, Share, Study, batch_run, rules, run
+from ray_messaging import Calls, Count, Mean, Of, Price, Share, Study, batch_run, rules, run
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies import batch_run as batch_run_module
 from ray_messaging.studies.run_tasks import EndedRun
@@ -292,6 +292,37 @@ def test_the_same_call_carries_nothing_out_again_and_a_study_may_grow(tmp_path, 
     assert len(carried) == 13
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_study_of_version_1_0_0_is_read_and_may_grow(here, tmp_path, whole):
+    """Its files had two numbers of calls, in columns of their own."""
+    known = sweep(tmp_path / "s").to_pandas()
+    seconds = tmp_path / "s" / "seconds.parquet"
+    costs = exact_values(pq.read_table(seconds))
+    del costs["call counts"]
+    costs |= {"calls made": [2, 3], "calls saved": [0, 4]}
+    pq.write_table(exact_table(costs), seconds)
+    if not whole:  # the study was not at its end
+        runs = tmp_path / "s" / "runs.parquet"
+        pq.write_table(exact_table(exact_values(pq.read_table(runs)) | costs), tmp_path / "s" / "runs-00000000.parquet")
+        runs.unlink()
+        seconds.unlink()
+    study = Study(tmp_path / "s")
+    pd.testing.assert_frame_equal(study.to_pandas(), known)
+    assert (study.calls.model, study.calls.store) == (5, 4)
+    grown = sweep(tmp_path / "s", parameters={"chance": [0.5, 1, 0]})
+    assert (len(grown), grown.calls) == (3, study.calls)
+    pd.testing.assert_frame_equal(grown.to_pandas()[:2], known)
+
+
+def test_a_study_has_costs_in_one_currency(here, tmp_path):
+    in_euros = Calls(cost=Price(input=1, output=1, currency="EUR"))
+    sweep(tmp_path / "s", calls=in_euros)
+    with pytest.raises(ConfigError, match=r"calls= are in USD, but those of the study in .* are in EUR"):
+        sweep(tmp_path / "s", replicates=2, calls=Calls(cost=Price(input=1, output=1)))
+    sweep(tmp_path / "s", replicates=2)  # without prices
+    assert sweep(tmp_path / "s", replicates=3, calls=in_euros).calls.currency == "EUR"
+
+
 def test_another_study_is_told(here, tmp_path):
     sweep(tmp_path / "s")
     for changed, said in (
@@ -415,7 +446,7 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
         write(self, name, data)
 
     monkeypatch.setattr(Folder, "write_file", full)
-    with pytest.raises(LogError, match="No space left on device; no run is lost"):
+    with pytest.raises(LogError, match="No space left on device; the runs that it has are kept"):
         sweep(tmp_path / "s", replicates=2)
     assert len(Study(tmp_path / "s")) == 2
     monkeypatch.setattr(Folder, "write_file", write)

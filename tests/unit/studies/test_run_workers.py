@@ -232,6 +232,27 @@ def test_a_worker_runs_the_model_of_a_program_and_neither_needs_ray(tmp_path):
     assert found["ray"].tolist() == [False, False]
 
 
+PRINTS = """
+import sys
+from ray_messaging import batch_run
+
+def person(me, inbox, *, chance):
+    print("agent", me.id, "has the chance", chance)
+
+batch_run(person, {"chance": [1, 2]}, agents=1, until=1, workers=2, folder=sys.argv[1], progress=False)
+"""
+
+
+@pytest.mark.long
+def test_what_a_model_prints_is_written_though_its_worker_is_killed_after_the_run(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PRINTS)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    arguments = [sys.executable, str(program), str(tmp_path / "s")]
+    ended = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, env=buffered, check=True)
+    assert sorted(ended.stdout.splitlines()) == ["agent 0 has the chance 1", "agent 0 has the chance 2"]
+
+
 def start(program, *arguments):
     return subprocess.Popen([sys.executable, str(program), *map(str, arguments)], stdout=subprocess.DEVNULL)
 

@@ -383,3 +383,11 @@ def test_an_agent_that_stops_in_start_or_in_a_step_runs_that_step_and_no_other(g
 
     states = run(model, agents=4, groups=groups, until=4, start=start, progress=False).states
     assert {agent: state["steps"] for agent, state in states.items()} == {0: 4, 1: 1, 2: 2, 3: 4}
+
+
+def test_an_agent_that_sets_stopped_in_place_of_a_call_of_stop_is_told():
+    def model(me, _inbox):
+        me.stopped = True
+
+    with pytest.raises(StepFailed, match=r"stopped.* no setter"):
+        run(model, agents=2, until=2, progress=False)
