@@ -204,7 +204,7 @@ class KeptData(NamedTuple):
             sys.stderr.write(f"{self.folder} ({nbytes / 1e6:,.0f} MB) is needed only to resume this run\n")
 
     def clean(self) -> None:
-        """Remove the folder, when the folders of all servers have been removed."""
+        """Remove the folder, if the subfolders of all servers have been removed."""
         if len(self.of_servers) > 1:
             with suppress(OSError):  # raised if the folder has other files
                 self.folder.rmdir()

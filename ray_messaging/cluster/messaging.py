@@ -117,7 +117,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
                 "resume" (go on with the data) or "reset" (delete them).
             settings: Limits and timeouts.
-            mirror: Also PUBLISH messages for agents, for plain Redis clients.
+            mirror: Also send each message to an agent by Redis's PUBLISH, so that plain Redis clients can listen.
             steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
                 on_existing="resume". None: the folder `<log_dir>-server`; without steps, this folder is removed once
@@ -497,8 +497,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
-        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that has no JSON Schema, or one that
-        senders cannot check.
+        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that has no JSON Schema, or for a JSON
+        Schema that senders cannot check.
         """
         from ray_messaging.addressing.channels import check_subtopic
         from ray_messaging.model.json_types import described
@@ -711,7 +711,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
                 columns, a networkx graph, or an audience or its name.
             shared: Any object, for `me.shared`; it is stored once.
-            by: "agent" or "group".
+            by: "agent" calls the model for each agent, "group" once for each group, with arrays.
             concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: The most seconds for one agent in one step. If an agent takes longer, the run ends with StepFailed.
             collect: What is measured at the end of a step, for the `series` of the result. A function of `me` that

@@ -49,7 +49,7 @@ class RuleStore:
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the stored state of rules, as a table for each name, and the stored answers to senders."""
+        """Return the stored state of rules, as a table by a rule's name, and the stored answers to senders."""
         names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 

@@ -588,7 +588,10 @@ class _Groups(_Carrier):
         ]
 
     def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
-        """Send the messages of a superstep, add the step in which they are read to `begun`, and run this step."""
+        """Send the messages of a superstep, and run the step in which they are read.
+
+        The number of this step is appended to `begun`.
+        """
         with self._turn:
             if not self._run._open:
                 raise Closed(

@@ -295,7 +295,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Return how many events from this process, and questions to its agents, no handler has begun to handle."""
+        """Return the number of events from this process, and of questions to its agents, that wait for a handler."""
         return self._unbegun + sum(each.expects_answer for each in self._held.values())
 
     @contextmanager

@@ -46,7 +46,7 @@ class RayWorkers:
         return len(self._busy) < count
 
     def start(self, planned: Task) -> None:
-        """Give a run to a task."""
+        """Start a Ray task that carries out a run."""
         self._busy[self._task.remote(self._template, planned)] = planned
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:

@@ -92,8 +92,8 @@ async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor
 async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
     """Wait at most `timeout_s` until an actor answers or is dead.
 
-    A call that is made during a restart fails only seconds later, when newer calls would succeed. Therefore several
-    calls are made.
+    A call that is made during a restart fails, but it takes some seconds to fail. Meanwhile the actor may have
+    restarted, so that a newer call succeeds. Therefore a new call is made every tenth of a second.
     """
     calls: list[Any] = []
     deadline = time.monotonic() + timeout_s

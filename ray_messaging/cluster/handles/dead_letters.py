@@ -90,7 +90,7 @@ def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
 class Requeues(NamedTuple):
     """Outcome of `requeue`: how many letters were removed, and how many messages wait in a mailbox again.
 
-    `left` maps the id of each letter that was not removed, or only in part, to the reason.
+    `left` maps the id of each letter that stays, whole or in part, to the reason.
     """
 
     letters: int

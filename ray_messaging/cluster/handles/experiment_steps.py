@@ -216,7 +216,7 @@ class ExperimentSteps:
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
-        """Return the progress. If the interceptor cannot reach the server, try again for as long as a step would."""
+        """Return the progress. If the interceptor cannot reach the server, try again, at most for `cut_timeout_s`."""
         cut_timeout_s = self._connection.experiment.settings.cut_timeout_s
         until = time.monotonic() + cut_timeout_s
         while True:
@@ -244,7 +244,7 @@ class ExperimentSteps:
     def advance(self, n: int = 1) -> int:
         """Let n more steps run, and then pause again; return the last of these steps.
 
-        The numbers of several calls are added.
+        If this is called again before these steps have run, the numbers of both calls are added.
         """
         n = step_count("advance", n, 1)
         target = self.progress().target

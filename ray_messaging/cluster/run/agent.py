@@ -440,7 +440,10 @@ class AgentLoop:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
+        """Return the calls that were made ahead of their step, and that the step did not need.
+
+        Their step is the one that ends now, or an earlier one.
+        """
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
         unused = [record for answered, _ in found for record in answered]
         if unused:
@@ -487,7 +490,7 @@ class AgentLoop:
         self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp]:
-        """Return the places of the agents for which the model is called, if it is not called for all."""
+        """Return the places, among the agents of the group, of those for which the model is called in this step."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)

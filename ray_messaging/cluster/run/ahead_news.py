@@ -120,7 +120,9 @@ class AheadNews:
 
 
 def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
-    """Return the steps for each entry of the stream, and at least one entry.
+    """Divide steps among entries of the stream; return the steps of each entry.
+
+    There is at least one entry, even without steps.
 
     A step whose messages do not fit into an entry is left out: the other groups wait until it is committed.
     """

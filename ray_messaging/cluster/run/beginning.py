@@ -36,7 +36,7 @@ encode_beginning = msgspec.msgpack.Encoder().encode
 
 
 def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
-    """Return, by rule name, a digest of the rule as it was given, from which copies of the rule are made."""
+    """Return, by rule name, a digest of the rule as the user passed it. The run itself uses a copy of the rule."""
     return {rule.name: content_digest(_given(rule)) for rule in rules}
 
 

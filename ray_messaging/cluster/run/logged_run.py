@@ -118,7 +118,9 @@ async def _claim(experiment: RedisExperimentStore, plan: LogPlan) -> None:
 async def _take_steps(
     transport: RedisTransport, exp_id: str, steps: Steps, groups: Sequence[GroupPlan], *, supervised: bool
 ) -> tuple[int, Collection[str]]:
-    """Begin the steps, or go on with them; return the first step that has not run, and the groups of moved agents.
+    """Begin the steps, or go on with them.
+
+    Returns: the first step that has not run, and the groups that agents have left or joined.
 
     Raises: ConfigError if the steps began with other settings, groups or agents.
     """

@@ -91,7 +91,7 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 class _ToldSent(NamedTuple):
     """What an agent of another group has sent ahead in a step.
 
-    The look-ahead of the agent's `group` had begun anew `begun` times when the group told it last.
+    When the agent's `group` sent this news, its look-ahead had begun anew `begun` times.
     """
 
     group: str
@@ -369,7 +369,7 @@ class LookAhead:
         return self.places[place] if place < count else self._far_ids[place - count]
 
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
-        """Let agents that have not run ahead as far as the open step begin it, with its states and inboxes."""
+        """Let agents begin the open step, with its states and inboxes, if they have not run ahead that far."""
         counts = step.heard_counts
         seeds = [
             place
@@ -395,7 +395,7 @@ class LookAhead:
                 self._end(place, number, ())
 
     def _differs(self, step: Step) -> bool:
-        """Return whether agents that ran ahead have read another number of messages than they read in the step."""
+        """Return whether an agent that ran ahead has read another number of messages there than in the step itself."""
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
         for hearer in (step.places[place] for place in places):
@@ -405,7 +405,10 @@ class LookAhead:
         return bool(places)
 
     def _pause(self, number: int) -> None:
-        """If calls were made in vain, let nothing run ahead for some steps: the more often, the longer."""
+        """If calls were made in vain, let nothing run ahead for some steps.
+
+        Each time that this happens, the number of these steps doubles, up to MOST_PAUSE.
+        """
         if not self._in_vain:
             return
         self._in_vain = False

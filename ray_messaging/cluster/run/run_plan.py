@@ -42,7 +42,9 @@ class RunOptions(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """A map from each agent of a group to the agents of other groups that have an edge to it; others are left out.
+    """A map from each agent of a group to the agents of other groups that have an edge to it.
+
+    Agents of the group without such an edge are not in the map.
 
     `everybody` is the number of agents in all groups.
     """

@@ -94,7 +94,7 @@ class AsyncGroup(StampedHandle):
 
     `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
     loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is
-    waiting. The blocking calls of `Group` are these coroutines, with a `waiting` that blocks.
+    waiting. The calls of `Group` run these coroutines, but with a `waiting` whose waits block the thread.
     """
 
     def __init__(
@@ -372,8 +372,8 @@ class AsyncGroup(StampedHandle):
             complete: Return all messages that the server had when this was called, except those that other handles
                 hold.
 
-        Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge above
-        the limits of `complete`.
+        Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge if a
+        fetch with `complete` is above its limits.
         """
         check_fetch(limit, commit, complete=complete)
         check_timeout(timeout)
@@ -524,8 +524,8 @@ class AsyncGroup(StampedHandle):
     async def fates(self, step: int) -> "Counter[str]":
         """Return how many of the messages that this group sent in a step had each fate.
 
-        Raises: UnknownName before all groups have committed the step, and more than 64 steps after it; ConfigError if
-        the experiment has no steps.
+        Raises: UnknownName if a group has not committed the step yet, or if the step is more than 64 steps old;
+        ConfigError if the experiment has no steps.
         """
         found: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
         return found
@@ -632,7 +632,7 @@ class GroupService:
     async def begin(self) -> Sequence[Message]:
         """Record at the group's actor that this handle serves.
 
-        Returns: an empty sequence, because no message must be handled before the first fetch.
+        Returns: an empty sequence, because there is no message to handle before the first fetch.
         """
         await self._group._insist(self._group.actor.begin_service.remote)
         return ()
