@@ -87,8 +87,8 @@ class Change(msgspec.Struct, array_like=True):
 class FormerMailbox(msgspec.Struct, array_like=True):
     """With steps, a mailbox from which agents came.
 
-    Its boxes have messages that were sent to the agents before the move. `version` is the directory's version with the
-    move, by which `HostDates` finds the move's step.
+    A mailbox has a box for each step. The boxes of this mailbox have messages that were sent to the agents before the
+    move. `version` is the directory's version with the move, by which `HostDates` finds the move's step.
     """
 
     mailbox: str

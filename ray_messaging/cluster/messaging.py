@@ -327,8 +327,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Open the inspector, web pages about this experiment, in a separate process; return its handle, with `url`.
 
         Args: the same as the options of `ray-messaging ui` (see docs/inspector.md); port 0 selects a free port.
-        Raises: ConfigError if the inspector cannot be opened, for example on a port that is taken, or without
-        `ray-messaging[ui]`.
+        Raises: ConfigError if the inspector cannot be opened, for example because the port is taken, or because
+        `ray-messaging[ui]` is not installed.
         """
         from ray_messaging.cluster.inspector_process import Inspector
 
@@ -358,8 +358,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             allow_host: More names by which browsers may reach the server, such as that of a proxy.
 
         Returns: the seat; `seat.url` is the link for the person, and has a secret token.
-        Raises: ConfigError if the experiment has no steps, the web server cannot start, such as on a port that is taken
-        or without `ray-messaging[ui]`, or the server of earlier seats has another address.
+        Raises: ConfigError if the experiment has no steps; if the web server cannot start, because its port is taken or
+        `ray-messaging[ui]` is not installed; or if the server of earlier seats has another address.
         """
         from ray_messaging.cluster.handles.seat import Seat, SeatPages
 
@@ -850,7 +850,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             token: The token that clients must pass. None: a random one, `handle.token`.
             timeout: The seconds that an agent has for its answer.
 
-        Raises: ConfigError if the address cannot be taken, or without `ray-messaging[a2a]`.
+        Raises: ConfigError if the server cannot listen on the address, or if `ray-messaging[a2a]` is not installed.
         """
         with _of_extra_a2a():
             from ray_messaging.cluster.a2a_server import A2AServer

@@ -115,7 +115,7 @@ def _now() -> float:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Remove the directories beside `path` that killed guards have left, make a directory, and return its lock."""
+    """Remove the directories beside `path` that killed guards have left, then make `path`, and return its lock."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)

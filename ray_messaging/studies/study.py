@@ -66,7 +66,7 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return the numbers of calls by `me.remember`, of tokens, and their cost, in all runs without an error.
+        """Return the numbers of calls through `me.remember` and of tokens, and the cost, of all runs without an error.
 
         The steps that several runs share (see `vary_from`) count once.
         """

@@ -50,7 +50,8 @@ def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
     """Wait for a call and return its result.
 
-    Raises the same errors as `result`; with `sends`, OutcomeUnknown if the actor went down.
+    Raises the same errors as `result`. If the call sends messages (`sends`), OutcomeUnknown says that the actor went
+    down.
     """
     try:
         return await waiting.value(ref)
@@ -115,7 +116,10 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
 def translated(
     error: RayTaskError | RayActorError | ActorUnschedulableError, *, actor_name: str, sends: bool = False
 ) -> Exception:
-    """Return the error that the actor raised, or if the actor is gone, Closed or OutcomeUnknown."""
+    """Return the error that the actor raised.
+
+    If the actor is gone, return Closed, or for a call that sends messages (`sends`) OutcomeUnknown.
+    """
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause

@@ -146,11 +146,11 @@ class ExperimentSteps:
 
     @property
     def groups(self) -> list[str]:
-        """Return the groups that each step waits for."""
+        """Return the groups that take part in the steps: no step ends before all of them have committed it."""
         return [name for name, group in self.progress().groups.items() if group.until is None]
 
     def hosted(self) -> dict[str, AgentSet]:
-        """Return the agents of the groups that each step waits for."""
+        """Return the agents of each group that takes part in the steps."""
         found: dict[str, AgentSet] = self._connection.ask(self._interceptor.hosted.remote(self.groups))
         return found
 
@@ -228,7 +228,10 @@ class ExperimentSteps:
                     raise
 
     def pause(self) -> int:
-        """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""
+        """Let no group begin another step until `resume` or `advance` is called.
+
+        Return the last step that may have begun.
+        """
         found: int = self._connection.ask(self._interceptor.pause_steps.remote())
         return found
 

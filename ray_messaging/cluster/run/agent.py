@@ -267,7 +267,7 @@ class AgentLoop:
     never run for it.
 
     Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
-    that no agent runs ahead).
+    that no agent runs in a later step ahead of time).
     """
 
     def __init__(
@@ -340,8 +340,8 @@ class AgentLoop:
     async def run(self, step: Step, memory: CallMemory | None = None, ahead: Ahead | None = None) -> None:
         """Run the model for all agents, in ascending order of their ids.
 
-        Args: `memory` stores the results of calls through `me.remember`. `ahead` says how far agents may run ahead
-        (None: not at all).
+        Args: `memory` stores the results of calls through `me.remember`. `ahead` says how far agents may run ahead of
+        the open step (None: not at all).
         Raises: StepFailed if a function raises an exception or does not end in time. Before that, calls through
         `me.remember` that are under way get some time to end. StepAborted if a result could not be stored.
         """
@@ -418,7 +418,7 @@ class AgentLoop:
         *,
         anew: bool,
     ) -> None:
-        """Let agents run ahead from the beginning of a step on."""
+        """From the beginning of a step on, let agents run in later steps ahead of time."""
         # The step before is committed. Only the calls that have ended since then, or are under way, are not in its
         # records.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
@@ -429,13 +429,13 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Take another group's news about its agents that run ahead."""
+        """Take another group's news about its agents that run ahead of the open step."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
 
     def end_after(self, last: int) -> None:
-        """Let no agent run ahead in steps after `last`."""
+        """Let no agent run ahead of the open step into steps after `last`."""
         if self._look_ahead is not None:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 

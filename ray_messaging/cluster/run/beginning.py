@@ -70,7 +70,7 @@ async def beginning_of(
 async def go_on_from(
     beginning: Beginning, server: LocalServer, exp_id: str, interceptor: Interceptor, rules: Mapping[str, str | None]
 ) -> None:
-    """Write a beginning to a server that no messager uses yet.
+    """Write a `Beginning`, the state of a run between two steps, to a server that no messager uses yet.
 
     A rule that equals a rule of the beginning remembers what that rule remembered.
 

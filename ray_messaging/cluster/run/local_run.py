@@ -243,8 +243,8 @@ def planned_part(
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
     server. `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.
-    `ahead` is the number of steps by which agents may run ahead. `pace` decides when the steps run (None: one after the
-    other, without a pause).
+    `ahead` is the number of steps by which agents may run ahead of the open step. `pace` decides when the steps run
+    (None: one after the other, without a pause).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)

@@ -73,7 +73,7 @@ class StampedHandle:
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on sent messages, or None in an experiment with steps.
+        """Return the simulation step that is stamped on sent messages: the value that was set here, or None.
 
         Setting it raises ConfigError in an experiment with steps.
         """
