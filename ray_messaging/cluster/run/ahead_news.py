@@ -26,8 +26,7 @@ _MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the serv
 
 
 class ToldMessage(NamedTuple):
-    """A message of an agent that runs ahead of the open step: recipient, step of delivery, and the rest of the message.
-    """
+    """A message of an agent that runs ahead of the open step: its recipient, its step of delivery, and its content."""
 
     to: AgentId
     deliver: int
