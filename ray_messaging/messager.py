@@ -374,7 +374,7 @@ class Messager(names.ChannelNames):
         handle messages concurrently. With complete=True the call returns all messages that the server had when
         the call began, in as many reads as needed (see docs/receiving.md).
         Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
-        FetchTooLarge above the limits of `complete`; ConfigError for an invalid argument.
+        FetchTooLarge if a fetch with `complete` is above its limits; ConfigError for an invalid argument.
         """
         if self.conversation.handed_out:
             await self.conversation.commit()

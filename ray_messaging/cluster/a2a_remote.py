@@ -1,4 +1,4 @@
-"""An agent outside of the experiment, reached by the Agent2Agent protocol (A2A), under an id of the experiment."""
+"""An outside agent that has an id in the experiment. It is called by the Agent2Agent protocol (A2A)."""
 
 import asyncio
 import re

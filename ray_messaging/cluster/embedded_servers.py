@@ -153,7 +153,7 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 def config_here(config: ServerConfig) -> ServerConfig:
     """Return a config for a group in this process.
 
-    If a server is on this node, it stores the bodies that the group sends.
+    If a server is on this node, it stores the bodies of the large frames that the group sends.
     """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())

@@ -162,7 +162,8 @@ class Fork:
 def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
     """Return those of `rows` that the fork has not sent again yet.
 
-    These are messages that came from outside, for a step, and that the fork's log does not have.
+    `rows` are messages that came from outside of the steps, and are read in the step `step`. A message was sent again
+    if the fork's log has it.
     """
     from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
 

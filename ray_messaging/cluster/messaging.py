@@ -532,7 +532,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if a
         graph, ids or positions are not valid; InvalidAddress for an invalid name or id; ConfigError if the arguments do
-        not fit together, or the radius is not valid; AudienceTooLarge above `most_pairs`.
+        not fit together, or the radius is not valid; AudienceTooLarge if the positions make more than `most_pairs`
+        pairs.
         """
         from ray_messaging.cluster.handles.audience import create_audience
 
@@ -584,7 +585,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopics: Sequence[str] = SUBTOPICS,
         observer: "Observer | None" = None,
     ) -> "GroupMessager":
-        """Open a group inside your own actor: a messager that hosts agents. Its calls then pass no other actor.
+        """Open a group inside your own actor: a messager that hosts agents. Its calls then go through no other actor.
 
         You must close the messager. An open messager makes the garbage collector of your process run less often, unless
         you have set the collector's thresholds.
@@ -721,8 +722,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             collect_every: Collect in every n-th step, from step 0 on.
             only_active: After its first step, call an agent only if it has messages, if a rule has blocked one of its
                 messages, if a fork has set its state, or if the agent called `me.stay_active()` when it was last
-                called. In Pregel, this is called a vote to halt. If no agent is active, steps go on, and take hardly
-                any time.
+                called. In Pregel, an agent that does not stay active is said to vote to halt. If no agent is active,
+                steps go on, and take hardly any time.
             placement: On which nodes the groups start: "spread", "pack", or a dict by group; see `create_groups`.
             actor_options: Ray's options for the groups' actors, for all groups or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
@@ -874,8 +875,8 @@ class Messaging(AbstractContextManager["Messaging"]):
                 answer comes in a later step.
             late_steps: In steps: for how many further steps a late answer is still accepted.
 
-        Raises: ConfigError for an invalid URL or limit, or without `ray-messaging[a2a]`; AlreadyExists if the id is
-        taken.
+        Raises: ConfigError for an invalid URL or limit, or if `ray-messaging[a2a]` is not installed; AlreadyExists if
+        the id is taken.
         """
         with _of_extra_a2a():
             from ray_messaging.cluster.a2a_remote import RemoteAgent

@@ -1,4 +1,4 @@
-"""The class `Msg`, like AgentScope's message class, whose JSON AgentScope can read."""
+"""The class `Msg`, which is like AgentScope's message class. AgentScope can read its JSON."""
 
 import time
 import warnings

@@ -35,7 +35,7 @@ STOPPING: Final = b"stopping"
 class CannotStart(Exception):
     """The server cannot start.
 
-    `args` are the kind (data_dir, port or server), the reason, and the last lines of the log.
+    `args` are what does not work (data_dir, port or server), the reason, and the last lines of the log.
     """
 
 

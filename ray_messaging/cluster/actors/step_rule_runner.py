@@ -99,7 +99,7 @@ class StepRuleRunner:
 
 
 def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> None:
-    """Raise RuleError if a rule judges whole steps in an experiment without steps, or with `mirror`."""
+    """Raise RuleError if a rule judges whole steps, but the experiment has no steps, or has `mirror`."""
     for rule in rules:
         if not isinstance(rule, StepRule):
             continue

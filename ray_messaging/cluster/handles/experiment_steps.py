@@ -161,7 +161,7 @@ class ExperimentSteps:
 
     @property
     def wait_for(self) -> str:
-        """Return "all" if a group waits for all groups, "senders" if it waits only for groups that may send to it.
+        """Return "all" if each group waits for all groups, "senders" if it waits only for those that may send to it.
 
         While a rule acts at the end of each step, such as a rule that counts by rounds, this is "all", even with
         `Steps(wait_for="senders")`.

@@ -397,7 +397,7 @@ class LookAhead:
                 self._end(place, number, ())
 
     def _differs(self, step: Step) -> bool:
-        """Return whether an agent that ran ahead has read another number of messages there than in the step itself."""
+        """Return whether an agent, when it ran ahead, has read fewer or more messages than in the step itself."""
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
         for hearer in (step.places[place] for place in places):

@@ -386,7 +386,7 @@ class RunActor:
             await self._society.end()
 
     async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
-        """Call an async method of `shared`, of the copy in this process; return None if no run is loaded."""
+        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
         society = self._society
         return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
 

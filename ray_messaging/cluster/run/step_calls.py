@@ -319,7 +319,7 @@ class Flights:
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
-        """Return the calls that were made ahead, and that the step, which has ended, does not need.
+        """Return the calls that were made ahead of their step, and that the step, which has ended, does not need.
 
         The first list has the calls that were answered, the second those that failed after they had used tokens.
         """

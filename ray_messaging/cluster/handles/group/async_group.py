@@ -470,18 +470,18 @@ class AsyncGroup(StampedHandle):
         return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
 
     async def give_up(self) -> None:
-        """Give the messages of this handle's last fetch back to the mailbox. The next fetch gets them again."""
+        """Give back to the mailbox the messages of this handle's last fetch. The next fetch gets them again."""
         async with self._fetching.held():
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give the messages of a lease back to the mailbox."""
+        """Give back to the mailbox the messages of a lease."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
-        """Give all messages of fetches with commit="acked" that are not acknowledged back to the mailbox."""
+        """Give back to the mailbox all messages of fetches with commit="acked" that are not acknowledged."""
         for token in [*self._unacked.values()]:
             await self.give_up_lease(token)
 
