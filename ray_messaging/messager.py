@@ -314,8 +314,8 @@ class Messager(names.ChannelNames):
         """Claim agents for this messager, and listen on their channels.
 
         Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take the mailbox over.
-        `gone` is a function that returns whether the present owner is known to be dead. Then this call does not wait
-        until that owner's lease has expired.
+        `gone` is a function that returns whether the present owner is known to be dead. If the owner is dead, this call
+        does not wait until that owner's lease has expired.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
@@ -431,7 +431,7 @@ class Messager(names.ChannelNames):
         self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
-        """Iterate over the steps of this group's agents, from the first uncommitted one to before step `until`.
+        """Iterate over the steps of this group's agents, from the first uncommitted one up to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
         committed, and the next driver runs it again. All groups must be driven at the same time, because each group

@@ -137,7 +137,10 @@ class Transaction:
         batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
-        """Queue many messages, or none after an error. Raises the same errors as `send_message`."""
+        """Queue many messages, which are sent at the end of the block.
+
+        If one of them raises an error, none is queued. Raises the same errors as `send_message`.
+        """
         batch = self._running()
         batch.add(self._engine.checks.batches(messages, None))
 

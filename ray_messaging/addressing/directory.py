@@ -142,7 +142,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record with the changes since `before`, its mailbox's earlier record.
+        """Return this record as the successor of `before`, the mailbox's earlier record, with the changes between them.
 
         Args: With steps, `version` is the directory's version with the change (0: the change has no step), and
         `came_from` is the record of the mailbox that had the new agents.

@@ -34,8 +34,8 @@ class StepRuleRunner:
     Before that, all groups must have closed the step.
 
     The supervisor runs while a rule that is in force, or that is scheduled for a later step, acts at the end of steps.
-    While any change of the rules waits for its step, each group waits for all groups before it begins a step, so that
-    one version of the rules is in force in all of them.
+    While a change of the rules waits for its step, no group begins a step before all groups have ended the previous
+    one. So one version of the rules is in force in all of them.
 
     Args: `settings` are the settings of the experiment's steps. `audiences` has the audiences to which groups
     broadcast.

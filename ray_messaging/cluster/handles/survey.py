@@ -120,7 +120,7 @@ class Survey(Generic[T]):
     def late(self) -> int:
         """Return the number of answers that are not counted.
 
-        These are second answers of an agent, and answers after the end of the survey.
+        An answer comes too late after an answer of the same agent that was counted, or after the end of the survey.
         """
         return self._now().late
 
