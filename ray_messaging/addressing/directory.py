@@ -214,7 +214,7 @@ def decode_agents(data: bytes) -> AgentSet:
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
-    """Return, for each subtopic, the agents that a mailbox had before a change. Since the change it has `now`."""
+    """Return, for each subtopic, the agents that a mailbox had before a change. After it, the mailbox had `now`."""
     came, went = _by_subtopic(change.came), _by_subtopic(change.went)
     return {
         subtopic: (now.get(subtopic, NO_AGENTS) - came.get(subtopic, NO_AGENTS)) | went.get(subtopic, NO_AGENTS)

@@ -276,9 +276,9 @@ class _Neighbours(NamedTuple):
 class _Grid:
     """Points sorted by cells.
 
-    Then all points that could be near a given point are in a few ranges of the sorted points. The place of a point is
-    its index in this order. Cells form rows along the first axis, and only rows with points have a number. The search
-    ends when more pairs than the limit were found.
+    In this order, all points that could be near a given point are in a few ranges. The place of a point is its index in
+    this order. Cells form rows along the first axis, and only rows with points have a number. The search ends when more
+    pairs than the limit were found.
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:

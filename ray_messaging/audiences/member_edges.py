@@ -116,7 +116,7 @@ class MemberEdges:
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return each agent's index among the hearers, or -1 for another agent."""
+        """Return each agent's index among the hearers, or -1 for an agent that is not a hearer."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:

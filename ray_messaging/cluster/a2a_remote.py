@@ -116,7 +116,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     # -- outside of steps -----------------------------------------------------------------------------------------
 
     def serve(self, messaging: "Messaging") -> None:
-        """Make a group that hosts the agent, and handle its messages in a thread of this process, until `close`."""
+        """Make a group that hosts the agent.
+
+        A thread of this process handles the agent's messages until `close` is called.
+        """
         name = f"remote-{_NO_NAME.sub('-', str(self.id))}"
         self._group = messaging.create_group(name, [self.id])
         self._leave = partial(messaging.remove_group, name)

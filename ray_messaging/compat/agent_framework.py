@@ -561,7 +561,7 @@ class _Groups(_Carrier):
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
         """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
 
-        The first one also has what is needed only once.
+        The first message also has the data that are needed only once.
         """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")

@@ -139,7 +139,7 @@ class AsyncGroup(StampedHandle):
 
     @property
     def _actor_name(self) -> str:
-        """Return the name of the actor in errors, with its last known host."""
+        """Return the name by which errors call the actor, with its last known host."""
         host = f" (at {self._route.host})" if self._route.host else ""
         return f"group {self.name!r} of experiment {self._experiment.exp_id!r}{host}"
 
