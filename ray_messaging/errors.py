@@ -430,7 +430,7 @@ class TransitError(MessagingError):
 class ConnectionFailed(TransitError, ConnectionError):
     """The server at `host` and `port` cannot be reached.
 
-    If `unsent` is true, the server was reached but refused each attempt, so nothing was sent.
+    If `unsent` is true, nothing was sent, because each attempt failed before the server could execute it.
     """
 
     host: str

@@ -147,7 +147,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
         """Return the id of the message that the sender was handling when it sent this message (None: no message).
 
         A handler of `serve` is handling its message until the handler ends. The body of an `async for` loop is handling
-        its message until the loop requests the next one. Of an answer this is None: see `in_reply_to`. For messages
+        its message until the loop requests the next one. For an answer this is None: see `in_reply_to`. For messages
         that were sent in a step, use `EventLog.why`.
         """
         extension = self._batch.extension

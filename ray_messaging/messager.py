@@ -45,7 +45,8 @@ class Messager(names.ChannelNames):
     the next messager of that name goes on where this one stopped. Without a name the mailbox is removed when this
     messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`,
     OpenTelemetry spans are recorded for a sample of the batches (see docs/operations.md). `audiences` is the source
-    from which the pairs of audiences are read. Use it as an async context manager, or call `init` and `close`.
+    from which the pairs of audiences are read. Use the messager as an async context manager, or call `init` and
+    `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
@@ -313,8 +314,8 @@ class Messager(names.ChannelNames):
         """Claim agents for this messager, and listen on their channels.
 
         Args: `owner` names the owner of the mailbox; while that owner lives, no other owner can take the mailbox over.
-        `gone` is a function that returns whether the present owner is known to be dead. Then this call does not wait
-        until that owner's lease has expired.
+        `gone` is a function that returns whether the present owner is known to be dead. If the owner is dead, this call
+        does not wait until that owner's lease has expired.
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
@@ -373,7 +374,7 @@ class Messager(names.ChannelNames):
         handle messages concurrently. With complete=True the call returns all messages that the server had when
         the call began, in as many reads as needed (see docs/receiving.md).
         Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
-        FetchTooLarge above the limits of `complete`; ConfigError for an invalid argument.
+        FetchTooLarge if a fetch with `complete` is above its limits; ConfigError for an invalid argument.
         """
         if self.conversation.handed_out:
             await self.conversation.commit()
@@ -430,7 +431,7 @@ class Messager(names.ChannelNames):
         self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
-        """Iterate over the steps of this group's agents, from the first uncommitted one to before step `until`.
+        """Iterate over the steps of this group's agents, from the first uncommitted one up to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
         committed, and the next driver runs it again. All groups must be driven at the same time, because each group

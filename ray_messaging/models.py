@@ -168,7 +168,7 @@ class Chat:
     async def _reply(self, turns: list[dict[str, Any]], identity: str, order: str) -> tuple[Any, int]:
         """Send a request until the server answers it; return the answer, and the number of times that it was sent.
 
-        Args: requests that wait are sent in the order of their texts `order`.
+        Args: `order` is a text. Requests that wait are sent in the ascending order of these texts.
         """
         # Outside of steps, requests may come without an end. If they were sorted, some might wait forever.
         meter = metering.get()
@@ -314,9 +314,9 @@ class _Failure(NamedTuple):
 class _Window:
     """Limit of the number of requests under way, which grows while the server answers and is halved when it refuses.
 
-    Until it is first halved, the limit grows by one with each answer. After that it grows by one for as many answers as
-    the limit is. It grows only while as many requests are under way as it allows. If several requests that began before
-    the same refusal are refused, the limit is halved once.
+    Until it is first halved, the limit grows by one with each answer. After that, when the limit is n, it grows by one
+    only after n answers. It grows only while as many requests are under way as it allows. If several requests that
+    began before the same refusal are refused, the limit is halved once.
     """
 
     def __init__(self, most: int) -> None:

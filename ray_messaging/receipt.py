@@ -23,7 +23,7 @@ _SENT = bytes(np.flatnonzero(IS_SENT).tolist())
 
 
 class PairFates(NamedTuple):
-    """For each of n broadcasts, the number of pairs that were delivered, and of pairs without a mailbox: int64 (n,)."""
+    """For each of n broadcasts, how many hearers got it, and how many have no mailbox: two arrays int64 (n,)."""
 
     delivered: NDArray[np.int64]
     undeliverable: NDArray[np.int64]

@@ -101,15 +101,17 @@ class Transaction:
         A transaction can fetch several times. With complete=True a fetch returns all messages that the server
         has at that time.
 
-        Raises: Fenced if a newer process has taken over the mailbox; FetchTooLarge above the limits of `complete`;
-        TransactionError if the block has ended.
+        Raises: Fenced if a newer process has taken over the mailbox; FetchTooLarge if a fetch with `complete` is above
+        its limits; TransactionError if the block has ended.
         """
         self._running()
         return await self._engine.fetcher.fetch_in_transaction(limit, timeout, self._running, complete=complete)
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that was set in this block, or else the state of the last transaction, or None.
+        """Return the state that was set in this block.
+
+        If none was set here, return the state of the last transaction, or None if there is none.
 
         Setting the state raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes.
@@ -135,7 +137,10 @@ class Transaction:
         batch.append(sender, (recipient,), topic, line, cause_here(), time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
-        """Queue many messages, or none after an error. Raises the same errors as `send_message`."""
+        """Queue many messages, which are sent at the end of the block.
+
+        If one of them raises an error, none is queued. Raises the same errors as `send_message`.
+        """
         batch = self._running()
         batch.add(self._engine.checks.batches(messages, None))
 

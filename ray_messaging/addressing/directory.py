@@ -87,8 +87,8 @@ class Change(msgspec.Struct, array_like=True):
 class FormerMailbox(msgspec.Struct, array_like=True):
     """With steps, a mailbox from which agents came.
 
-    Its boxes have messages that were sent to the agents before the move. `version` is the directory's version with the
-    move, by which `HostDates` finds the move's step.
+    A mailbox has a box for each step. The boxes of this mailbox have messages that were sent to the agents before the
+    move. `version` is the directory's version with the move, by which `HostDates` finds the move's step.
     """
 
     mailbox: str
@@ -142,7 +142,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record with the changes since `before`, its mailbox's earlier record.
+        """Return this record as the successor of `before`, the mailbox's earlier record, with the changes between them.
 
         Args: With steps, `version` is the directory's version with the change (0: the change has no step), and
         `came_from` is the record of the mailbox that had the new agents.
@@ -214,7 +214,7 @@ def decode_agents(data: bytes) -> AgentSet:
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
-    """Return, for each subtopic, the agents that a mailbox had before a change. Since the change it has `now`."""
+    """Return, for each subtopic, the agents that a mailbox had before a change. After it, the mailbox had `now`."""
     came, went = _by_subtopic(change.came), _by_subtopic(change.went)
     return {
         subtopic: (now.get(subtopic, NO_AGENTS) - came.get(subtopic, NO_AGENTS)) | went.get(subtopic, NO_AGENTS)

@@ -1,4 +1,4 @@
-"""Building of edges: from pairs of ids, chunk by chunk, or from positions, where agents near each other are pairs."""
+"""Building of edges: from pairs of ids, chunk by chunk, or from positions, where agents near each other form pairs."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -62,10 +62,10 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, the sender in the upper half, and the ids if the halves of the keys are indexes of ids.
+    """Return the pairs as keys, which have the sender in the upper half, and the ids.
 
-    If the ids are None, the halves are the ids themselves. The array of keys can grow without a copy, because the
-    kernel moves its memory.
+    The halves of the keys are indexes of the ids. If the ids are None, the halves are the ids themselves. The array of
+    keys can grow without a copy, because the kernel moves its memory.
     """
     keys, used = np.empty(CHUNK, np.int64), 0
     large: list[NDArray[Any]] = []
@@ -276,9 +276,9 @@ class _Neighbours(NamedTuple):
 class _Grid:
     """Points sorted by cells.
 
-    Then all points that could be near a given point are in a few ranges of the sorted points. The place of a point is
-    its index in this order. Cells form rows along the first axis, and only rows with points have a number. The search
-    ends when more pairs than the limit were found.
+    In this order, all points that could be near a given point are in a few ranges. The place of a point is its index in
+    this order. Cells form rows along the first axis, and only rows with points have a number. The search ends when more
+    pairs than the limit were found.
     """
 
     def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
@@ -418,7 +418,7 @@ def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.i
 
 
 def checked_points(points: object, rows: int, dimensions: int | None = None) -> NDArray[np.float64]:
-    """Return positions that a user passed as float64 (rows, d).
+    """Check positions that a user passed, and return them as float64 (rows, d).
 
     Args: `dimensions` is the d that the positions must have; None: any d.
     Raises: InvalidColumns if the positions have another shape, or are not finite numbers.

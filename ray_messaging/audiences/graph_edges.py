@@ -146,7 +146,10 @@ class GraphHearing:
         return values if self._rows is None else values[self._rows]
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows that hearers hear, for a few hearers at a time, in order: all hearers, or only `some`."""
+        """Yield the rows that hearers hear, for a few hearers at a time, in the order of the hearers.
+
+        Args: `some` restricts this to some of the hearers (None: all).
+        """
         into, at, agents = self._into, self._at, self._agents
         if some is not None:
             found = np.flatnonzero(np.isin(at, some))
@@ -209,7 +212,10 @@ class GraphHearing:
 
 
 def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a value of the type
-    """Return the value with which a maximum or minimum begins: no value of the type is smaller, or larger."""
+    """Return the value with which the search for a maximum or minimum begins.
+
+    For a maximum (`largest`) it is the smallest value of the type, for a minimum the largest one.
+    """
     if dtype.kind == "f":
         return -np.inf if largest else np.inf
     if dtype.kind == "b":
@@ -280,7 +286,7 @@ class GraphEdges:
         return np.where(places < 0, 0, self._degrees[places])
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ordered by row, then by hearer."""
+        """Return the pairs of each sender, in the order of `from_ids`, for each sender in the order of the hearers."""
         places = self.out.places(from_ids)
         senders = np.flatnonzero(places >= 0)
         some = self.out.take(places[senders])

@@ -112,7 +112,7 @@ class Heard:
         return self._by_column(name, lambda values: self._extremes(values, largest=False))
 
     def column(self, name: str) -> Iterator[HeardColumn]:
-        """Yield the values of a column with their senders: some agents at a time, until all agents have come in order.
+        """Yield the values of a column with their senders, for a few agents at a time, in the order of `agents`.
 
         Raises: InvalidColumns if a broadcast lacks the column.
         """

@@ -60,7 +60,10 @@ class MemberHearing:
         return np.where(self._hears, found, heard.dtype.type(0))
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows that hearers hear, for a few hearers at a time, in order: all hearers, or only `some`."""
+        """Yield the rows that hearers hear, for a few hearers at a time, in the order of the hearers.
+
+        Args: `some` restricts this to some of the hearers (None: all).
+        """
         lows, highs, hears = self._low, self._high, self._hears
         if some is not None:
             lows, highs, hears = lows[some], highs[some], hears[some]
@@ -113,7 +116,7 @@ class MemberEdges:
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return each agent's index among the hearers, or -1 for another agent."""
+        """Return each agent's index among the hearers, or -1 for an agent that is not a hearer."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:
@@ -127,7 +130,7 @@ class MemberEdges:
         return np.where(self._may_send(from_ids), counts, 0)
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ordered by row, then by hearer (ints before strs)."""
+        """Return the pairs of each sender, in the order of `from_ids`, for each sender by hearer (ints before strs)."""
         senders, count = np.flatnonzero(self._may_send(from_ids)), len(self._wanted)
         own = self.places(from_ids)[senders]
         rows, places = np.repeat(senders, count), np.tile(np.arange(count), len(senders))

@@ -138,7 +138,7 @@ def open_log(target: str) -> "EventLog":
 def open_run(target: str, open_folder: Callable[[str], T]) -> "T | Messaging":
     """Open the folder `target` by `open_folder`, or connect to the running experiment `target`.
 
-    Raises: LogError if the folder contains no log; ConfigError if it is a file, or if there is neither a folder nor an
+    Raises: LogError if the folder contains no log; ConfigError if `target` is a file, or neither a folder nor a running
     experiment.
     """
     if Path(target).is_file():

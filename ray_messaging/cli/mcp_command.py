@@ -49,7 +49,10 @@ def check_extra() -> None:
 
 
 def join(exp_id: str, folder: str) -> LiveControl:
-    """Return the control of a running experiment; raise ConfigError if it does not run, or logs into another folder."""
+    """Return an object that controls a running experiment.
+
+    Raises: ConfigError if the experiment does not run, or logs into another folder.
+    """
     messaging = join_experiment(exp_id, "ask about the run without steering it")
     if messaging.log_dir is None or Path(messaging.log_dir).resolve() != Path(folder).resolve():
         raise ConfigError(f"experiment {exp_id!r} does not log into {folder!r}: its log_dir is {messaging.log_dir}")

@@ -88,7 +88,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Parse `key=value,key=value`.
 
-    The key `bare` is required, and may be left out before the first value.
+    A value for the key `bare` is required. If this value comes first, `key=` may be left out before it.
     """
     settings: dict[str, Any] = {}
     for place, part in enumerate(filter(str.strip, text.split(","))):

@@ -33,7 +33,9 @@ def _parts_of(payload: object) -> list[Part]:
 
 
 def payload_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return parts as a payload: texts as `content`, and a JSON object as it is.
+    """Return parts as a payload: the texts are in `content`, joined by line breaks.
+
+    If there is one JSON object, its fields are fields of the payload. Other JSON data are a list in `data`.
 
     Raises: InvalidPayload for a part that is neither text nor data, such as a file, or if there are no parts.
     """

@@ -1,4 +1,4 @@
-"""An agent outside of the experiment, reached by the Agent2Agent protocol (A2A), under an id of the experiment."""
+"""An outside agent that has an id in the experiment. It is called by the Agent2Agent protocol (A2A)."""
 
 import asyncio
 import re
@@ -56,7 +56,7 @@ class RemoteFailure(Exception):
 
 
 class RemoteAgent(AbstractContextManager["RemoteAgent"]):
-    """An outside agent under an id of the experiment. In steps it is a model for `messaging.run`.
+    """An outside agent under an id of the experiment. In an experiment with steps it is a model for `messaging.run`.
 
     Args: `experiment` is the name of the experiment. The other arguments are as for `Messaging.remote_agent`.
     """
@@ -116,7 +116,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     # -- outside of steps -----------------------------------------------------------------------------------------
 
     def serve(self, messaging: "Messaging") -> None:
-        """Make a group that hosts the agent, and handle its messages in a thread of this process, until `close`."""
+        """Make a group that hosts the agent.
+
+        A thread of this process handles the agent's messages until `close` is called.
+        """
         name = f"remote-{_NO_NAME.sub('-', str(self.id))}"
         self._group = messaging.create_group(name, [self.id])
         self._leave = partial(messaging.remove_group, name)
@@ -138,7 +141,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         return None
 
     def close(self) -> None:
-        """Remove the group that hosts the agent, and wait for no more answers. A second call does nothing."""
+        """Remove the group that hosts the agent, and stop waiting for its answers. A second call does nothing."""
         if self._loop is None:
             return
         for future in (self._serving, *self._asked.values()):
@@ -158,10 +161,12 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     # -- in steps -------------------------------------------------------------------------------------------------
 
     async def __call__(self, me: "Agent", inbox: "Messages") -> None:
-        """Pass the messages of a step on to the outside agent, and send its answers, also to messages of earlier steps.
+        """Pass the messages of a step on to the outside agent, and send the answers that have come.
 
-        Its answers, and the fact that an answer was late, are remembered. So they are the same if the step runs again,
-        and in a fork.
+        These may answer messages of earlier steps.
+
+        The agent's answers, and the fact that an answer was late, are remembered. So they are the same if the step runs
+        again, and in a fork.
         """
         new = {message.id: message for message in inbox}
         open_ones: list[list[Any]] = [*me.state.pop(WAITING, [])]
@@ -268,7 +273,10 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
 def _pass_on(
     me: "Agent", new: "Message | None", message_id: str, sender: AgentId | None, answer: dict[str, Any]
 ) -> None:
-    """Send an answer to the sender of a message; `new` is the message if it was read in this step."""
+    """Send an answer to the sender of a message.
+
+    `new` is the message, or None if the message was read in an earlier step.
+    """
     if new is not None and new.expects_answer:
         me.reply(new, answer)
     elif sender is not None:
@@ -344,7 +352,10 @@ def _answer(task: Task) -> dict[str, Any]:
 
 
 class _Bounded(httpx.AsyncHTTPTransport):
-    """Transport that ends a response which is too large, or compressed, because its size is not known then."""
+    """Transport that ends a response if it is too large.
+
+    A compressed response is ended, too, because its full size is not known in advance.
+    """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; the body of its response is bounded."""
@@ -376,7 +387,7 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 
 async def _end_others() -> None:
-    """End the other tasks of this loop."""
+    """End all tasks of this event loop except the one that calls this."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -83,7 +83,10 @@ def _members(name: str, edges: Edges) -> AgentSet:
 
 
 class AudienceMaker:
-    """Maker of versions of audiences. It writes the files of a version before the directory gets the version.
+    """Maker of versions of audiences.
+
+    It writes the files of a version first. Then the experiment's directory, the list of mailboxes and audiences on the
+    server, gets the version.
 
     A lock in the folder lets only one process change audiences at a time. A Ray actor of this class, on the node with
     the files, serves processes on other nodes. It has no state.
@@ -241,7 +244,10 @@ class AudienceFiles:
         self._make("create", name, kind, edges)
 
     def change(self, name: str, change: Change) -> None:
-        """Make a new version of an audience; raise UnknownName, or ConfigError for another kind of audience."""
+        """Make a new version of an audience.
+
+        Raises: UnknownName if there is no such audience; ConfigError if its kind does not allow this change.
+        """
         self._make("change", name, change)
 
     def _make(self, call: str, *arguments: object) -> None:

@@ -153,7 +153,7 @@ def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
 def config_here(config: ServerConfig) -> ServerConfig:
     """Return a config for a group in this process.
 
-    If a server is on this node, it stores the bodies that the group sends.
+    If a server is on this node, it stores the bodies of the large frames that the group sends.
     """
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(context().get_node_id())
@@ -204,7 +204,7 @@ class KeptData(NamedTuple):
             sys.stderr.write(f"{self.folder} ({nbytes / 1e6:,.0f} MB) is needed only to resume this run\n")
 
     def clean(self) -> None:
-        """Remove the folder, when the folders of all servers have been removed."""
+        """Remove the folder, if the subfolders of all servers have been removed."""
         if len(self.of_servers) > 1:
             with suppress(OSError):  # raised if the folder has other files
                 self.folder.rmdir()

@@ -25,8 +25,8 @@ HOST = "127.0.0.1"
 def finish(log_dir: str) -> bool:
     """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
 
-    Afterwards the server's data are deleted, unless they are in a user's `data_dir`, or belong to an experiment with
-    steps, with which a later start can go on.
+    Afterwards the server's data are deleted. Data in a user's `data_dir` are kept. Data of an experiment with steps are
+    kept, too, because a later start can go on with them.
 
     Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.
     """

@@ -113,7 +113,7 @@ class Fork:
         self._resumed = False
 
     async def send_again(self, engine: "Engine", rows: "Sequence[LogRow]") -> None:
-        """Send messages from outside again, with the same bytes as in the parent.
+        """Send again the messages that came from outside of the steps, with the same bytes as in the parent.
 
         Raises: NotRepeatable for a broadcast to a version of an audience that the fork does not have.
         """
@@ -160,7 +160,11 @@ class Fork:
 
 
 def _left(rows: "Sequence[LogRow]", step: int, log: "EventLog") -> "list[LogRow]":
-    """Return the messages among `rows`, from outside and for a step, that the fork's log does not have yet."""
+    """Return those of `rows` that the fork has not sent again yet.
+
+    `rows` are messages that came from outside of the steps, and are read in the step `step`. A message was sent again
+    if the fork's log has it.
+    """
     from ray_messaging.eventlog.forking import outside_of  # noqa: PLC0415 - brings pyarrow
 
     sent, left = Counter(map(_said, outside_of(log, step))), []

@@ -211,7 +211,7 @@ def warn_of_data_loss(config: ServerConfig) -> None:
 
 
 def _dead_owners(kept: Kept, deadline: float) -> list[str]:
-    """Return the owners of leased mailboxes of which Ray knows that they are dead; stop at the deadline."""
+    """Return those owners of leased mailboxes that are dead according to Ray; stop at the deadline."""
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
     return [owner for owner in sorted(owners) if time.monotonic() < deadline and _is_dead(owner)]
 

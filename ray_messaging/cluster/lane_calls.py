@@ -85,7 +85,10 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """The rows of a frame from `low` to before `high`. If a foreign client sent the frame, `mailbox` is ""."""
+    """The rows of a frame from `low` to before `high`.
+
+    `mailbox` is the mailbox from which the frame was read, or "" if a foreign client sent the frame.
+    """
 
     low: int
     high: int

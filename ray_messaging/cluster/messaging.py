@@ -117,7 +117,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
                 "resume" (go on with the data) or "reset" (delete them).
             settings: Limits and timeouts.
-            mirror: Also PUBLISH messages for agents, for plain Redis clients.
+            mirror: Also send each message to an agent by Redis's PUBLISH, so that plain Redis clients can listen.
             steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
                 on_existing="resume". None: the folder `<log_dir>-server`; without steps, this folder is removed once
@@ -327,8 +327,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Open the inspector, web pages about this experiment, in a separate process; return its handle, with `url`.
 
         Args: the same as the options of `ray-messaging ui` (see docs/inspector.md); port 0 selects a free port.
-        Raises: ConfigError if the inspector cannot be opened, for example on a port that is taken, or without
-        `ray-messaging[ui]`.
+        Raises: ConfigError if the inspector cannot be opened, for example because the port is taken, or because
+        `ray-messaging[ui]` is not installed.
         """
         from ray_messaging.cluster.inspector_process import Inspector
 
@@ -358,8 +358,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             allow_host: More names by which browsers may reach the server, such as that of a proxy.
 
         Returns: the seat; `seat.url` is the link for the person, and has a secret token.
-        Raises: ConfigError if the experiment has no steps, the web server cannot start, such as on a port that is taken
-        or without `ray-messaging[ui]`, or the server of earlier seats has another address.
+        Raises: ConfigError if the experiment has no steps; if the web server cannot start, because its port is taken or
+        `ray-messaging[ui]` is not installed; or if the server of earlier seats has another address.
         """
         from ray_messaging.cluster.handles.seat import Seat, SeatPages
 
@@ -497,8 +497,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
-        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that has no JSON Schema, or one that
-        senders cannot check.
+        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that has no JSON Schema, or for a JSON
+        Schema that senders cannot check.
         """
         from ray_messaging.addressing.channels import check_subtopic
         from ray_messaging.model.json_types import described
@@ -532,7 +532,8 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if a
         graph, ids or positions are not valid; InvalidAddress for an invalid name or id; ConfigError if the arguments do
-        not fit together, or the radius is not valid; AudienceTooLarge above `most_pairs`.
+        not fit together, or the radius is not valid; AudienceTooLarge if the positions make more than `most_pairs`
+        pairs.
         """
         from ray_messaging.cluster.handles.audience import create_audience
 
@@ -584,7 +585,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopics: Sequence[str] = SUBTOPICS,
         observer: "Observer | None" = None,
     ) -> "GroupMessager":
-        """Open a group inside your own actor: a messager that hosts agents. Its calls then pass no other actor.
+        """Open a group inside your own actor: a messager that hosts agents. Its calls then go through no other actor.
 
         You must close the messager. An open messager makes the garbage collector of your process run less often, unless
         you have set the collector's thresholds.
@@ -711,7 +712,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
                 columns, a networkx graph, or an audience or its name.
             shared: Any object, for `me.shared`; it is stored once.
-            by: "agent" or "group".
+            by: "agent" calls the model for each agent, "group" once for each group, with arrays.
             concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: The most seconds for one agent in one step. If an agent takes longer, the run ends with StepFailed.
             collect: What is measured at the end of a step, for the `series` of the result. A function of `me` that
@@ -721,8 +722,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             collect_every: Collect in every n-th step, from step 0 on.
             only_active: After its first step, call an agent only if it has messages, if a rule has blocked one of its
                 messages, if a fork has set its state, or if the agent called `me.stay_active()` when it was last
-                called. In Pregel, this is called a vote to halt. If no agent is active, steps go on, and take hardly
-                any time.
+                called. In Pregel, an agent that does not stay active is said to vote to halt. If no agent is active,
+                steps go on, and take hardly any time.
             placement: On which nodes the groups start: "spread", "pack", or a dict by group; see `create_groups`.
             actor_options: Ray's options for the groups' actors, for all groups or by group; see `create_groups`.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
@@ -850,7 +851,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             token: The token that clients must pass. None: a random one, `handle.token`.
             timeout: The seconds that an agent has for its answer.
 
-        Raises: ConfigError if the address cannot be taken, or without `ray-messaging[a2a]`.
+        Raises: ConfigError if the server cannot listen on the address, or if `ray-messaging[a2a]` is not installed.
         """
         with _of_extra_a2a():
             from ray_messaging.cluster.a2a_server import A2AServer
@@ -874,8 +875,8 @@ class Messaging(AbstractContextManager["Messaging"]):
                 answer comes in a later step.
             late_steps: In steps: for how many further steps a late answer is still accepted.
 
-        Raises: ConfigError for an invalid URL or limit, or without `ray-messaging[a2a]`; AlreadyExists if the id is
-        taken.
+        Raises: ConfigError for an invalid URL or limit, or if `ray-messaging[a2a]` is not installed; AlreadyExists if
+        the id is taken.
         """
         with _of_extra_a2a():
             from ray_messaging.cluster.a2a_remote import RemoteAgent

@@ -1,6 +1,7 @@
 """Calls of Ray that raise Closed after the Ray of this process has ended, while Ray's own calls would start a new Ray.
 
-A new Ray would not have the experiment's actors. If a thread started it, it would also be killed with that thread.
+A new Ray would not have the experiment's actors. A new Ray that a thread started would also be killed when that thread
+ends.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,9 @@ def reached_nodes(askers: Mapping[str, Any], timeout_s: float) -> list[NodeFacts
 
 
 def place_groups(nodes: Sequence[NodeFacts], owners: Mapping[str, str], deadline: float) -> None:
-    """Add to the facts of each node its groups, which are found through the owners of their mailboxes.
+    """Add, to the facts of each node, the groups on the node.
+
+    A group is found through the owner of its mailbox.
 
     Args: The search stops at `deadline`, in monotonic seconds.
     """

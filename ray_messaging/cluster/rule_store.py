@@ -49,7 +49,7 @@ class RuleStore:
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the stored state of rules, as a table for each name, and the stored answers to senders."""
+        """Return the stored state of rules, with a table for each rule's name, and the stored answers to senders."""
         names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
@@ -74,7 +74,7 @@ class RuleStore:
                 await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Make the rule snapshot of this number valid on the server, unless a later snapshot is valid.
+        """Make the rule snapshot with this number valid on the server, unless a later snapshot is valid.
 
         Raises: Fenced if there is a newer interceptor.
         """

@@ -296,7 +296,7 @@ class SeatDesk:
             seat.change()
 
     async def answer(self, agent: AgentId, step: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Pass what a person sends in a step on to the group.
+        """Pass on to the group what a person sends in a step.
 
         Raises: ConfigError, whose text is for the person, if something cannot be sent, or the step is over; NoQuestion
         if the group has not asked in this step yet, as after a failure.

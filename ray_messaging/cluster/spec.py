@@ -108,7 +108,9 @@ def no_log(exp_id: str) -> str:
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return an absolute path, but a URI or None unchanged; log a warning about a path that Ray will delete.
+    """Return a path as an absolute path, and a URI or None unchanged.
+
+    If Ray will delete the folder at the path, a warning is logged.
 
     Raises: ConfigError for a URI that cannot be used.
     """

@@ -44,7 +44,7 @@ async def end(task: "asyncio.Task[Any]") -> None:
 
 
 def logs_failure(what: str) -> "Callable[[asyncio.Task[Any]], None]":
-    """Return a callback for the end of a task, which logs the task's error with what the error means."""
+    """Return a callback for the end of a task. If the task failed, the callback logs the error and `what` it means."""
 
     def log(task: "asyncio.Task[Any]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -565,7 +565,7 @@ class _Groups(_Carrier):
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
         """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
 
-        The first one also has what is needed only once.
+        The first message also has the data that are needed only once.
         """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
@@ -592,7 +592,10 @@ class _Groups(_Carrier):
         ]
 
     def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
-        """Send the messages of a superstep, add the step in which they are read to `begun`, and run this step."""
+        """Send the messages of a superstep, and run the step in which they are read.
+
+        The number of this step is appended to `begun`.
+        """
         with self._turn:
             if not self._run._open:
                 raise Closed(

@@ -105,7 +105,10 @@ class Values:
     # -- to JSON --------------------------------------------------------------------------------------------------
 
     def encode(self, value: Any, place: str) -> Any:
-        """Return a value as JSON; raise InvalidPayload, which names the part of `place`, if a part has no JSON form."""
+        """Return a value as JSON; raise InvalidPayload if a part of the value has no JSON form.
+
+        Args: `place` is the name of the value, from which the error makes the name of the part.
+        """
         kind = type(value)
         if kind in UNCHANGED:
             return value

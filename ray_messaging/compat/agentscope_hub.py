@@ -93,7 +93,7 @@ class MsgHub:
     ) -> None:
         """Stop sending the replies of the agents that live here.
 
-        Raises: the error because of which the hub has stopped to receive, if there was one.
+        Raises: the error because of which the hub has stopped receiving, if there was one.
         """
         self.enable_auto_broadcast = False
         self._subscribe()

@@ -201,8 +201,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
 
     @tool(readonly=False)  # type: ignore[untyped-decorator,unused-ignore]
     async def join_group(self, agent_id: int, group_id: int) -> JoinGroupResponse:
-        """
-        Join an agent to a group. It gets what others write to the group from the next step on.
+        """Join an agent to a group. From the next step on, the agent gets what others write to the group.
 
         :param agent_id: The ID of the agent
         :param group_id: The ID of the group
@@ -215,8 +214,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
 
     @tool(readonly=False)  # type: ignore[untyped-decorator,unused-ignore]
     async def leave_group(self, agent_id: int, group_id: int) -> LeaveGroupResponse:
-        """
-        Remove an agent from a group. It gets nothing that others write to the group from the next step on.
+        """Remove an agent from a group. From the next step on, the agent gets nothing that others write to the group.
 
         :param agent_id: The ID of the agent
         :param group_id: The ID of the group

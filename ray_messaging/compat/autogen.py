@@ -127,7 +127,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         self._started.set()
 
     async def stop(self) -> None:
-        """Stop handling messages. Messages that come wait for the next `start`."""
+        """Stop handling messages. Messages that arrive from now on wait for the next `start`."""
         with self._stopping():
             pass
 
@@ -140,7 +140,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             await self._quiet(save=False)
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when `condition` returns True. This calls it whenever a message has been handled in this process."""
+        """Stop when `condition` returns True. It is called whenever a message has been handled in this process."""
         with self._stopping():
             await self._until(condition)
 
@@ -295,7 +295,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Return how many events from this process, and questions to its agents, no handler has begun to handle."""
+        """Return the number of events from this process, and of questions to its agents, that wait for a handler."""
         return self._unbegun + sum(each.expects_answer for each in self._held.values())
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The class `Msg`, like AgentScope's message class, whose JSON AgentScope can read."""
+"""The class `Msg`, which is like AgentScope's message class. AgentScope can read its JSON."""
 
 import time
 import warnings
@@ -42,7 +42,7 @@ class Msg:
     `id`, so it does not change with the content. Keywords that AgentScope does not know are ignored with a warning.
 
     Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
-    colour. Raises: InvalidMsg, a ValueError, for any other role.
+    colour. Raises: InvalidMsg, a ValueError, for a role that is none of these three.
     """
 
     id: str = _field("id", "The message's id: 32 hex digits, unless another one was set.")

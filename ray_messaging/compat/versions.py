@@ -1,4 +1,4 @@
-"""Errors and warnings of adapters if the other system is not installed, or in another version than the tested one."""
+"""Errors and warnings of adapters whose other system is not installed, or has another version than the tested one."""
 
 import warnings
 from collections.abc import Iterator
@@ -19,7 +19,10 @@ def needs(system: str, package: str) -> Iterator[None]:
 
 
 def warn_unless_tested(package: str, tested: str, adapter: str) -> None:
-    """Warn the caller's caller if the installed version of a package is not the tested one ("2.9" or "2.9.3")."""
+    """Warn the caller's caller if the installed version of a package is not the tested one.
+
+    Args: `tested` is the tested version: "2.9.3", or "2.9" for all versions that begin with it.
+    """
     try:
         installed = metadata.version(package)
     # A program may use the adapter with objects of its own that have the same methods.

@@ -35,7 +35,7 @@ STOPPING: Final = b"stopping"
 class CannotStart(Exception):
     """The server cannot start.
 
-    `args` are the kind (data_dir, port or server), the reason, and the last lines of the log.
+    `args` are what does not work (data_dir, port or server), the reason, and the last lines of the log.
     """
 
 
@@ -115,7 +115,7 @@ def _now() -> float:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Remove the directories beside `path` that killed guards have left, make a directory, and return its lock."""
+    """Remove the directories beside `path` that killed guards have left, then make `path`, and return its lock."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)

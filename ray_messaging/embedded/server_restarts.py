@@ -64,7 +64,10 @@ class ServerSupervisor:
         return self._config
 
     def stats(self) -> dict[str, Any]:
-        """Return alive, pid, data_dir, uptime_s (the time since the last start), restarts and last_end."""
+        """Return a dict about the server.
+
+        Its keys are `alive`, `pid`, `data_dir`, `uptime_s` (the time since the last start), `restarts` and `last_end`.
+        """
         began_at = self._began_at
         return {
             "alive": began_at is not None,

@@ -76,7 +76,10 @@ class ReplayAccount:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account in JSON's types. `unknown` and `agents_differ` are only in `problems`."""
+        """Return the account in JSON's types.
+
+        The fields `unknown` and `agents_differ` are left out, because `problems` says them in words.
+        """
         names = [field.name for field in fields(self) if field.name not in _NOT_IN_JSON]
         return {name: getattr(self, name) for name in names} | {
             **self.fates,

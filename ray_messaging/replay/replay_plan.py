@@ -106,7 +106,7 @@ def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
 
 
 def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
-    """Return the due time of each message, in seconds from the first, at `speed` times the pace of `times`.
+    """Return the due time of each message, in seconds after the first message, at `speed` times the pace of `times`.
 
     A message whose time is before that of the message before it is due at once, so that messages keep their order.
 

@@ -108,7 +108,7 @@ def _result(template: RunTemplate, task: Task, server: LocalServer | None) -> tu
 
 
 def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments: Mapping[str, Any]) -> Result:  # noqa: ANN401 - a function
-    """Return the result of a run in an experiment of its own, by `Messaging.run`."""
+    """Carry out a run by `Messaging.run`, in an experiment of its own, and return the result."""
     from ray.exceptions import RayActorError  # noqa: PLC0415 - brings Ray
 
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - brings Ray

@@ -46,7 +46,7 @@ class RayWorkers:
         return len(self._busy) < count
 
     def start(self, planned: Task) -> None:
-        """Give a run to a task."""
+        """Start a Ray task that carries out a run."""
         self._busy[self._task.remote(self._template, planned)] = planned
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:
@@ -56,7 +56,7 @@ class RayWorkers:
 
 
 class WholeCluster:
-    """The only worker of a study whose runs are over groups, Ray actors on all machines of the cluster.
+    """The only worker of a study whose runs use groups, which are Ray actors on all machines of the cluster.
 
     Each run is carried out in this process, which drives the groups, one run after the other.
     """

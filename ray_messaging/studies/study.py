@@ -66,7 +66,7 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return the numbers of calls by `me.remember`, of tokens, and their cost, in all runs without an error.
+        """Return the numbers of calls through `me.remember` and of tokens, and the cost, of all runs without an error.
 
         The steps that several runs share (see `vary_from`) count once.
         """
@@ -149,13 +149,13 @@ class Study:
         """Return how the outcomes of rows differ from those of a base row, as a DataFrame with bootstrap intervals.
 
         Each row of parameters is compared with its base row: the row that has the values in `base`, and otherwise the
-        same values. Two runs with the same replicate, and so the same seed, are a pair. The columns are `base` and
-        `mean`, the means of the outcome; `difference`, the mean of the differences; `low` and `high`, the bounds of its
-        interval; `size`, Cohen's d, the difference divided by the standard deviation of the runs; `pairs`, the number
-        of pairs that were compared; `missing`, the number of pairs that were not compared, because a run failed or
-        lacks the outcome; and `equal`, the number of pairs whose runs have the same digest. With
-        `batch_run(logs=True)`, `first` names the first message, by step and replicate, in which the two runs of a pair
-        differ (None: all pairs sent equal messages).
+        same values. Two runs with the same replicate, and so the same seed, are a pair. The columns `base` and `mean`
+        have the means of the outcome in the base row and in the other row. `difference` is the mean of the differences,
+        and `low` and `high` are the bounds of its interval. `size` is Cohen's d, the difference divided by the standard
+        deviation of the runs. `pairs` is the number of pairs that were compared, and `missing` the number of pairs that
+        were not, because a run failed or lacks the outcome. `equal` is the number of pairs whose runs have the same
+        digest. With `batch_run(logs=True)`, `first` names the first message, by step and replicate, in which the two
+        runs of a pair differ (None: all pairs sent equal messages).
 
         Args:
             base: Values of some parameters, or of all, such as {"rule": "none"}.

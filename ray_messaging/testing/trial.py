@@ -150,7 +150,7 @@ def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
 
 
 def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, Any]:
-    """Return the state of each agent of a group that is one object.
+    """Return the state of each agent, from the arrays of a group for which the model is called as a whole.
 
     Arrays whose length is not the number of agents belong to the group, and are left out.
     """

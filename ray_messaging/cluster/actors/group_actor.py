@@ -29,7 +29,7 @@ of_host = OfHost[GroupHost]()
 
 
 class GroupActor:
-    """Ray actor that hosts agents: one mailbox and one sender.
+    """Ray actor that hosts agents. It has one mailbox and one sender for all of them.
 
     It gets its agents from `open` and not from the constructor, because Ray does not store large arguments of a
     constructor for a restart.

@@ -1,6 +1,6 @@
 """The host of a group's agents, without Ray.
 
-It has a messager, orders the sends of handles, and leases messages to them.
+It has a messager, keeps the sends of each handle in order, and leases messages to handles.
 """
 
 import asyncio
@@ -90,7 +90,9 @@ class GroupQuestions:
         return self._read if call in self._read else self._unread
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
-        """Return the answers of an `ask_many` that come after the first `parts` parts and `errors` errors.
+        """Return those answers of an `ask_many` that the handle does not have yet.
+
+        The handle already has the first `parts` batches of answers, and the first `errors` errors.
 
         If there are no such answers yet, wait for them up to `wait_s` seconds.
         """
@@ -200,16 +202,18 @@ class CallerAdmission:
         return await asyncio.shield(caller.calls[number])
 
     def _ended(self, caller: _Caller, number: int, call: asyncio.Task[Receipts]) -> None:
-        """Forget a call when Ray can repeat it no more."""
+        """Forget a call that has ended, after the time in which Ray may repeat it."""
         if not call.cancelled():
             call.exception()  # This marks the error as seen, because the caller may have been cancelled.
         asyncio.get_running_loop().call_later(_REPEATED_S, caller.calls.pop, number, None)
 
 
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
-    """Yield a finding and a remedy for each handle that has held fetched messages for long, or for too long.
+    """Yield a finding and a remedy for each handle that commits its fetched messages late.
 
-    The handles that have lost the most messages in this way come first.
+    It has held messages for over half of `loan_s`, or for over `loan_s`, so that they were delivered again.
+
+    The handles with the most messages that were delivered again come first.
     """
     remedy = (
         "commit messages once they are handled, by the handle's next fetch, by ack(), or at the end of a `with` "
@@ -227,7 +231,10 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
 
 
 class GroupHost:
-    """Host of one group's agents. All processes of the group's actor own the mailbox under the name `owner`."""
+    """Host of one group's agents.
+
+    The group's actor owns the mailbox under the name `owner`, which stays the same if the actor restarts.
+    """
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None

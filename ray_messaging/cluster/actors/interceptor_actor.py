@@ -73,7 +73,8 @@ class InterceptorActor:
     def _host(self) -> "InterceptorHost":
         """Return the host.
 
-        Raises: the error that prevented its start; Fenced if another start of the experiment has replaced it.
+        Raises: the error because of which the host could not begin; Fenced if a later start of the experiment has
+        replaced this interceptor.
         """
         self._start.check()
         assert self._newest is not None

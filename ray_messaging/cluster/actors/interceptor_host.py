@@ -294,7 +294,7 @@ class InterceptorHost:
     # -- state ----------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
-        """Return the names of the mailboxes that host agents exclusively."""
+        """Return the names of the groups: mailboxes whose agents no other mailbox may host."""
         await self._reload()
         return [name for name, record in self._directory.records.items() if record.exclusive]
 
@@ -340,11 +340,14 @@ class InterceptorHost:
         return [] if self._stragglers is None else self._stragglers.late
 
     def tell_calls(self, group: str, now: CallsNow) -> None:
-        """Note the calls through `me.remember` of a group that are under way."""
+        """Note which calls through `me.remember` a group has under way."""
         self._calls_now[group] = now, time.monotonic()
 
     def calls_now(self) -> dict[str, CallsNow]:
-        """Return the calls that are under way, by group, of the groups that have said so in the last seconds."""
+        """Return the calls that are under way, by group.
+
+        A group is left out if it has not reported its calls in the last few seconds.
+        """
         since = time.monotonic() - 5 * CALLS_TOLD_S
         return {group: now for group, (now, told_at) in self._calls_now.items() if told_at >= since}
 

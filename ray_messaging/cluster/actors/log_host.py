@@ -124,7 +124,7 @@ class LogHost:
         return await steps.settings() is None or (await steps.progress()).latest < 0
 
     def _check_steps(self, segments: Sequence[Segment]) -> None:
-        """Raise ConfigError if the log has steps, because the server has none."""
+        """Raise ConfigError if the log has steps. Call this if the server has no steps."""
         logged = max((each.steps.handled for each in segments if each.steps is not None), default=-1)
         if logged >= 0:
             where, exp_id = self._folder.where, self._experiment.exp_id

@@ -76,7 +76,7 @@ class ServerActor:
         return asyncio.run(measure(addresses))
 
     def stats(self) -> dict[str, Any]:
-        """Return alive, pid, data_dir, uptime_s, restarts and last_end of the server."""
+        """Return a dict about the server: `alive`, `pid`, `data_dir`, `uptime_s`, `restarts` and `last_end`."""
         return self._owner.stats()
 
     def health(self) -> Report:

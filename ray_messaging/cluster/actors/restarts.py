@@ -72,7 +72,7 @@ class ActorStart:
     async def run(self) -> None:
         """Start the host; after a restart of the actor, retry a start that fails.
 
-        If `passes` returns True for a failure, wait and try again. After another failure, return, and try again in the
+        If `passes` returns True for the failure, wait and try again. If it returns False, return, and try again in the
         background.
         """
         await self._try()

@@ -29,13 +29,16 @@ _SOONEST = 0.1  # the least time between two checks for late groups, as a fracti
 
 
 class StepRuleRunner:
-    """Runner of the supervisor, a task that closes each step after all groups, when rules have judged the whole step.
+    """Runner of the supervisor, a task that closes each step once rules have judged the whole step.
+
+    Before that, all groups must have closed the step.
 
     The supervisor runs while a rule that is in force, or that is scheduled for a later step, acts at the end of steps.
-    While any change of the rules waits for its step, each group waits for all groups before it begins a step, so that
-    one version of the rules is in force in all of them.
+    While a change of the rules waits for its step, no group begins a step before all groups have ended the previous
+    one. So one version of the rules is in force in all of them.
 
-    Args: `settings` are the settings of the experiment's steps. `audiences` has the pairs to which groups broadcast.
+    Args: `settings` are the settings of the experiment's steps. `audiences` has the audiences to which groups
+    broadcast.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class StepRuleRunner:
 
 
 def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> None:
-    """Raise RuleError if a rule judges whole steps in an experiment without steps, or with `mirror`."""
+    """Raise RuleError if a rule judges whole steps, but the experiment has no steps, or has `mirror`."""
     for rule in rules:
         if not isinstance(rule, StepRule):
             continue

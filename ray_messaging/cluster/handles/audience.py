@@ -195,7 +195,10 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
-    """Return the agents at the positions: the given agents, or else all hosted agents, or else 0, 1, 2..."""
+    """Return the agents at the positions.
+
+    These are the given agents. If none are given, they are all hosted agents, and if no agents are hosted, 0, 1, 2...
+    """
     if given is not None:
         ids = column_of(given)
         if len(ids) != len(given):
@@ -208,7 +211,7 @@ def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:
 def _chunks(graph: object) -> Iterable[object]:
     """Return a graph as an iterable of arrays.
 
-    It may be an array or list of pairs, a networkx graph, or such an iterable.
+    The graph may be an array or list of pairs, a networkx graph, or an iterable of arrays.
     """
     graph = edge_pairs(graph)
     if isinstance(graph, np.ndarray):

@@ -90,7 +90,7 @@ def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
 class Requeues(NamedTuple):
     """Outcome of `requeue`: how many letters were removed, and how many messages wait in a mailbox again.
 
-    `left` maps the id of each letter that was not removed, or only in part, to the reason.
+    `left` maps the id of each letter that stays, whole or in part, to the reason.
     """
 
     letters: int
@@ -126,7 +126,10 @@ class DeadLetters:
             after = page[-1].id
 
     def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
-        """Return at most `limit` letters of a mailbox (None: of all mailboxes), beginning after the id `after`."""
+        """Return at most `limit` letters of a mailbox (None: of all mailboxes).
+
+        They begin after the letter with the id `after`.
+        """
         found: Letters = []
         last = "" if after is None else _checked(after)
         while len(found) < limit and (page := self._page(last, PAGE if mailbox else limit - len(found))):

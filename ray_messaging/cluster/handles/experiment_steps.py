@@ -146,11 +146,11 @@ class ExperimentSteps:
 
     @property
     def groups(self) -> list[str]:
-        """Return the groups that each step waits for."""
+        """Return the groups that take part in the steps: no step ends before all of them have committed it."""
         return [name for name, group in self.progress().groups.items() if group.until is None]
 
     def hosted(self) -> dict[str, AgentSet]:
-        """Return the agents of the groups that each step waits for."""
+        """Return the agents of each group that takes part in the steps."""
         found: dict[str, AgentSet] = self._connection.ask(self._interceptor.hosted.remote(self.groups))
         return found
 
@@ -161,7 +161,7 @@ class ExperimentSteps:
 
     @property
     def wait_for(self) -> str:
-        """Return "all" if a group waits for all groups, "senders" if it waits only for groups that may send to it.
+        """Return "all" if each group waits for all groups, "senders" if it waits only for those that may send to it.
 
         While a rule acts at the end of each step, such as a rule that counts by rounds, this is "all", even with
         `Steps(wait_for="senders")`.
@@ -216,7 +216,7 @@ class ExperimentSteps:
                     self._connection.ask(self._interceptor.wait_steps.remote(now.news, min(left, STEP_NEWS_TIMEOUT_S)))
 
     def _patient_progress(self, deadline: float | None) -> Progress:
-        """Return the progress. If the interceptor cannot reach the server, try again for as long as a step would."""
+        """Return the progress. If the interceptor cannot reach the server, try again, at most for `cut_timeout_s`."""
         cut_timeout_s = self._connection.experiment.settings.cut_timeout_s
         until = time.monotonic() + cut_timeout_s
         while True:
@@ -228,7 +228,10 @@ class ExperimentSteps:
                     raise
 
     def pause(self) -> int:
-        """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""
+        """Let no group begin another step until `resume` or `advance` is called.
+
+        Return the last step that may have begun.
+        """
         found: int = self._connection.ask(self._interceptor.pause_steps.remote())
         return found
 
@@ -244,7 +247,7 @@ class ExperimentSteps:
     def advance(self, n: int = 1) -> int:
         """Let n more steps run, and then pause again; return the last of these steps.
 
-        The numbers of several calls are added.
+        If this is called again before these steps have run, the numbers of both calls are added.
         """
         n = step_count("advance", n, 1)
         target = self.progress().target

@@ -18,7 +18,7 @@ from ray_messaging.model.columns import IdColumn
 
 
 class Groups:
-    """Groups of one experiment. In the process that started the experiment, `started` stops the groups."""
+    """Groups of one experiment. `started` stops the groups; only the process that started the experiment has it."""
 
     def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
         self.known: dict[str, Group] = {}

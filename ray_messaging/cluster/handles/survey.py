@@ -92,7 +92,10 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the agents whose answers all do not fit the type, each with `reason` and `payload`."""
+        """Return the agents that have answered, but without an answer that fits the type.
+
+        Each has the `reason` and the `payload` of an answer.
+        """
         return dict(self._now().invalid)
 
     @property
@@ -117,7 +120,7 @@ class Survey(Generic[T]):
     def late(self) -> int:
         """Return the number of answers that are not counted.
 
-        These are second answers of an agent, and answers after the end of the survey.
+        An answer comes too late after an answer of the same agent that was counted, or after the end of the survey.
         """
         return self._now().late
 
@@ -168,7 +171,7 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Ask the agents that have given no valid answer again; return the number of these agents.
+        """Repeat the question to the agents that have given no valid answer; return the number of these agents.
 
         The agents have `timeout` seconds for an answer. With None, they have the survey's own timeout once more.
 

@@ -272,7 +272,7 @@ class AgentLoop:
     never run for it.
 
     Args: `reached` says to which agents of the group the agents of other groups may send (None: there is no graph, so
-    that no agent runs ahead).
+    that no agent runs in a later step ahead of time).
     """
 
     def __init__(
@@ -345,8 +345,8 @@ class AgentLoop:
     async def run(self, step: Step, memory: CallMemory | None = None, ahead: Ahead | None = None) -> None:
         """Run the model for all agents, in ascending order of their ids.
 
-        Args: `memory` stores the results of calls through `me.remember`. `ahead` says how far agents may run ahead
-        (None: not at all).
+        Args: `memory` stores the results of calls through `me.remember`. `ahead` says how far agents may run ahead of
+        the open step (None: not at all).
         Raises: StepFailed if a function raises an exception or does not end in time. Before that, calls through
         `me.remember` that are under way get some time to end. StepAborted if a result could not be stored.
         """
@@ -423,7 +423,7 @@ class AgentLoop:
         *,
         anew: bool,
     ) -> None:
-        """Let agents run ahead from the beginning of a step on."""
+        """From the beginning of a step on, let agents run in later steps ahead of time."""
         # The step before is committed. Only the calls that have ended since then, or are under way, are not in its
         # records.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
@@ -434,18 +434,21 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Take another group's news about its agents that run ahead."""
+        """Take another group's news about its agents that run ahead of the open step."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)
 
     def end_after(self, last: int) -> None:
-        """Let no agent run ahead in steps after `last`."""
+        """Let no agent run ahead of the open step into steps after `last`."""
         if self._look_ahead is not None:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that were made ahead, for the step that ends now or before it, and that were not needed."""
+        """Return the calls that were made ahead of their step, and that the step did not need.
+
+        Their step is the one that ends now, or an earlier one.
+        """
         found = [flights.in_vain() for step, flights in self._flights.items() if step <= self.number]
         unused = [record for answered, _ in found for record in answered]
         if unused:
@@ -492,7 +495,7 @@ class AgentLoop:
         self._forms = []
 
     def _called(self, step: Step) -> NDArray[np.intp]:
-        """Return the places of the agents for which the model is called, if it is not called for all."""
+        """Return the places, among the agents of the group, of those for which the model is called in this step."""
         called = step.heard_counts > 0 if self.only_active else np.ones(len(self._agents), np.bool_)
         called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
         return np.flatnonzero(called)

@@ -1,7 +1,7 @@
-"""What the groups of a run tell each other about agents that run ahead.
+"""What the groups of a run tell each other about agents that run ahead of the open step.
 
-So an agent can run ahead although agents of other groups may send to it. The news are in one stream of the experiment,
-which each group reads. They may be lost or wrong, because the steps themselves do not depend on them.
+So an agent can run ahead although agents of other groups may send to it. The news is in one stream of the experiment,
+which each group reads. It may be lost or wrong, because the steps themselves do not depend on it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the serv
 
 
 class ToldMessage(NamedTuple):
-    """A message of an agent that runs ahead: the recipient, the step of delivery, and the rest of the message."""
+    """A message of an agent that runs ahead of the open step: its recipient, its step of delivery, and its content."""
 
     to: AgentId
     deliver: int
@@ -38,7 +38,7 @@ class ToldMessage(NamedTuple):
 
 
 class ToldStep(NamedTuple):
-    """A step that an agent has ended while it ran ahead, and what it sent in that step to agents of other groups."""
+    """A step that an agent has ended ahead of time, and what it sent in that step to agents of other groups."""
 
     agent: AgentId
     step: int
@@ -46,7 +46,7 @@ class ToldStep(NamedTuple):
 
 
 class Told(NamedTuple):
-    """News of a group in a run. With `anew`, its look-ahead begins anew, so what it has told before may be wrong."""
+    """News of a group in a run. With `anew`, its look-ahead begins anew, so its earlier news may be wrong."""
 
     run: str
     group: str
@@ -120,7 +120,9 @@ class AheadNews:
 
 
 def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
-    """Return the steps for each entry of the stream, and at least one entry.
+    """Divide steps among entries of the stream; return the steps of each entry.
+
+    There is at least one entry, even without steps.
 
     A step whose messages do not fit into an entry is left out: the other groups wait until it is committed.
     """

@@ -36,7 +36,7 @@ encode_beginning = msgspec.msgpack.Encoder().encode
 
 
 def told_rules(rules: Sequence[Rule]) -> dict[str, str | None]:
-    """Return, by rule name, a digest of the rule as it was given, from which copies of the rule are made."""
+    """Return, by rule name, a digest of the rule as the user passed it. The run itself uses a copy of the rule."""
     return {rule.name: content_digest(_given(rule)) for rule in rules}
 
 
@@ -70,7 +70,7 @@ async def beginning_of(
 async def go_on_from(
     beginning: Beginning, server: LocalServer, exp_id: str, interceptor: Interceptor, rules: Mapping[str, str | None]
 ) -> None:
-    """Write a beginning to a server that no messager uses yet.
+    """Write a `Beginning`, the state of a run between two steps, to a server that no messager uses yet.
 
     A rule that equals a rule of the beginning remembers what that rule remembered.
 

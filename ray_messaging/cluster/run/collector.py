@@ -115,7 +115,7 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
 
 
 def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> dict[str, Values]:
-    """Return the dicts that a function returns for each agent as columns.
+    """Call a function for each agent; return, as columns, the dicts that it has returned.
 
     Raises: UnfitValue unless all dicts have the keys of the first one; the error that `failed` builds if the function
     raises.

@@ -51,8 +51,8 @@ class Crowd:
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k). Row i belongs to `ids[i]`.
 
-        The numbers depend only on the seed, the step and the agent. In the `start` function they are others than in
-        step 0.
+        The numbers depend only on the seed, the step and the agent. The numbers in the `start` function differ from
+        those in step 0.
 
         Raises: ConfigError unless k is a number of at least 0.
         """

@@ -147,7 +147,7 @@ def run(
         start: As for `Messaging.run`.
         graph: As for `Messaging.run`, except that it cannot be an audience, because only an experiment has audiences.
         shared: As for `Messaging.run`.
-        by: "agent" or "group".
+        by: As for `Messaging.run`.
         concurrency: As for `Messaging.run`.
         timeout: As for `Messaging.run`.
         collect: As for `Messaging.run`.
@@ -243,8 +243,8 @@ def planned_part(
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
     server. `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.
-    `ahead` is the number of steps by which agents may run ahead. `pace` decides when the steps run (None: one after the
-    other, without a pause).
+    `ahead` is the number of steps by which agents may run ahead of the open step. `pace` decides when the steps run
+    (None: one after the other, without a pause).
     Raises: the same errors as `run`; ConfigError if the groups are not those of the beginning.
     """
     check_run(model, options)
@@ -419,7 +419,9 @@ async def _in_memory(engine: Engine, settings: StepSettings, *, goes_on: bool) -
 async def _judge_and_log(
     stack: AsyncExitStack, ordered: _LogOrder | None, server: LocalServer, steps: Steps, rules: Sequence[Rule]
 ) -> "tuple[Interceptor, LogHost | None, int, Collection[str]]":
-    """Return an interceptor, the run's log if one is wanted, the first step to run, and the groups of moved agents.
+    """Return an interceptor, the run's log, the first step to run, and the groups that agents have left or joined.
+
+    The log is None if no log is wanted.
 
     Interceptor and log are closed with the stack. If the run goes on with other inputs than before, print a line.
     """

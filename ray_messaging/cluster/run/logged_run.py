@@ -52,9 +52,9 @@ async def logged_run(
 ) -> AsyncIterator[LoggedRun]:
     """Claim an experiment on a server, as `Messaging.start` does, and write its log until the context ends.
 
-    Raises: AlreadyExists if the folder already has a log, or the server an experiment, and the plan says neither
-    "resume" nor "reset"; LogError if the folder cannot be used; ConfigError if the resumed run had other groups, or
-    another seed.
+    Raises: AlreadyExists if the folder already has a log or the server already has the experiment, and the plan says
+    neither "resume" nor "reset"; LogError if the folder cannot be used; ConfigError if the resumed run had other
+    groups, or another seed.
     """
     run, settings = secrets.token_hex(4), MessagingConfig()
     reset = plan.on_existing == "reset"
@@ -118,7 +118,9 @@ async def _claim(experiment: RedisExperimentStore, plan: LogPlan) -> None:
 async def _take_steps(
     transport: RedisTransport, exp_id: str, steps: Steps, groups: Sequence[GroupPlan], *, supervised: bool
 ) -> tuple[int, Collection[str]]:
-    """Begin the steps, or go on with them; return the first step that has not run, and the groups of moved agents.
+    """Begin the steps, or go on with them.
+
+    Returns: the first step that has not run, and the groups that agents have left or joined.
 
     Raises: ConfigError if the steps began with other settings, groups or agents.
     """

@@ -3,12 +3,12 @@
 An agent runs ahead in a step once it has ended the step before, and all agents that may send to it have, too. It runs
 on a copy of its state, with the messages that these agents have sent ahead. Nothing of what it does is committed: later
 the step itself runs as always, calls the model again, and finds the calls under way or answered. So what runs ahead can
-change no result. If it is wrong, such as because of a message from outside, a call was made in vain.
+change no result. If it is wrong, for example because of a message from outside, a call was made in vain.
 
 Where it cannot be known what an agent does to others, the agents that it may reach wait for the step itself.
 
-Groups tell each other which agents have ended steps ahead, and what these have sent. If such news are lost, agents wait
-for the step itself, too.
+Groups tell each other which agents have ended steps ahead, and what these have sent. If such news is lost, agents also
+wait for the step itself.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Ahead(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A message that an agent has sent ahead. The order of such tuples is the canonical order in one inbox."""
+    """A message that an agent has sent ahead of time. Such tuples sort in the order that messages have in an inbox."""
 
     step: int
     sender: tuple[int, int, str]  # the key by which ids are sorted, see `_rank`
@@ -89,9 +89,9 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 
 
 class _ToldSent(NamedTuple):
-    """What an agent of another group has sent ahead in a step.
+    """What an agent of another group has sent, ahead of time, in a later step.
 
-    The look-ahead of the agent's `group` had begun anew `begun` times when the group told it last.
+    When the agent's `group` sent this news, its look-ahead had begun anew `begun` times.
     """
 
     group: str
@@ -148,7 +148,7 @@ class _StepAhead:
         self._note(from_id, check_id(to_id), payload, check_subtopic(subtopic), deliver_at)
 
     def broadcast(self, from_id: AgentId, *_given: object, **_options: object) -> None:
-        """Note that an agent broadcasts, to hearers that are not known here."""
+        """Note that an agent broadcasts. Its hearers are not known here."""
         self.unclear.add(self._places.place(from_id))
 
     def ask(
@@ -173,7 +173,7 @@ class _StepAhead:
         self._note(message.to_id, message.from_id, payload, topic, deliver_at, answers=message.id)
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
-        """Build the error for an agent that acts when it may not; in the model's function it always may."""
+        """Build the error for an agent that acts outside of the model's function."""
         return ConfigError(f"agent {agent!r} cannot {what} here")
 
     def _note(
@@ -201,7 +201,9 @@ class _StepAhead:
 
 
 class LookAhead:
-    """The agents of a group that run ahead. All methods except `prepare` are called in the model's event loop.
+    """The agents of a group that run in later steps ahead of time.
+
+    All methods except `prepare` are called in the model's event loop.
 
     Agents of other groups that are known here have places after those of the group's agents.
 
@@ -276,7 +278,7 @@ class LookAhead:
         *,
         anew: bool,
     ) -> None:
-        """Let agents run ahead while the model runs for a step, and after it.
+        """Let agents run in later steps ahead of time, while the model runs for a step, and after that.
 
         Args: `called` has the places of the agents for which the model is called; `calls_of` makes the remembered calls
         of a step. With `anew`, the step runs again, or the step before it ran in another process.
@@ -369,7 +371,7 @@ class LookAhead:
         return self.places[place] if place < count else self._far_ids[place - count]
 
     def _seed(self, step: Step, number: int, agents: "Sequence[Agent]", called: NDArray[np.intp] | slice) -> None:
-        """Let agents that have not run ahead as far as the open step begin it, with its states and inboxes."""
+        """Let agents begin the open step, with its states and inboxes, if they have not run ahead that far."""
         counts = step.heard_counts
         seeds = [
             place
@@ -395,7 +397,7 @@ class LookAhead:
                 self._end(place, number, ())
 
     def _differs(self, step: Step) -> bool:
-        """Return whether agents that ran ahead have read another number of messages than they read in the step."""
+        """Return whether an agent, when it ran ahead, has read fewer or more messages than in the step itself."""
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
         for hearer in (step.places[place] for place in places):
@@ -405,7 +407,10 @@ class LookAhead:
         return bool(places)
 
     def _pause(self, number: int) -> None:
-        """If calls were made in vain, let nothing run ahead for some steps: the more often, the longer."""
+        """If calls were made in vain, let nothing run ahead for some steps.
+
+        Each time that this happens, the number of these steps doubles, up to MOST_PAUSE.
+        """
         if not self._in_vain:
             return
         self._in_vain = False
@@ -425,7 +430,7 @@ class LookAhead:
         self._in_vain = True
 
     def stop(self) -> set[asyncio.Task[Any]]:
-        """Let no agent run ahead any more; return the calls that are under way."""
+        """Let no agent run in a later step ahead of time any more; return the calls that are under way."""
         for each in self._steps.values():
             self._retire(each)
         for place in [*self._tasks]:
@@ -630,7 +635,7 @@ class LookAhead:
             self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
-        """Return an inbox of messages that were sent ahead, in canonical order."""
+        """Return an inbox of messages that were sent ahead of time, in the order in which the step will have them."""
         if not sent:
             return Messages(self._exp_id, [])
         sent.sort()

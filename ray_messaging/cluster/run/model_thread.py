@@ -129,7 +129,8 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 class Holder:
     """Record of the agent whose turn it is, and of the longest turn of the step.
 
-    The first long turn is logged as a warning.
+    A turn is the time between two awaits, in which only one agent's code runs. The first long turn is logged as a
+    warning.
     """
 
     def __init__(self, group: str) -> None:
@@ -174,7 +175,7 @@ class Holder:
 
 
 class Turns(Awaitable[T]):
-    """An awaitable call whose turns are recorded.
+    """An awaitable call of an agent. Its turns, the times between two awaits, are recorded.
 
     Args: `what` is the name, for a warning, of what the agent runs.
     """

@@ -200,8 +200,8 @@ def gathered(
 ) -> Result:
     """Return the result of a run from the groups' results.
 
-    Args: `by_rules` has the changes of `fates` by rules for whole steps. If `digests` is a function, it is called when
-    the digests are first read. `currency` is the currency of the prices of calls.
+    Args: `by_rules` says how rules for whole steps have changed the counts in `fates`. If `digests` is a function, it
+    is called when the digests are first read. `currency` is the currency of the prices of calls.
     """
     ended = min(part.until for part in parts)
     fates = sum((part.fates for part in parts), Counter[str]())

@@ -593,7 +593,8 @@ def _watch(
 
     Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
 
-    Args: `lost` returns an error if the loss of a machine ends the run; it also gets the error that a group has raised.
+    Args: `lost` returns an error if the loss of a machine ends the run. It is called with the error that a group has
+    raised, or with None.
     """
     waiting, looks, found = list(refs), itertools.count(1), dict[Any, GroupResult]()
     while waiting:

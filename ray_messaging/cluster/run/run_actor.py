@@ -174,9 +174,9 @@ class RunActor:
 
         Args: `given` has one element, which only the first call in a process awaits, because unpickling the experiment
         and the inputs takes some milliseconds. `turn` is the number of this call, for `end_after`. With `with_states`
-        the result has the agents' states. With "called" it may lack those of agents for which the last step did not
-        call the model. With `with_collected` it has what was collected in the last step. With `stands`, this process
-        stays the group's driver until the next call.
+        the result has the agents' states. With `with_states="called"`, it may lack the states of agents for which the
+        last step did not call the model. With `with_collected` it has what was collected in the last step. With
+        `stands`, this process stays the group's driver until the next call.
         Raises: StepFailed if the model, or another function of the user, fails.
         """
         async with self._running:
@@ -220,7 +220,7 @@ class RunActor:
             return GroupResult(states, fates, ended, ids, counted.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self) -> None:
-        """Tell in a while which calls are under way, and again and again."""
+        """From now on, report at regular intervals which calls are under way."""
         if self._tell_calls is not None:
             self._telling = asyncio.get_running_loop().call_later(CALLS_TOLD_S, self._tell)
 
@@ -386,7 +386,7 @@ class RunActor:
             await self._society.end()
 
     async def of_shared(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - as above
-        """Call an async method of `shared`, of the copy in this process; return None if no run is loaded."""
+        """Call an async method of this process's copy of `shared`; return None if no run is loaded."""
         society = self._society
         return await getattr(society.shared, method)(*args) if isinstance(society, AgentLoop) else None
 

@@ -42,7 +42,9 @@ class RunOptions(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """A map from each agent of a group to the agents of other groups that have an edge to it; others are left out.
+    """A map from each agent of a group to the agents of other groups that have an edge to it.
+
+    Agents of the group without such an edge are not in the map.
 
     `everybody` is the number of agents in all groups.
     """
@@ -52,10 +54,11 @@ class Reached(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """The plan of one group of a run: its agents in canonical order, and their data and neighbours.
+    """The plan of one group of a run: its agents in ascending order, and their data and neighbours.
 
     `kinds` maps each kind of agents to the group's agents of that kind. It is empty if the run has one model for all
-    agents. `reached` says to which of its agents the agents of other groups have edges (None: no agent runs ahead).
+    agents. `reached` says to which of its agents the agents of other groups have edges (None: no agent runs ahead of
+    the open step).
     """
 
     name: str

@@ -92,7 +92,7 @@ def heard_of(message: "Message") -> HeardMessage:
 
 
 def people_by(interceptor: Any) -> tuple[AskSeat, TellSeat]:  # noqa: ANN401 - a Ray actor handle
-    """Return the functions `ask` and `tell` of a SeatedModel, which call the interceptor.
+    """Return the functions `ask` and `tell` for a SeatedModel. Both call the interceptor.
 
     The functions may be called in any thread. They call the interceptor in the event loop that runs now.
     """

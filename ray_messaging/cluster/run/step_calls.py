@@ -319,9 +319,9 @@ class Flights:
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
-        """Return the calls that were made ahead, and that the step, which has ended, does not need.
+        """Return the calls that were made ahead of their step, and that the step, which has ended, does not need.
 
-        The first list has the calls that were answered, the second those that have used something, and failed.
+        The first list has the calls that were answered, the second those that failed after they had used tokens.
         """
         ended = [flight for flight in self.by_key.values() if flight.answer.done()]
         made = [(flight.call, *flight.known) for flight in ended if not flight.used and flight.known is not None]
@@ -437,7 +437,7 @@ class RememberedCalls:
         return STORE, made
 
     def forgotten(self, agent: AgentId) -> bool:
-        """Return whether an agent has calls through `me.remember` that have not ended."""
+        """Return whether an agent, which has ended its step, has forgotten to await a call through `me.remember`."""
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
@@ -446,7 +446,7 @@ class RememberedCalls:
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return the result of a call whose result is known already, without a task."""
+        """Return the result of a call whose result is known already. No task is started for it."""
         if self.ending:
             raise asyncio.CancelledError
         self._unended[call.agent.id] -= 1

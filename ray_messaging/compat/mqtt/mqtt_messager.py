@@ -244,7 +244,7 @@ class Messager(metaclass=_ActorClass):
     ) -> Receipt:
         """Send one message and return its receipt. `to_uuid` is not needed on an agent's topic.
 
-        The message's fate is `published` once the broker has the message, or else `blocked`.
+        The message's fate is `blocked` if a rule blocks it, and otherwise `published`, once the broker has it.
         Raises: Closed if this is not connected; InvalidAddress for an invalid topic or id; InvalidPayload or
         PayloadTooLarge for an invalid payload; ConnectionFailed or InterceptorUnavailable if it was not sent; Fenced if
         another messager has the name now; OutcomeUnknown if it may still arrive.

@@ -24,7 +24,7 @@ Wanted = str | tuple[str, int]
 
 
 def check_topic(topic: object) -> str:
-    """Return a valid topic to publish to; raise InvalidAddress otherwise."""
+    """Return `topic` if messages can be published on it; raise InvalidAddress otherwise."""
     checked = _check("topic", topic)
     if "+" in checked or "#" in checked:
         raise InvalidAddress(

@@ -73,7 +73,7 @@ class StampedHandle:
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on sent messages, or None in an experiment with steps.
+        """Return the simulation step that is stamped on sent messages: the value that was set here, or None.
 
         Setting it raises ConfigError in an experiment with steps.
         """
@@ -94,7 +94,7 @@ class AsyncGroup(StampedHandle):
 
     `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
     loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is
-    waiting. The blocking calls of `Group` are these coroutines, with a `waiting` that blocks.
+    waiting. The calls of `Group` run these coroutines, but with a `waiting` whose waits block the thread.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class AsyncGroup(StampedHandle):
 
     @property
     def _actor_name(self) -> str:
-        """Return the name of the actor in errors, with its last known host."""
+        """Return the name by which errors call the actor, with its last known host."""
         host = f" (at {self._route.host})" if self._route.host else ""
         return f"group {self.name!r} of experiment {self._experiment.exp_id!r}{host}"
 
@@ -372,8 +372,8 @@ class AsyncGroup(StampedHandle):
             complete: Return all messages that the server had when this was called, except those that other handles
                 hold.
 
-        Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge above
-        the limits of `complete`.
+        Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge if a
+        fetch with `complete` is above its limits.
         """
         check_fetch(limit, commit, complete=complete)
         check_timeout(timeout)
@@ -470,18 +470,18 @@ class AsyncGroup(StampedHandle):
         return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
 
     async def give_up(self) -> None:
-        """Give the messages of this handle's last fetch back to the mailbox. The next fetch gets them again."""
+        """Give back to the mailbox the messages of this handle's last fetch. The next fetch gets them again."""
         async with self._fetching.held():
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give the messages of a lease back to the mailbox."""
+        """Give back to the mailbox the messages of a lease."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
-        """Give all messages of fetches with commit="acked" that are not acknowledged back to the mailbox."""
+        """Give back to the mailbox all messages of fetches with commit="acked" that are not acknowledged."""
         for token in [*self._unacked.values()]:
             await self.give_up_lease(token)
 
@@ -524,8 +524,8 @@ class AsyncGroup(StampedHandle):
     async def fates(self, step: int) -> "Counter[str]":
         """Return how many of the messages that this group sent in a step had each fate.
 
-        Raises: UnknownName before all groups have committed the step, and more than 64 steps after it; ConfigError if
-        the experiment has no steps.
+        Raises: UnknownName if a group has not committed the step yet, or if the step is more than 64 steps old;
+        ConfigError if the experiment has no steps.
         """
         found: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
         return found
@@ -632,7 +632,7 @@ class GroupService:
     async def begin(self) -> Sequence[Message]:
         """Record at the group's actor that this handle serves.
 
-        Returns: an empty sequence, because no message must be handled before the first fetch.
+        Returns: an empty sequence, because there is no message to handle before the first fetch.
         """
         await self._group._insist(self._group.actor.begin_service.remote)
         return ()

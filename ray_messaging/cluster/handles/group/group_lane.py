@@ -69,7 +69,9 @@ class LaneReply(NamedTuple):
 
 
 class LaneRoute:
-    """The address of an actor's lane, if it is known, and the time until which the lane is not used.
+    """The address of an actor's lane, if it is known, and the time until which Ray calls are made instead.
+
+    This time is set when the lane cannot be reached.
 
     `host` is the host of the last known address, so that errors can name it when the address is not known any more.
     """
