@@ -110,7 +110,7 @@ def unbound(
 
 
 def encloses_anew(function: Callable[..., Any]) -> bool:
-    """Return whether `function` was defined by a caller of this, and uses values that its arguments do not show.
+    """Return whether `function` was defined in a function that is running now, and uses outer values or defaults.
 
     `me.remember(lambda: ask(prompt))` in a model is such a call: its key has the lambda's name, but not the prompt.
     """

@@ -151,10 +151,10 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """Return whether an earlier attempt of this move, in steps, has given the directory a version.
+        """In steps, return whether an earlier attempt at this move has made this version of the directory.
 
-        The answer to that attempt may have been lost. But another process may also have made the version, by another
-        move.
+        The answer to that attempt may have been lost. If another process made the version by another move, return
+        False.
         """
         changes = {
             record.mailbox: change

@@ -135,7 +135,10 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether row `low` was acknowledged before it was taken, and the first row of which this is not so."""
+        """Return whether row `low` was acknowledged before it was taken, and where rows of the same kind end.
+
+        The second value is the first row after `low` for which the first value would be different, at most `high`.
+        """
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:

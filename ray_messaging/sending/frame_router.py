@@ -105,7 +105,10 @@ class FrameRouter:
         return frames
 
     def _fan_out(self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None) -> list[OutboundFrame]:
-        """Build the frames of broadcasts (None: all). Each mailbox with a hearer gets one row for each broadcast."""
+        """Build the frames of the broadcasts in `rows` (None: in all rows).
+
+        Each mailbox with a hearer gets one row for each broadcast.
+        """
         batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
         assert lines is not None
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
@@ -143,7 +146,7 @@ class FrameRouter:
         return frames
 
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
-        """Return the rows (None: all) for each mailbox."""
+        """Return, for each mailbox, which of `rows` (None: of all rows) it gets; None stands for all rows."""
         known, batch = self.routes, in_flight.batch
         if rows is not None and not len(rows):
             return {}

@@ -51,8 +51,8 @@ class ReadBoxes(NamedTuple):
 class OpenBox(NamedTuple):
     """The committed frames of a box, and the agents for which the group reads them.
 
-    The group reads the messages for `agents`. If `besides` is True, it reads the messages for all agents of the box
-    except `agents`.
+    If `besides` is False, the group reads the messages for `agents`. If `besides` is True, it reads the messages for
+    all other agents of the box.
     """
 
     frames: Sequence[BoxFrame]
@@ -156,7 +156,8 @@ class GroupBoxes:
 def _addressed(batch: Batch, box: OpenBox) -> Batch:
     """Return the rows of a batch that the group reads.
 
-    Only the group whose mailbox has the box reads plain channels.
+    The box may be that of another group. Messages on plain channels, which belong to no agent, are read only by the
+    group whose mailbox has the box.
     """
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
@@ -283,8 +284,8 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
     If amendments change the pairs of one broadcast in different ways, the result has one row for each way. If no pair
     is left, the result is None.
 
-    Args: `edges` are the pairs, in the broadcast's version of the audience, whose hearers are the frame's agents.
-    `amendments` are the amendments that `amendments_of` returns for the batch.
+    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
+    has. `amendments` are the amendments that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 

@@ -29,11 +29,11 @@ _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before
 
 
 class HeldCalls(NamedTuple):
-    """The totals of a gate: how many calls were granted so far, how many have ended, and how many were not made.
+    """The totals of a gate: how many calls were granted so far, and how many of these have ended.
 
-    `paid` counts the ended calls that have used tokens or money. `tokens` is how many they used together, and `cost`
-    what they cost together, in millionths of a millionth of the currency. `gate` is unique: when a group restarts, it
-    gets a new gate.
+    `unused` counts the granted calls that were not made, because their callers were cancelled. `paid` counts the ended
+    calls that have used tokens or money. `tokens` is how many tokens they used together, and `cost` what they cost
+    together, in millionths of a millionth of the currency. `gate` is unique: when a group restarts, it gets a new gate.
     """
 
     group: str

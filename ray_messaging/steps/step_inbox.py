@@ -205,7 +205,7 @@ class _DecodedRows:
 class _AgentMessages(msgspec.Struct, eq=False, gc=False):
     """The messages of one agent in a step.
 
-    It has the length and the rows, and builds a Messages for everything else.
+    Their number is known at once, and a loop decodes them directly. Any other use builds a `Messages` of them.
     """
 
     _decoded: _DecodedRows

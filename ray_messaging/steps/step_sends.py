@@ -216,7 +216,10 @@ class StepSends:
         self._append(line, recipient, place)
 
     def number_of(self, line: bytes) -> int | None:
-        """Return the number of a payload that orjson has encoded, or None if only `encode_payload` can encode it."""
+        """Return the place in `lines` of a payload that orjson has encoded as `line`.
+
+        Return None if the payload needs the checks of `encode_payload`, because of its size or its content.
+        """
         if (
             len(line) <= self._payload_bytes
             and (MAYBE_NULL not in line or line.find(NULL) < 0)

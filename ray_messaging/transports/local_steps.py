@@ -170,7 +170,7 @@ class LocalSteps(RedisSteps):
         return BoxStart((), self._boxes.get(box, ()))
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
-        """Return all frames of a box, or none after an entry."""
+        """Return all frames of a box in one call, or none if `after` says that they were returned already."""
         return [] if after == _ENTRY else [*self._boxes.get(box, ())]
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:

@@ -173,7 +173,7 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspects, at most _SUSPECTS + 1. The last one shows that there are more."""
+    """Return the distinct hashes of suspects, at most _SUSPECTS + 1. So the caller sees if there are too many."""
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 

@@ -163,7 +163,7 @@ def found_in(
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
     """Return whether any matching row has a str id.
 
-    With `expand`, ids of possible hearers of broadcasts matter, too.
+    With `expand`, also return True if any agent that may hear a broadcast has a str id.
     """
     filters = Filters(**fields)
     if not expand:

@@ -169,7 +169,9 @@ class RunFacts:
         return None
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - a log has some
-        """Return all agents in one step, each with one collected value; None: the run has collected none, or too many.
+        """Return all agents in one step, each with one collected value.
+
+        Return None if the run has collected no values of single agents, or too many for a page.
 
         The arguments are those of `sources.society_in_step.society_in_step`. Raises the same errors.
         """

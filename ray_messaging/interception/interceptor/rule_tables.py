@@ -206,7 +206,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
                 self._take_off(key, layer)
 
     def _copy(self, key: Key) -> list[Any]:
-        """Return [a copy of the value of an entry], or [] if there is no entry. Rules may change the value in place."""
+        """Return a list with a copy of an entry's value, or an empty list if there is no entry.
+
+        The value is copied, because rules may change it in place.
+        """
         return [_kept(self._values[key])] if key in self._values else []
 
     # -- saving to the server -------------------------------------------------------------------------------------

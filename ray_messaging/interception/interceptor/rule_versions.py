@@ -28,7 +28,7 @@ class RuleVersions:
         """Make the interceptor use the version that judges a step."""
 
     async def following(self) -> int:
-        """Return the step that will read a message that is sent now from outside of the steps."""
+        """Return the step in which a message will be read that is sent now from outside of the steps (-1: no steps)."""
         return -1
 
 

@@ -49,7 +49,7 @@ class ModeratorCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a rule's call.
 
-        The next call begins only after the caller of the call that ended has gone on up to its next `await`.
+        When a call ends, its caller first goes on up to its next `await`. Then the next call begins.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """

@@ -245,8 +245,8 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any message is delivered.
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
-    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
-    rule sees all messages to agents of groups that the other rules have passed.
+    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. Of
+    the messages to agents of groups, the rule sees all that the other rules have passed.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.
