@@ -27,7 +27,7 @@ def replies_to(
     *,
     failed: bool = False,
 ) -> list[Batch]:
-    """Build the answers to questions, one batch for each slice.
+    """Build the answers to questions, which are given as slices of batches: one batch for each slice.
 
     Args: `payloads` has one payload for each question, or is one payload for all questions. A payload has at most
     `payload_bytes` as JSON. With `failed`, the messages say that the handlers have failed.

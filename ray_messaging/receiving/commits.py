@@ -202,7 +202,10 @@ class InFlight:
         return fresh
 
     def unacked(self, slices: Sequence[Slice]) -> list[Slice]:
-        """Return the unacknowledged rows of slices. Messages of foreign clients always count as unacknowledged."""
+        """Return the rows of slices of batches that are not acknowledged, as slices.
+
+        Messages of foreign clients always count as not acknowledged.
+        """
         left: list[Slice] = []
         for part in slices:
             if part.batch.origin is None:

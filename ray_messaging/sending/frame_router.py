@@ -298,7 +298,7 @@ class FrameRouter:
         return broadcast and record is not None and not record.globs
 
     def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Divide rows such that each frame is within the limits of its mailbox after folding."""
+        """Divide rows such that each folded frame, with one row per broadcast, is within the limits of the mailbox."""
         batch, record = in_flight.outgoing, self.routes.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
@@ -313,7 +313,7 @@ class FrameRouter:
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return the rows of a batch (None: all) for a mailbox, folded by `fold`."""
+        """Return the rows of a batch (None: all) for a mailbox, folded: as one row for each broadcast (see `fold`)."""
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])

@@ -338,7 +338,7 @@ class BlockedSends(Sequence[BlockedSend]):
         return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
     def of(self, place: int) -> Sequence[BlockedSend]:
-        """Return the blocked messages that the agent at a place has sent."""
+        """Return the blocked messages of the agent at index `place` among the group's agents."""
         if not len(self):
             return ()
         low, high = np.searchsorted(self.places, [place, place + 1]).tolist()

@@ -129,7 +129,7 @@ class StepInbox:
         return self._spans[1]
 
     def of(self, place: int) -> Messages:
-        """Return the messages of the agent at a place."""
+        """Return the messages of the agent at index `place` among the agents."""
         low, count = (int(each[place]) for each in self._spans)
         return self._slice(low, low + count)
 

@@ -241,7 +241,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the question in a slice of one row; raise the same errors as `send`."""
+        """Answer a question, given as a slice of one row of a batch; raise the same errors as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)
@@ -281,7 +281,7 @@ class StepSends:
         self._add_columns(from_ids, 0, payloads, self._broadcast_route(audience, subtopic, deliver_at))
 
     def add_replies(self, question: Slice, payloads: object, exp_id: str, deliver_at: int | None) -> None:
-        """Answer the questions in a slice.
+        """Answer questions, given as a slice of a batch.
 
         Raises: the same errors as `send`; InvalidColumns if the payloads do not fit the questions. After an error, no
         question is answered.

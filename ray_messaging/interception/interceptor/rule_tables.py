@@ -85,7 +85,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys, that of a dict, which is faster than that of MutableMapping."""
+        """Return the keys as a dict's view, which is faster than the view that MutableMapping would make."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:

@@ -285,7 +285,7 @@ class EdgeBan(Ban):
         super().__init__(check, after, name)
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of banned pairs if broadcasts are judged as one message, and otherwise None.
+        """Return a check of banned pairs of sender and hearer if a broadcast is judged as one message, otherwise None.
 
         Without the check of pairs, a broadcast that is judged as one message would still reach banned receivers.
         """

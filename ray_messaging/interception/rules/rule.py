@@ -52,7 +52,7 @@ def label(*labels: str) -> Verdict:
 
 
 class PairCheck(NamedTuple):
-    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
+    """A check of pairs of sender and hearer by ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
 
     `reason` is the reason that the senders get.
     """
@@ -117,7 +117,7 @@ class Rule:
         return found
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of pairs by ids, or None if `check_batch` judges each pair.
+        """Return a check of pairs of sender and hearer by ids, or None if `check_batch` judges each pair.
 
         The check is valid until `state` changes.
         """
