@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt at a step that an answer's key names (see `saved_answers.key_of`), or None if there is none."""
+    """Return the attempt at a step that an answer's key names (see `saved_answers.key_of`), or None."""
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
