@@ -63,7 +63,7 @@ class OpenBox(NamedTuple):
 class BoxBatches(NamedTuple):
     """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages.
 
-    `outside` has the messages and broadcasts that senders outside of the steps sent, before any amendment, each with
+    `outside` has the batches that senders outside of the steps sent, as they were before any amendment. Each comes with
     the number of rows from outside that the box had before it.
     """
 
@@ -182,7 +182,7 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
-    """Return whether a frame is an amendment. Otherwise its rows are messages."""
+    """Return True if a frame is an amendment, and False if its rows are messages."""
     return frame.tag.group == SUPERVISOR and batch.sender in {BLOCKED, CHANGED}
 
 

@@ -479,9 +479,9 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Make a hold, which keeps the boxes of steps after `through` on the server, or move it forward.
+        """Make a hold, which keeps the boxes of steps after `through` on the server, or move the hold `name` forward.
 
-        It never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
+        A hold never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
         step.
         """
         await self._hold(name, through)

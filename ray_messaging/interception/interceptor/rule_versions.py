@@ -12,7 +12,7 @@ class RuleVersions:
 
     While versions wait, a step begins only after all groups have closed the previous step, so one version is used at a
     time. The first batch of a step, or anything else that needs the step's rules, makes the interceptor use them. This
-    class has no versions: it is the base of classes that have some.
+    base class has no versions. A subclass may have some.
     """
 
     @property

@@ -319,7 +319,7 @@ class RedisLink:
         return wire
 
     def _check_open(self) -> None:
-        """Raise Closed if this link is closed. Otherwise a late call would open a connection that nobody closes."""
+        """Raise Closed if this link is closed, because a late call would open a connection that nobody closes."""
         if self._closed:
             raise Closed(f"the connection to the server at {self.where} is closed", unsent=True)
 
