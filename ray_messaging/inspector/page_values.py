@@ -210,7 +210,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The present state of an experiment: the messages that wait, by mailbox, its steps, and its dead letters."""
+    """The present state of an experiment: how many messages wait in each mailbox, the steps, and the dead letters."""
 
     waiting: dict[str, int]
     steps: StepFacts | None

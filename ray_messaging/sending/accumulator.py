@@ -371,7 +371,7 @@ class Accumulator:
             batch.counted = len(batch.cells)
 
     def _prepare_futures(self) -> None:
-        """Prepare a future for each small message that certainly fits into the open batch and the capacity."""
+        """Prepare futures for as many small messages as certainly fit into the open batch and the capacity."""
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)

@@ -48,7 +48,7 @@ class ColumnChunk(NamedTuple):
     lines: Payloads
 
     def take(self, rows: NDArray[np.intp]) -> "ColumnChunk":
-        """Return only the given rows."""
+        """Return a chunk that has only the given rows."""
         return ColumnChunk(self.from_ids.take(rows), self.to_ids.take(rows), self.lines.take(rows))
 
     def batch(

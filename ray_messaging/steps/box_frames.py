@@ -235,7 +235,7 @@ class _Hits(NamedTuple):
     places: NDArray[np.intp]
 
     def take(self, some: NDArray[np.bool_] | NDArray[np.intp]) -> "_Hits":
-        """Return only the given rows."""
+        """Return some of the hits, given by a mask or by indices."""
         return _Hits(self.rows[some], self.blocked[some], self.batches[some], self.places[some])
 
 

@@ -47,7 +47,7 @@ class HeldCalls(NamedTuple):
 
     @property
     def under_way(self) -> int:
-        """Return how many calls have not ended."""
+        """Return how many calls were granted and have not ended."""
         return self.granted - self.ended - self.unused
 
 

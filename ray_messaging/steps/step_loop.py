@@ -221,7 +221,7 @@ class StepLoop:
                     await self._store.let_go(self._group, taken.attempt)
 
     def calls_of(self, step: int) -> CallMemory:
-        """Return the remembered calls of the open step, or of a step after it."""
+        """Return the remembered calls of a step, which is the open step or a later one."""
         assert self._taken is not None
         if step not in self._memories:
             # An earlier attempt may have kept results only for the first step that is not committed, and for the

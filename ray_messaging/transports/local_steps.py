@@ -174,7 +174,7 @@ class LocalSteps(RedisSteps):
         return [] if after == _ENTRY else [*self._boxes.get(box, ())]
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return the group's close of a step, for one of the last `horizon` steps."""
+        """Return how the group closed a step, if this is one of the last `horizon` steps."""
         return {self._group: self._closes[step]} if step in self._closes else {}
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:

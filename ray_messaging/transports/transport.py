@@ -130,7 +130,7 @@ class RedisTransport:
             link.who = who
 
     def begin_steps(self, timeout_s: float) -> None:
-        """Repeat failed calls for `timeout_s` seconds until `end_steps`, if that is longer than `patience_s`."""
+        """Until `end_steps` is called, repeat a failed call for `timeout_s` or `patience_s`, whichever is longer."""
         self._step_loops += 1
         for link in self._links:
             link.outage = link.outage or Outage(f"group {link.who}", max(timeout_s, link.patience_s))

@@ -216,7 +216,7 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
 
 
 def _cut(part: pa.Table, width: int) -> pa.Table:
-    """Return a part with payloads cut to `width` characters, and a column with their sizes in bytes before that."""
+    """Return a part with payloads cut to `width` characters, and a column with their sizes in bytes before the cut."""
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)

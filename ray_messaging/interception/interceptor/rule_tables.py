@@ -189,7 +189,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Record that an entry is about to change: in the layer that is being recorded, or else below all layers."""
+        """Record a change of an entry, before it is made.
+
+        While a layer is being recorded, the entry's earlier value is kept for it. Otherwise the change is recorded
+        below all layers.
+        """
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
