@@ -165,7 +165,7 @@ class RunFacts:
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return the aggregates that `collect` recorded, or the values of one agent. Raises InvalidQuery for a bad id."""
+        """Return the aggregates that `collect` recorded, or the values of one agent. Raises InvalidQuery."""
         return None
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - a log has some
