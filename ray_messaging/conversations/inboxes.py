@@ -186,7 +186,7 @@ class Inboxes:
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
         """End the wait of readers whose agents have left this mailbox.
 
-        If agents have come back, they can be read again.
+        If agents have come back, their inboxes can be read again.
         """
         for agent, inbox in self._inboxes.items():
             inbox.error = None

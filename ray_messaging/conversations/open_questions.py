@@ -73,7 +73,7 @@ class LoneAnswers:
 
 
 class OpenQuestion(NamedTuple):
-    """One question that waits, or several that were asked together, and the mailboxes of the asked agents now.
+    """One question that waits, or several that were asked together, and the present mailboxes of the asked agents.
 
     `key` identifies the question or questions: for a question that was asked alone, it is the id. `fail` is a function
     that ends the wait for a given reason.

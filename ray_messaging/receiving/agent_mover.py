@@ -238,9 +238,9 @@ class UnreadMessages:
     """The messages that wait in a mailbox, outside of steps, while agents leave it.
 
     During the move, fetches return only messages before the first waiting message for the leaving agents. When the
-    messages that were fetched for these agents are committed, all waiting messages are read. An attempt writes the
-    messages for the leaving agents into the target's mailbox, and the messages for other agents into this mailbox
-    again.
+    messages that were fetched for these agents are committed, all waiting messages are read. An attempt at the move
+    writes the messages for the leaving agents into the target's mailbox, and the messages for other agents into this
+    mailbox again.
     """
 
     def __init__(

@@ -224,9 +224,9 @@ class InFlight:
         return left
 
     def ack_ahead(self, found: AckRange) -> bool:
-        """Acknowledge rows that were not taken yet.
+        """Acknowledge a range of rows that were not taken yet.
 
-        Return False, and do nothing, if rows of the range were taken already.
+        Return False, and do nothing, if some of these rows were taken already.
         """
         low, high = place(found.after), place(found.end)
         if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):

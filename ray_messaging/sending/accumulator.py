@@ -43,7 +43,7 @@ _NONE_OPEN = PendingBatch()  # stands for "no batch is open"; no message is ever
 
 
 class CapacityLimiter:
-    """Limiter of accepted messages that have no receipt yet, by their number and by the bytes of their payloads.
+    """Limiter of the number and the payload bytes of messages that were accepted and have no receipt yet.
 
     When a limit is reached, `send` waits.
     """

@@ -384,8 +384,8 @@ class FrameRouter:
 def _queue_of(mailbox: str, batch: Batch) -> str:
     """Return the name of the queue for a mailbox's frames.
 
-    It is the name of the mailbox. In a run with steps, it is the mailbox's box for the step in which the frames are
-    read.
+    Outside of steps this is the name of the mailbox. In steps it is the name of the mailbox's box for the step in which
+    the frames are read.
     """
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox

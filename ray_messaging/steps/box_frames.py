@@ -293,8 +293,8 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return the pairs of a folded batch that no amendment blocks or changes; None if there are none.
 
-    Args: `edges` are the pairs, in the broadcasts' version of the audience, whose hearers are the frame's agents.
-    `amendments` are the amendments that `amendments_of` returns for the batch.
+    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
+    has. `amendments` are the amendments that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 

@@ -351,9 +351,9 @@ class BlockedSends(Sequence[BlockedSend]):
 
     @property
     def to_ids(self) -> NDArray[Any]:
-        """Return each message's recipient, int64 (n,), where the user is None.
+        """Return each message's recipient, int64 (n,).
 
-        With strs or None the dtype is object.
+        If some recipients are strs, or None for the user, the array has the dtype object.
         """
         return self._to_ids.to_numpy()
 

@@ -126,8 +126,8 @@ class Replied(NamedTuple):
 class StepSends:
     """The messages of one attempt at a step. The n-th message of a sender in the step has ordinal n.
 
-    Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. If
-    successive messages have the same sender or subtopic, it is checked only once.
+    Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. A
+    sender or subtopic that successive messages have in common is checked only once.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """

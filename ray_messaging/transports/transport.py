@@ -112,7 +112,7 @@ class RedisTransport:
         self.first_steps: StepSettings | None = None
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """Make all calls use `ended` while the server cannot be reached.
+        """Make calls ask `ended` whether the experiment has ended, while the server cannot be reached.
 
         If `ended` returns an error, the calls raise it.
         """

@@ -60,7 +60,7 @@ def since(
 
     Args:
         expand: Return a row for each hearer of a broadcast. `limit` counts rows before broadcasts are expanded.
-        as_text: See `with_ids`.
+        as_text: Whether ids are strs; None: they are strs if any id in the table is a str.
     """
     names = stored(COLUMNS)
     filters = Filters(**(fields | {"after": position, "limit": limit}))

@@ -68,8 +68,8 @@ class Rule:
     anything but verdicts, it has failed on the message. The message is then blocked, unless `on_error` is "allow".
 
     Attributes:
-        name: the rule's name in receipts and in the event log. Each rule of an interceptor has another name. By default
-            it is made from the class's name.
+        name: the rule's name in receipts and in the event log. The rules of an interceptor have different names. By
+            default the name is made from the class's name.
         needs_payload: whether the rule reads payloads. If False, the rule may get batches without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
         judges_broadcasts: "pair": the rule sees a broadcast as one message for each hearer, and may block, rewrite or

@@ -99,8 +99,8 @@ def _stores_nothing(error: Exception) -> bool:
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
     """Return a function that awaits `attempt`.
 
-    Before `attempt`, its first call awaits `first`. If the result of `first` is not None, it returns this result
-    instead.
+    The first call of this function awaits `first` before that. If the result of `first` is not None, the call returns
+    this result, and does not await `attempt`.
     """
     ways = [first]
 
