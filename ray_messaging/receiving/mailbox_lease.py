@@ -39,8 +39,8 @@ class _WatchedLease:
     """A lease of another messager, and for how long it was seen unchanged.
 
     The owner renews a lease three times within its duration. If more than a third of the duration passed between two
-    checks, this process stood still, or could not reach the server. The owner, too, may then have been unable to renew
-    the lease. So of the time between two checks, at most a third of the duration counts.
+    checks, this process may have stood still, or may not have reached the server. The owner, too, may then have been
+    unable to renew the lease. So of the time between two checks, at most a third of the duration counts.
     """
 
     def __init__(self, lease: str) -> None:

@@ -47,7 +47,7 @@ class HeldCalls(NamedTuple):
 
     @property
     def under_way(self) -> int:
-        """Return how many calls were granted and have not ended."""
+        """Return how many granted calls may be under way: they have not ended, and were not left unused."""
         return self.granted - self.ended - self.unused
 
 
