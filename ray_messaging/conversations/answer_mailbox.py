@@ -105,7 +105,7 @@ class AnswerMailbox:
                     self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Return those of the slices that have late answers."""
+        """Return those slices of batches that have late answers."""
         if not self._uncommitted:
             return []
         name = self.engine.name
@@ -128,5 +128,5 @@ def _as_asked(batch: Batch) -> None:
 
 
 def _slices(found: Slice, rows: Rows) -> list[Slice]:
-    """Return slices that consist of the given rows of a slice. `rows` are ascending."""
+    """Return some rows of a batch, in ascending order, as slices."""
     return [found._replace(low=low, high=high) for low, high in runs_of(rows)]

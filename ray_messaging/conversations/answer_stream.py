@@ -96,7 +96,7 @@ class AnswerTable:
         self._news.set()
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Return whether the questions at these places wait for an answer, bool (n,)."""
+        """Return whether each of the questions with the numbers `places` waits for an answer, bool (n,)."""
         return np.equal(self._part[places], _WAITS)
 
     def fail(self, place: int, error: NoAnswer) -> None:
@@ -107,7 +107,7 @@ class AnswerTable:
             self._news.set()
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Accept answers to the questions at these places.
+        """Accept answers to the questions with the numbers `places`.
 
         Returns: which of the answers are the first to their questions and have arrived in time, bool (n,).
         """

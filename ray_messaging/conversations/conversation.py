@@ -290,7 +290,7 @@ class Conversation:
         return left
 
     async def serve_by_hand(self) -> None:
-        """Remove the server's note that the service has ended, because messages are fetched again without it."""
+        """Remove the server's note that the service has ended, because messages are handled again without a service."""
         self.waits.ended = ""
         await self.waits.write()
 
@@ -314,7 +314,7 @@ class Conversation:
             await self._engine.transport.bury(origin.mailbox, origin.entry, frame, failure.reason, row=row)
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Report to a message's asker that the handler has failed, unless it expects no answer or has an answer."""
+        """Report to a message's asker that the handler has failed. Do nothing if no answer is expected any more."""
         if waits_for_failure(slice_of(message)):
             await self.reply(message, failure.payload, failed=True)
 

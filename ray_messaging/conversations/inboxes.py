@@ -186,7 +186,7 @@ class Inboxes:
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
         """End the wait of readers whose agents have left this mailbox.
 
-        If agents have come back, they can be read again.
+        If agents have come back, their inboxes can be read again.
         """
         for agent, inbox in self._inboxes.items():
             inbox.error = None
@@ -254,8 +254,8 @@ class InboxMessages(AsyncIterator[Message]):
     """Iterator over the messages of one agent as they arrive.
 
     A request for the next message means that the previous message was handled. When a `for` block is left, Python frees
-    this iterator, which then at once puts back the message that was being handled. A generator would do this only
-    later, when the next reader may already have later messages.
+    this iterator, which then at once puts back the message that was being handled. A generator would not
+    do this until later, when the next reader may already have later messages.
     """
 
     def __init__(self, inboxes: Inboxes, inbox: AgentInbox) -> None:

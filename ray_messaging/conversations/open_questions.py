@@ -39,7 +39,7 @@ class LoneAnswers:
         return all(future.done() for future in self._waiting.values())
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Return whether the questions at these places wait for an answer, bool (n,)."""
+        """Return whether each of the questions with the numbers `places` waits for an answer, bool (n,)."""
         there = [place in self._waiting and not self._waiting[place].done() for place in places.tolist()]
         return np.array(there, np.bool_)
 
@@ -52,7 +52,7 @@ class LoneAnswers:
         return True
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Accept answers to the questions at these places.
+        """Accept answers to the questions with the numbers `places`.
 
         Returns: which of the answers are the first to their questions and have arrived in time, bool (n,).
         """
@@ -73,7 +73,7 @@ class LoneAnswers:
 
 
 class OpenQuestion(NamedTuple):
-    """One question that waits, or several that were asked together, and the mailboxes of the asked agents now.
+    """One question that waits, or several that were asked together, and the present mailboxes of the asked agents.
 
     `key` identifies the question or questions: for a question that was asked alone, it is the id. `fail` is a function
     that ends the wait for a given reason.

@@ -27,7 +27,7 @@ def replies_to(
     *,
     failed: bool = False,
 ) -> list[Batch]:
-    """Build the answers to questions, one batch for each slice.
+    """Build the answers to questions, which are given as slices of batches: one batch for each slice.
 
     Args: `payloads` has one payload for each question, or is one payload for all questions. A payload has at most
     `payload_bytes` as JSON. With `failed`, the messages say that the handlers have failed.
@@ -111,7 +111,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """If the `with` block raises Closed, add the first question and the agent that cannot answer it to the text."""
+    """If the `with` block raises Closed, let the error's text name the first question, and who cannot answer it."""
     try:
         yield
     except Closed as error:
@@ -153,7 +153,7 @@ def waits_for_failure(question: Slice) -> bool:
 
 
 def blocked_among(receipts: Receipts) -> Collection[int]:
-    """Return the places of the answers that a rule blocked."""
+    """Return the indices of the receipts whose answers a rule blocked."""
     return {*np.flatnonzero(receipts.codes == BLOCKED).tolist()}
 
 

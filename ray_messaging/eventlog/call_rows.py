@@ -163,7 +163,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield all calls of some steps as dicts, from the files and from the tables `more`.
+    """Yield all calls of some steps as dicts, from some files and from more tables.
 
     The `agent` of a dict is an int or a str.
     """

@@ -268,7 +268,7 @@ def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _texts(column: pa.DictionaryArray) -> pa.Array:
     """Return the plain texts of a dictionary column.
 
-    This is fast if each row has an entry of its own in the dictionary, as often in the log.
+    This is fast if each row has an entry of its own in the dictionary, which is common in the log.
     """
     names, codes = column.dictionary, column.indices
     if len(names) == len(codes) and not codes.null_count and np.array_equal(codes, np.arange(len(codes))):

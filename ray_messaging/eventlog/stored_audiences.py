@@ -35,7 +35,7 @@ class StoredAudiences(LocalFolder):
         self._store = folder
 
     def read(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version.
+        """Return the pairs of a version of an audience.
 
         Raises: OSError if the store cannot be read; otherwise the same errors as `LocalFolder.read`.
         """

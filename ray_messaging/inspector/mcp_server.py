@@ -1,7 +1,7 @@
 """Answers about runs, and control of running experiments, for an assistant: a server of the Model Context Protocol.
 
-Each answer is small however large the run is. Agents wrote the texts in it. So each answer stands between two marks
-that no agent can know, after a line that says that the answer is data.
+Each answer is small, however large the run is. Agents wrote the texts in the answers. So each answer stands between two
+marks that no agent can know, after a line that says that the answer is data.
 """
 
 import json
@@ -160,7 +160,7 @@ class RunAnswers:
         self._sql = Lock()  # one query at a time, because a query may use 2 GB of memory
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
-        """List the runs: name, whether the run has ended, its experiment, first start, and of what it is a fork."""
+        """List the runs: name, whether the run has ended, its experiment, first start, and the run that it forked."""
         runs = self._folders.found()
         rows = [self._listed(run, folder) for run, folder in islice(runs.items(), offset, offset + limit)]
         names = ("run", "state", "experiment", "began", "fork_of")
@@ -257,7 +257,7 @@ class RunAnswers:
         limit: Limit = 200,
         from_step: Annotated[int, Field(ge=0)] = 0,
     ) -> dict[str, Any]:
-        """Return what a run has collected by step, of one agent or of all: means of numbers, counts of texts."""
+        """Return values that a run has collected, by step: those of one agent, or means or counts over all agents."""
         facts = FolderFacts(self._folders.folder_of(run))
         own = facts.series(agent or None)
         found = facts.over_steps(measure) if own is None and not agent else own
@@ -304,8 +304,8 @@ def _columns(log: EventLog) -> list[dict[str, Any]]:
 class RunControl:
     """Control of running experiments whose logs are in the folders. Each public method is a tool, as in RunAnswers.
 
-    Args: `join` returns the control of a running experiment by its name; `model` is the model of forks, as the command
-    `fork` takes it. An assistant cannot name another model, because a model is code.
+    Args: `join` is a function that returns the control of a running experiment, given its name and folder. `model` is
+    the model of forks, as the command `fork` takes it. An assistant cannot name another model, because a model is code.
     """
 
     folders: RunFolders

@@ -129,7 +129,7 @@ class CallSums:
 
 @dataclass(frozen=True, slots=True)
 class SlowAgent:
-    """The agent of a step whose calls took the longest: `seconds`, and `longer` than those of the next agent.
+    """An agent whose calls took the longest in a step: `seconds` in all, `longer` more than the next agent's.
 
     `hears` is how many agents it wrote to in that step, and `named` has some of them.
     """
@@ -147,8 +147,9 @@ class CallFacts:
     """The calls through `me.remember` of the committed steps: their sums, by step, by agent and by model.
 
     `made` counts the calls that were made, and `saved` the answers from a store. `by_step` has the cost of the calls
-    of each step, or if there are no prices, their tokens, or else their seconds (`measure`). `agents` and `slowest` are
-    those that took the longest.
+    of each step, or if there are no prices, their tokens, or else their seconds (`measure`). `agents` has the
+    sums of the agents whose calls took the longest. `slowest` has agents whose calls took longer than those of every
+    other agent in their step.
     """
 
     made: int
@@ -209,7 +210,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The present state of an experiment: the messages that wait, by mailbox, its steps, and its dead letters."""
+    """The present state of an experiment: how many messages wait in each mailbox, the steps, and the dead letters."""
 
     waiting: dict[str, int]
     steps: StepFacts | None

@@ -246,7 +246,10 @@ class RemoteVerdictClient(VerdictClient):
 
     @property
     def judges_nothing(self) -> bool:
-        """Return whether this client knows that there are no rules now. It knows that only by delegated rules."""
+        """Return whether this client knows that there are no rules now.
+
+        It can know this only while it has a snapshot of the rules (delegated rules).
+        """
         return self._delegated_rules is not None and self._delegated_rules.empty
 
     async def judge(self, batch: Batch) -> BatchVerdict:

@@ -110,7 +110,7 @@ def unbound(
 
 
 def encloses_anew(function: Callable[..., Any]) -> bool:
-    """Return whether `function` was defined by a caller of this, and uses values that its arguments do not show.
+    """Return whether `function` was defined in a function that is running now, and uses outer values or defaults.
 
     `me.remember(lambda: ask(prompt))` in a model is such a call: its key has the lambda's name, but not the prompt.
     """
@@ -156,7 +156,10 @@ def json_text(value: object) -> str:
 
 
 def json_of(result: bytes) -> tuple[str, bytes | None]:
-    """Return an encoded result as JSON, and the encoded result itself, or None if the JSON loses nothing."""
+    """Return an encoded result as JSON, and a second value.
+
+    The second value is the encoded result itself if the JSON loses something, and None if the JSON loses nothing.
+    """
     text = json_text(decode_exactly(result))
     return text, None if _means(text, result) else result
 

@@ -229,7 +229,7 @@ def _array_parts(value: Any) -> list[Any] | None:  # noqa: ANN401 - an array or 
 def type_name(dtype: np.dtype[Any]) -> str:
     """Return the str from which numpy builds exactly this type.
 
-    `dtype.str` does not serve, because it is the same for two int types of one size.
+    `dtype.str` cannot be used, because it is the same for two int types of one size.
     """
     name = dtype.str
     return name if np.dtype(name).char == dtype.char else name[0] + dtype.char

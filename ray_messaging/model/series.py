@@ -94,7 +94,7 @@ def values_of(parts: Sequence[StepSeries]) -> dict[str, Any]:
     """Return, by column, the values that all groups have collected in one step.
 
     If the columns are aggregates, each has a single value. Otherwise each column is an array with a value for each
-    agent, ordered by agent, int ids before str ids, and the column `agent` has the ids.
+    agent, and the column `agent` has the ids. The order is by agent, with int ids before str ids.
     """
     if not parts or parts[0].agents is None:
         return {**merged(parts)} if parts else {}

@@ -39,7 +39,7 @@ def spans_of(messages: Acked, mailbox: str) -> list[Span]:
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return the rows of these slices of batches as spans; raise ConfigError like `spans_of`."""
+    """Return the rows of slices of batches as spans; raise ConfigError in the same cases as `spans_of`."""
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin
@@ -61,7 +61,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
 
 
 def slices_of(messages: Acked) -> list[Slice]:
-    """Return messages as slices, as few as possible; raise ConfigError for objects that are not messages."""
+    """Return messages as slices of batches, as few as possible; raise ConfigError for an object that is no message."""
     if isinstance(messages, Messages):
         return messages.slices
     found: list[Slice] = []

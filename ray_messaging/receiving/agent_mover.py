@@ -151,10 +151,10 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """Return whether an earlier attempt of this move, in steps, has given the directory a version.
+        """In steps, return whether an earlier attempt at this move has made this version of the directory.
 
-        The answer to that attempt may have been lost. But another process may also have made the version, by another
-        move.
+        The answer to that attempt may have been lost. If another process made the version by another move, return
+        False.
         """
         changes = {
             record.mailbox: change
@@ -170,7 +170,7 @@ class AgentMover:
         )
 
     def _attempt(self) -> MoveAttempt:
-        """Return the next attempt, made from this process's copy of the directory; raise the same errors as `run`."""
+        """Build the next attempt at the move from this process's copy of the directory; raises the errors of `run`."""
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:
@@ -238,9 +238,9 @@ class UnreadMessages:
     """The messages that wait in a mailbox, outside of steps, while agents leave it.
 
     During the move, fetches return only messages before the first waiting message for the leaving agents. When the
-    messages that were fetched for these agents are committed, all waiting messages are read. An attempt writes the
-    messages for the leaving agents into the target's mailbox, and the messages for other agents into this mailbox
-    again.
+    messages that were fetched for these agents are committed, all waiting messages are read. An attempt at the move
+    writes the messages for the leaving agents into the target's mailbox, and the messages for other agents into this
+    mailbox again.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class UnreadMessages:
             )
 
     async def move(self, attempt_of: Callable[[], MoveAttempt], agents: AgentSet) -> Attempted:
-        """Make an attempt, which moves all messages that wait for agents.
+        """Make an attempt at the move, which also moves all messages that wait for the agents.
 
         Nothing is fetched or committed during the attempt.
         """
@@ -380,7 +380,7 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return how an attempt changes the waiting messages. Changes `flight`, a copy of the mailbox's InFlight."""
+        """Return how an attempt at the move changes the waiting messages. This changes `flight`, a copy of InFlight."""
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())
         stay: list[Returned] = []

@@ -135,7 +135,10 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether row `low` was acknowledged before it was taken, and the first row of which this is not so."""
+        """Return whether row `low` was acknowledged before it was taken, and where rows of the same kind end.
+
+        The second value is the first row after `low` for which the first value would be different, at most `high`.
+        """
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:
@@ -199,7 +202,10 @@ class InFlight:
         return fresh
 
     def unacked(self, slices: Sequence[Slice]) -> list[Slice]:
-        """Return the unacknowledged rows of slices. Messages of foreign clients always count as unacknowledged."""
+        """Return the rows of slices of batches that are not acknowledged, as slices.
+
+        Messages of foreign clients always count as not acknowledged.
+        """
         left: list[Slice] = []
         for part in slices:
             if part.batch.origin is None:
@@ -218,9 +224,9 @@ class InFlight:
         return left
 
     def ack_ahead(self, found: AckRange) -> bool:
-        """Acknowledge rows that were not taken yet.
+        """Acknowledge a range of rows that were not taken yet.
 
-        Return False, and do nothing, if rows of the range were taken already.
+        Return False, and do nothing, if some of these rows were taken already.
         """
         low, high = place(found.after), place(found.end)
         if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):

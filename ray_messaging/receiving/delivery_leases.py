@@ -401,7 +401,7 @@ class DeliveryLeases:
         return self._fetcher.commits.in_flight.unacked(lease.slices)
 
     def _enter(self, slices: list[Slice], holder: _Holder, options: FetchOptions) -> _Lease:
-        """Make a lease of slices for a holder, as the answer to its fetch."""
+        """Make a lease of messages, given as slices of batches, for a holder, as the answer to its fetch."""
         self._last += 1
         flight = self._fetcher.commits.in_flight
         origins = [(part.batch.origin, part) for part in slices]
@@ -420,6 +420,6 @@ def _rows(slices: Sequence[Slice]) -> int:
 
 
 def place_of(part: Slice) -> Place:
-    """Return the place of a slice's first row in the mailbox, or `_BEFORE_ALL` for messages of foreign clients."""
+    """Return where in the mailbox a slice of a batch begins, or `_BEFORE_ALL` for messages of foreign clients."""
     origin = part.batch.origin
     return _BEFORE_ALL if origin is None else (*order(origin.entry), part.low)

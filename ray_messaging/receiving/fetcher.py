@@ -139,7 +139,7 @@ class Iteration(AsyncIterator[Message]):
     """Iterator over messages. A message counts as being handled until the next message is requested.
 
     When a `for` block is left, Python frees this iterator at once, so messages that are sent after the block have no
-    cause. A generator would end only later, and it could not be used again after a cancelled request.
+    cause. A generator would not end until later, and it could not be used again after a cancelled request.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:
@@ -253,7 +253,7 @@ class Fetcher:
         self._tracer.hold(taken.slices)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
-        """Return slices as Messages, whose `more` says whether the mailbox may have other messages."""
+        """Return slices of batches as Messages, whose `more` says whether the mailbox may have other messages."""
         return Messages(self._exp_id, slices, more or self.inbox.size > 0 or self.inbox.behind)
 
     async def take(

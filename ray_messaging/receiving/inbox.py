@@ -182,7 +182,7 @@ class Inbox:
         return slices
 
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
-        """Return the row before which the rows of a piece may be taken, or -1 if no row may be taken."""
+        """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken."""
         if self.paused:
             self._arrived.clear()
             return -1
@@ -197,7 +197,7 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Hold back messages from the first one on that is for a leaving agent.
+        """Hold back the first message for one of these agents, which are leaving, and all messages after it.
 
         With None, no messages are held back any more.
         """

@@ -38,9 +38,9 @@ _LEAST_S = 0.01  # the least time between two checks of a lease
 class _WatchedLease:
     """A lease of another messager, and for how long it was seen unchanged.
 
-    The owner renews a lease three times within its duration. The time between two checks is counted as at most a third
-    of the duration, even if it was longer. This process may have stood still in this time, or may not have reached the
-    server. Then the owner, too, may have been unable to renew the lease.
+    The owner renews a lease three times within its duration. If more than a third of the duration passed between two
+    checks, this process may have stood still, or may not have reached the server. The owner, too, may then have been
+    unable to renew the lease. So of the time between two checks, at most a third of the duration counts.
     """
 
     def __init__(self, lease: str) -> None:
@@ -184,7 +184,7 @@ class MailboxLease:
             self.has_stood_still()
 
     def has_stood_still(self) -> bool:
-        """Return whether this process stood still since the lease was renewed. Then the caller must call `confirm`."""
+        """Return whether this process stood still since the lease was renewed. If so, call `confirm`."""
         now = time.monotonic()
         if now - self._checked_at > _STILL_S:
             self._stood_still = True

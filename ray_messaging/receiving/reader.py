@@ -78,7 +78,7 @@ class ReadSize:
         self._waits = deque[float](maxlen=_WAITS)
 
     def frames(self, capacity: int) -> int:
-        """Return the most frames for the next read, if the inbox has room for `capacity` messages."""
+        """Return how many frames the next read may take at most, if the inbox has room for `capacity` messages."""
         most = min(self._times * _FRAMES, self._times * _READ_BYTES // self._bytes)
         return max(1, min(most, capacity // self._rows))
 

@@ -280,7 +280,7 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Host the agents that this mailbox has by the directory, because other processes may have moved some."""
+        """Host the agents that this mailbox has in the directory, because other processes may have moved some."""
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted

@@ -43,7 +43,7 @@ _NONE_OPEN = PendingBatch()  # stands for "no batch is open"; no message is ever
 
 
 class CapacityLimiter:
-    """Limiter of accepted messages that have no receipt yet, by their number and by the bytes of their payloads.
+    """Limiter of the number and the payload bytes of messages that were accepted and have no receipt yet.
 
     When a limit is reached, `send` waits.
     """
@@ -371,7 +371,7 @@ class Accumulator:
             batch.counted = len(batch.cells)
 
     def _prepare_futures(self) -> None:
-        """Prepare a future for each small message that certainly fits into the open batch and the capacity."""
+        """Prepare futures for as many small messages as certainly fit into the open batch and the capacity."""
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)

@@ -48,7 +48,7 @@ class ColumnChunk(NamedTuple):
     lines: Payloads
 
     def take(self, rows: NDArray[np.intp]) -> "ColumnChunk":
-        """Return only the given rows."""
+        """Return a chunk that has only the given rows."""
         return ColumnChunk(self.from_ids.take(rows), self.to_ids.take(rows), self.lines.take(rows))
 
     def batch(
@@ -247,7 +247,10 @@ def to_audience(batch: Batch, audience: object) -> Batch:
 
 
 async def edges_of(audience: AudiencePairs, topic: str, routes: Routes, audiences: AudienceCache) -> Edges:
-    """Return the pairs of an audience. The hearers of EVERYBODY are all agents that listen on the subtopic."""
+    """Return an audience's pairs of sender and hearer.
+
+    The hearers of EVERYBODY are all agents that listen on the topic.
+    """
     if audience != EVERYBODY:
         return await audiences.edges(audience)
     everybody = NO_AGENTS

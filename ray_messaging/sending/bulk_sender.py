@@ -46,7 +46,7 @@ class BulkSender:
         return await self._send(batches, partial(self._put_own, checked), sum(batch.rows for batch in batches))
 
     async def send_together(self, batches: Sequence[Batch]) -> Receipts:
-        """Send plain messages as `send` does, but join them with other messages that are sent at the same time."""
+        """Send messages as `send` does, but in one batch with messages that other calls send at the same time."""
         await self._frames.check(batches)
         return await self._send(batches, self._join_own, sum(batch.rows for batch in batches))
 
@@ -99,7 +99,7 @@ class BulkSender:
         return self._accumulator.join(batch, call_row)
 
     def _add(self, checked: int, batch: Batch, call_row: int) -> BulkWaiter:
-        """Accept a batch of another process. If it is small and plain, join it to the open batch.
+        """Accept a batch of another process. If it is small and has only plain messages, join it to the open batch.
 
         Args: `checked` is the version of the schemas by which the batch was checked; `call_row` is the number of the
         first message in the call.

@@ -196,7 +196,7 @@ class Destination:
             self.router.kept()
 
     def next_call(self) -> list[OutboundFrame]:
-        """Return the frames of the next call. They get the numbers after those of the calls that are under way.
+        """Return the frames of the next call. Their numbers follow the numbers in the calls that are under way.
 
         All frames have the same verdict epoch.
         """

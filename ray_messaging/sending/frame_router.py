@@ -105,7 +105,10 @@ class FrameRouter:
         return frames
 
     def _fan_out(self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None) -> list[OutboundFrame]:
-        """Build the frames of broadcasts (None: all). Each mailbox with a hearer gets one row for each broadcast."""
+        """Build the frames of the broadcasts in `rows` (None: in all rows).
+
+        Each mailbox with a hearer gets one row for each broadcast.
+        """
         batch, lines, frames = in_flight.outgoing, in_flight.outgoing.lines, list[OutboundFrame]()
         assert lines is not None
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
@@ -143,7 +146,7 @@ class FrameRouter:
         return frames
 
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
-        """Return the rows (None: all) for each mailbox."""
+        """Return, for each mailbox, which of `rows` (None: of all rows) it gets; None stands for all rows."""
         known, batch = self.routes, in_flight.batch
         if rows is not None and not len(rows):
             return {}
@@ -295,7 +298,7 @@ class FrameRouter:
         return broadcast and record is not None and not record.globs
 
     def _folded_parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Divide rows such that each frame is within the limits of its mailbox after folding."""
+        """Divide rows such that each folded frame, with one row per broadcast, is within the limits of the mailbox."""
         batch, record = in_flight.outgoing, self.routes.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
@@ -310,7 +313,7 @@ class FrameRouter:
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return the rows of a batch (None: all) for a mailbox, folded by `fold`."""
+        """Return the rows of a batch (None: all) for a mailbox, folded: as one row for each broadcast (see `fold`)."""
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])
@@ -381,8 +384,8 @@ class FrameRouter:
 def _queue_of(mailbox: str, batch: Batch) -> str:
     """Return the name of the queue for a mailbox's frames.
 
-    It is the name of the mailbox. In a run with steps, it is the mailbox's box for the step in which the frames are
-    read.
+    Outside of steps this is the name of the mailbox. In steps it is the name of the mailbox's box for the step in which
+    the frames are read.
     """
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox

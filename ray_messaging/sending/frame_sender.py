@@ -338,7 +338,7 @@ class FrameSender(Destination):
         """Make one call with numbered frames.
 
         If the call was repeated because no reply came, its first copy may still reach the server. In this case
-        `attempted` stays true until the caller has processed the reply, and sets `attempted` to False.
+        `self.attempted` stays True after this method. The caller must process the reply, and then set it to False.
         """
         if self.router.unkept:
             await self.keep_agents()

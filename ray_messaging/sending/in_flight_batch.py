@@ -20,7 +20,7 @@ Rows = NDArray[np.intp]
 
 
 class BatchOwner(Protocol):
-    """An object that is called when rows of an InFlightBatch have their fates or errors."""
+    """The owner of an InFlightBatch, whose methods are called when rows of the batch have their fates or errors."""
 
     def rows_done(self, rows: int, nbytes: int) -> None:
         """Record that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""

@@ -80,7 +80,11 @@ class ConversationRows(msgspec.Struct, eq=False):
 
 
 class Reach(NamedTuple):
-    """How many agents of a mailbox hear each sender, by the sender's place. `agents` is a digest of these agents."""
+    """How many agents of a mailbox hear each sender.
+
+    `hearers` has this number for each sender, at the index that `Reaches.places_of` returns for the sender. `agents` is
+    a digest of the mailbox's agents.
+    """
 
     record: MailboxRecord
     agents: bytes

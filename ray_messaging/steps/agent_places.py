@@ -36,7 +36,7 @@ class AgentPlaces(Sequence[AgentId]):
     @overload
     def __getitem__(self, place: slice) -> list[AgentId]: ...
     def __getitem__(self, place: int | slice) -> AgentId | list[AgentId]:
-        """Return the agent with this number, or the agents of a slice of numbers."""
+        """Return the agent at this place, or a list of the agents at a slice of places."""
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         if place < 0:

@@ -51,8 +51,8 @@ class ReadBoxes(NamedTuple):
 class OpenBox(NamedTuple):
     """The committed frames of a box, and the agents for which the group reads them.
 
-    The group reads the messages for `agents`. If `besides` is True, it reads the messages for all agents of the box
-    except `agents`.
+    If `besides` is False, the group reads the messages for `agents`. If `besides` is True, it reads the messages for
+    all other agents of the box.
     """
 
     frames: Sequence[BoxFrame]
@@ -63,7 +63,7 @@ class OpenBox(NamedTuple):
 class BoxBatches(NamedTuple):
     """The decoded frames of a box: messages, broadcasts (`folded`), and amendments, which block or change messages.
 
-    `outside` has the messages and broadcasts that senders outside of the steps sent, before any amendment, each with
+    `outside` has the batches that senders outside of the steps sent, as they were before any amendment. Each comes with
     the number of rows from outside that the box had before it.
     """
 
@@ -156,7 +156,8 @@ class GroupBoxes:
 def _addressed(batch: Batch, box: OpenBox) -> Batch:
     """Return the rows of a batch that the group reads.
 
-    Only the group whose mailbox has the box reads plain channels.
+    The box may be that of another group. Messages on plain channels, which belong to no agent, are read only by the
+    group whose mailbox has the box.
     """
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
@@ -181,7 +182,7 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> BoxBatches:
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
-    """Return whether a frame is an amendment. Otherwise its rows are messages."""
+    """Return True if a frame is an amendment, and False if its rows are messages."""
     return frame.tag.group == SUPERVISOR and batch.sender in {BLOCKED, CHANGED}
 
 
@@ -234,7 +235,7 @@ class _Hits(NamedTuple):
     places: NDArray[np.intp]
 
     def take(self, some: NDArray[np.bool_] | NDArray[np.intp]) -> "_Hits":
-        """Return only the given rows."""
+        """Return some of the hits, given by a mask or by indices."""
         return _Hits(self.rows[some], self.blocked[some], self.batches[some], self.places[some])
 
 
@@ -283,8 +284,8 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
     If amendments change the pairs of one broadcast in different ways, the result has one row for each way. If no pair
     is left, the result is None.
 
-    Args: `edges` are the pairs, in the broadcast's version of the audience, whose hearers are the frame's agents.
-    `amendments` are the amendments that `amendments_of` returns for the batch.
+    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
+    has. `amendments` are the amendments that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=False)
 
@@ -292,8 +293,8 @@ def amended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch])
 def unamended_broadcasts(folded: Batch, edges: Edges, amendments: Sequence[Batch]) -> Batch | None:
     """Return the pairs of a folded batch that no amendment blocks or changes; None if there are none.
 
-    Args: `edges` are the pairs, in the broadcasts' version of the audience, whose hearers are the frame's agents.
-    `amendments` are the amendments that `amendments_of` returns for the batch.
+    Args: `edges` are those pairs of the audience, in the version that the broadcasts name, whose hearers the group
+    has. `amendments` are the amendments that `amendments_of` returns for the batch.
     """
     return _amended_pairs(folded, edges, amendments, without_changed=True)
 

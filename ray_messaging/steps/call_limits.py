@@ -7,8 +7,8 @@ a lost or repeated request does no harm. Of the calls that wait at a gate, those
 because later steps wait for them.
 
 What a call uses is known when it ends. Before that, the limits of tokens and of money count the average of the calls
-that have ended. With such limits the first call begins alone. Later, at most twice as many calls are under way as have
-ended and used something.
+that have ended. With such limits the first call begins alone. Later, the number of calls under
+way is at most twice the number of calls that have ended and have used something.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before
 
 
 class HeldCalls(NamedTuple):
-    """The totals of a gate: how many calls were granted so far, how many have ended, and how many were not made.
+    """The totals of a gate: how many calls were granted so far, and how many of these have ended.
 
-    `paid` counts the ended calls that have used tokens or money. `tokens` is how many they used together, and `cost`
-    what they cost together, in millionths of a millionth of the currency. `gate` is unique: when a group restarts, it
-    gets a new gate.
+    `unused` counts the granted calls that were not made, because their callers were cancelled. `paid` counts the ended
+    calls that have used tokens or money. `tokens` is how many tokens they used together, and `cost` what they cost
+    together, in millionths of a millionth of the currency. `gate` is unique: when a group restarts, it gets a new gate.
     """
 
     group: str
@@ -47,7 +47,7 @@ class HeldCalls(NamedTuple):
 
     @property
     def under_way(self) -> int:
-        """Return how many calls have not ended."""
+        """Return how many granted calls may be under way: they have not ended, and were not left unused."""
         return self.granted - self.ended - self.unused
 
 

@@ -38,8 +38,8 @@ class CallMemory:
     """Results of one group's remembered calls in one step, by key. The server keeps them until the step is committed.
 
     All callers must share one event loop. The calls to the server may use another event loop. Results that arrive
-    during a call to the server, or soon after it, are written together by the next call. It is made at the latest when
-    the callers' event loop begins its next round: until then no caller could go on with a result.
+    during a call to the server, or soon after it, are written together by the next call. That call is made when the
+    callers' event loop begins its next round, or earlier: until then no caller could go on with a result.
 
     Args: `limit` is the most bytes that one result may have. `again` says that earlier attempts at the step may have
     kept results.

@@ -1,4 +1,4 @@
-"""The canonical order of a step's messages: by to_id, then the step in which it was sent, from_id, and ordinal.
+"""The canonical order of a step's messages: by to_id, step of sending, from_id, and ordinal.
 
 The n-th message that an agent sends in a step has ordinal n.
 """
@@ -25,8 +25,8 @@ _LONG_RUN = 16  # From this average length of ascending runs on, the stable sort
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
     """Return the canonical order of rows as indices.
 
-    Args: `to_ids` and `from_ids` are the ids of the rows, in consecutive columns; `steps` has the step in which each
-    row was sent, `ordinals` the row's ordinal.
+    Args: `to_ids` and `from_ids` are columns that together have an id for each row. `steps` has the step in which each
+    row was sent, and `ordinals` the row's ordinal.
     """
     return _sorted_rows([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals])[0]
 
@@ -45,7 +45,10 @@ class _Part(NamedTuple):
 
 
 def _sorted_rows(keys: Sequence[NDArray[Any]], wanted: Sequence[int] = ()) -> tuple[Order, list[NDArray[Any]]]:
-    """Return the indices of rows sorted by keys, of which the first key counts most; and the `wanted` keys, sorted."""
+    """Return the order of rows by keys, as indices, and the values of the `wanted` keys in this order.
+
+    Rows are sorted by the first key. Rows with equal values of it are sorted by the second key, and so on.
+    """
     rows, order = len(keys[0]), None
     numbers = _packed(keys)
     width = rows.bit_length()
@@ -104,7 +107,10 @@ def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
 
 
 def id_ranks(columns: Sequence[IdColumn]) -> NDArray[np.integer[Any]]:
-    """Return a number for each id, in the order of the ids: None, then ints, then strs by their UTF-8 bytes."""
+    """Return a number for each id. A later id has a higher number.
+
+    The order of ids is: None, then ints, then strs by their UTF-8 bytes.
+    """
     if all(column.kinds is None for column in columns):
         stored: NDArray[np.integer[Any]] = joined_arrays([column.stored for column in columns])
         return stored

@@ -215,10 +215,10 @@ class HashedLater(NamedTuple):
 
 
 class LaterDigests:
-    """The rows that a group has sent from this process in its last `count` steps. There are no digests of other steps.
+    """The rows that a group has sent from this process in its last `count` steps, kept to compute their digests later.
 
-    There are none of steps before `first` either, because the run goes on for so long that nobody asks for them. When
-    the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
+    Rows of steps before `first` are not kept: the run goes on long after these steps, so nobody asks for their digests.
+    When the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
     """
 
     def __init__(self, first: int, count: int) -> None:

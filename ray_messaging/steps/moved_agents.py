@@ -11,7 +11,7 @@ class MovedAgents(NamedTuple):
     """Agents that came to a group recently, agents that left it recently, and the groups from which agents came.
 
     A group from which agents came is called their origin. Its boxes may still have messages for them. `origins` has,
-    for each origin, the first step in which no more such messages were sent. `changed` is the last step at which an
+    for each origin, the first step in which no message for them was sent to it. `changed` is the last step at which an
     agent came or left.
     """
 

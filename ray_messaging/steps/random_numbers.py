@@ -46,14 +46,14 @@ class StepGenerators:
         self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])
 
     def at(self, place: int) -> Generator:
-        """Return the generator of the agent at a place. It is new, so it begins with the first random number."""
+        """Return the generator of the agent at index `place`. It is new, so it begins with the first random number."""
         low, seeds = self._block  # `_block` is read only once, because another thread may replace it between two reads
         if not low <= place < low + len(seeds):
             low, seeds = self._block = self._block_of(place)
         return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence
 
     def _block_of(self, place: int) -> tuple[int, list[NDArray[np.uint64]]]:
-        """Return the block of seeds that contains a place, with the place of its first seed."""
+        """Return the index of the first agent of a block, and the block's seeds. The block has the agent at `place`."""
         low = place - place % _BLOCK
         keys = np.frombuffer(_hash_of(self._seed, self._step, 16), np.uint64)
         ids = self.agents.hashes[low : low + _BLOCK]

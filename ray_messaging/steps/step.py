@@ -261,8 +261,8 @@ class Step:
 
         Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
         group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName
-        for an agent without a position, and ConfigError for an audience that was not made of positions. Then the step
-        is not committed.
+        for an agent without a position, and ConfigError for an audience that was not made of positions. In both
+        cases the step is not committed.
         """
         self.sends.check_open()
         name, column = name_of(audience), IdColumn.checked(ids)

@@ -338,7 +338,7 @@ class BlockedSends(Sequence[BlockedSend]):
         return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
     def of(self, place: int) -> Sequence[BlockedSend]:
-        """Return the blocked messages that the agent at a place has sent."""
+        """Return the blocked messages of the agent at index `place` among the group's agents."""
         if not len(self):
             return ()
         low, high = np.searchsorted(self.places, [place, place + 1]).tolist()
@@ -351,9 +351,9 @@ class BlockedSends(Sequence[BlockedSend]):
 
     @property
     def to_ids(self) -> NDArray[Any]:
-        """Return each message's recipient, int64 (n,), where the user is None.
+        """Return each message's recipient, int64 (n,).
 
-        With strs or None the dtype is object.
+        If some recipients are strs, or None for the user, the array has the dtype object.
         """
         return self._to_ids.to_numpy()
 

@@ -129,7 +129,7 @@ class StepInbox:
         return self._spans[1]
 
     def of(self, place: int) -> Messages:
-        """Return the messages of the agent at a place."""
+        """Return the messages of the agent at index `place` among the agents."""
         low, count = (int(each[place]) for each in self._spans)
         return self._slice(low, low + count)
 
@@ -205,7 +205,7 @@ class _DecodedRows:
 class _AgentMessages(msgspec.Struct, eq=False, gc=False):
     """The messages of one agent in a step.
 
-    It has the length and the rows, and builds a Messages for everything else.
+    Their number is known at once, and a loop decodes them directly. Any other use builds a `Messages` of them.
     """
 
     _decoded: _DecodedRows

@@ -146,7 +146,7 @@ class StepLoop:
                 yield step
 
     async def standing(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step | None, None]:
-        """Yield the steps before `until`, as `steps` does, and then None again and again until `until` is raised.
+        """Yield the steps before `until`, as `steps` does, and then None again and again until `until` gets higher.
 
         Meanwhile this process stays the group's driver. So further steps begin without a question to the server about
         the driver and the group's counts.
@@ -221,7 +221,7 @@ class StepLoop:
                     await self._store.let_go(self._group, taken.attempt)
 
     def calls_of(self, step: int) -> CallMemory:
-        """Return the remembered calls of the open step, or of a step after it."""
+        """Return the remembered calls of a step, which is the open step or a later one."""
         assert self._taken is not None
         if step not in self._memories:
             # An earlier attempt may have kept results only for the first step that is not committed, and for the
@@ -320,9 +320,10 @@ class StepLoop:
         return found
 
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
-        """Begin to wait for news after `news` that open `step`, which is the step of `box`.
+        """Begin to wait for news, after the position `news`, that `step` is open. `box` is the box of this step.
 
-        Without `news`, an earlier driver's step may have been opened by such news, so the server is asked.
+        A step from `until` on is opened by news. If `news` is "", such news may have come already, to an earlier
+        driver. Then this does not wait, and the server is asked.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)
@@ -330,7 +331,7 @@ class StepLoop:
             box.expect_opening(news, step, STEP_NEWS_TIMEOUT_S)
 
     def _check_open(self) -> None:
-        """Raise Closed if the messager was closed. Otherwise the loop would commit, and wait for other groups."""
+        """Raise Closed if the messager was closed, because the loop must not commit then, or wait for other groups."""
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 

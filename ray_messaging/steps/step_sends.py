@@ -126,8 +126,8 @@ class Replied(NamedTuple):
 class StepSends:
     """The messages of one attempt at a step. The n-th message of a sender in the step has ordinal n.
 
-    Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. If
-    successive messages have the same sender or subtopic, it is checked only once.
+    Single messages are kept in a list until there are enough for a batch. Equal payloads are in a batch only once. A
+    sender or subtopic that successive messages have in common is checked only once.
 
     Args: `horizon` is how many steps ahead a message may be sent.
     """
@@ -216,7 +216,10 @@ class StepSends:
         self._append(line, recipient, place)
 
     def number_of(self, line: bytes) -> int | None:
-        """Return the number of a payload that orjson has encoded, or None if only `encode_payload` can encode it."""
+        """Return the place in `lines` of a payload that orjson has encoded as `line`.
+
+        Return None if the payload needs the checks of `encode_payload`, because of its size or its content.
+        """
         if (
             len(line) <= self._payload_bytes
             and (MAYBE_NULL not in line or line.find(NULL) < 0)
@@ -238,7 +241,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the question in a slice of one row; raise the same errors as `send`."""
+        """Answer a question, given as a slice of one row of a batch; raise the same errors as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)
@@ -278,7 +281,7 @@ class StepSends:
         self._add_columns(from_ids, 0, payloads, self._broadcast_route(audience, subtopic, deliver_at))
 
     def add_replies(self, question: Slice, payloads: object, exp_id: str, deliver_at: int | None) -> None:
-        """Answer the questions in a slice.
+        """Answer questions, given as a slice of a batch.
 
         Raises: the same errors as `send`; InvalidColumns if the payloads do not fit the questions. After an error, no
         question is answered.

@@ -153,7 +153,7 @@ class StepSupervisor:
         return Closing(self._boxes.rows, counts.encode(), state, state != self._state, blocked=blocked)
 
     async def _changes(self, number: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
-        """Return what the rules change in a step, how many messages of each sender they block, and these messages."""
+        """Return what the rules change in a step, how many messages they block by sender, and the blocked messages."""
         said = self._broadcasts
         said.digests.clear()
         changes = StepChanges(self._boxes, self._directory, said.digests, digest=self._settings.digest)

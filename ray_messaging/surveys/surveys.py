@@ -141,7 +141,7 @@ class AsyncSurvey:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, places: Rows, timeout: float | None) -> None:
-        """Ask the agents at some places, a few thousand at a time.
+        """Ask the agents at the positions `places` among the survey's agents, a few thousand at a time.
 
         The record of these questions is stored before more agents are asked.
         """

@@ -109,12 +109,12 @@ class Tally:
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 
     def named(self, places: Rows) -> list[AgentId]:
-        """Return the agents at some places."""
+        """Return the agents at these positions among the survey's agents."""
         return self.agents.column.take(places).tolist()  # type: ignore[return-value]  # none of them is the user
 
     @property
     def open_places(self) -> Rows:
-        """Return the places of agents that have no fitting answer, except those whose questions did not arrive."""
+        """Return the positions of agents that have no fitting answer, except those whose questions did not arrive."""
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:

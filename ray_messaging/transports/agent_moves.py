@@ -70,7 +70,7 @@ class MoveOutcome(IntEnum):
 
 
 class Attempted(NamedTuple):
-    """The outcome of an attempt. In steps `since` is the first step after the move.
+    """The outcome of an attempt to move agents. In steps `since` is the first step after the move.
 
     If the outcome is NOT_YET, `since` is the target's first step.
     """

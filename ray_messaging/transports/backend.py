@@ -33,7 +33,8 @@ class RedisBackend:
 
     The experiment's data are on one server, the primary. Large frames are on further servers, if the config has any.
 
-    Args: `first_steps` are settings of steps. If given, each experiment has steps, and begins with its first messager.
+    Args: `first_steps` are settings of steps. If given, each experiment has steps with these settings. The first
+    messager that connects sets them up.
     """
 
     def __init__(self, config: RedisConfig | ShardsConfig, *, first_steps: "StepSettings | None" = None) -> None:

@@ -188,7 +188,7 @@ class RedisExperimentStore:
     # -- seats ----------------------------------------------------------------------------------------------------
 
     async def seats(self) -> Mapping[bytes, bytes]:
-        """Return the records of all seats, by the agents' ids."""
+        """Return the records of all seats, by the agents' ids. At a seat a person acts as an agent."""
         found: Sequence[bytes] = await self._link.command("HGETALL", self._keys.seats)
         return dict(zip(found[::2], found[1::2], strict=True))
 

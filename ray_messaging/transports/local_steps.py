@@ -172,15 +172,15 @@ class LocalSteps(RedisSteps):
         return Committed(step, step, await self.open(group, attempt, step + 1) if go_on else None)
 
     async def open_box(self, box: str, count: int) -> BoxStart:
-        """Return the frames of a box. Their covers are those of the answer that has opened the box's step."""
+        """Return the frames of a box, without covers, which the answer that opened the box's step already had."""
         return BoxStart((), self._boxes.get(box, ()))
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
-        """Return all frames of a box, or none after an entry."""
+        """Return all frames of a box in one call, or none if `after` says that they were returned already."""
         return [] if after == _ENTRY else [*self._boxes.get(box, ())]
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return the group's close of a step, for one of the last `horizon` steps."""
+        """Return how the group closed a step, if this is one of the last `horizon` steps."""
         return {self._group: self._closes[step]} if step in self._closes else {}
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:

@@ -147,8 +147,8 @@ class RedisLog:
         """Return entries of the next `room` streams. If these have no entries, return entries of later streams.
 
         Of very many streams, usually only few get entries. If each turn read one entry of every stream, the log would
-        fall behind on the busy streams. So each turn reads the streams that had entries in the last turn again, and
-        more entries of them.
+        fall behind on the busy streams. So the streams that had entries in the last turn are read again
+        in each turn, with more entries of each.
         """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, max(1, room // 2)):

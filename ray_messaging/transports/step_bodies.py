@@ -1,7 +1,7 @@
 """Bodies of large frames in the boxes of steps. A box has the messages that one mailbox reads in one step.
 
-This is the claim check pattern. The primary has the boxes. In place of a large frame, a box has a small stand-in, and
-another server has the frame itself, which is called the stand-in's body. The primary alone decides which frames count.
+The primary has the boxes. In place of a large frame, a box has a small stand-in, and another server has the frame
+itself, which is called the stand-in's body (the claim check pattern). The primary alone decides which frames count.
 A body is written before its stand-in, never changed, and deleted after the primary has deleted the box. So each
 stand-in has a body.
 """

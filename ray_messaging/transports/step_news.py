@@ -32,7 +32,8 @@ class StepNewsReader:
 
     While another messager of the process reads the stream, this reader waits for the result of that read.
 
-    Args: with `selected` the stream has only some of the news, so a place in the news may be after all of its entries.
+    Args: with `selected` the stream has only some of the news, so a position in the news may be after the stream's last
+    entry.
     """
 
     def __init__(self, link: RedisLink, stream: str, *, selected: bool = False) -> None:

@@ -364,12 +364,15 @@ class RedisSteps:
         return found._replace(start=await self._begun(box, replies)) if replies else found
 
     async def tell_ahead(self, news: Sequence[bytes]) -> None:
-        """Tell all groups of agents that run ahead. If the answer of the server is lost, they may be told twice."""
+        """Send all groups news about agents that run ahead. If the answer is lost, the news may come twice."""
         trim = "MAXLEN", "~", _TOLD
         await self._link.commands(*(("XADD", self._keys.told, *trim, "*", "told", each) for each in news))
 
     async def told_ahead(self, place: str, block_s: float) -> list[tuple[str, bytes]]:
-        """Wait up to `block_s` seconds for news of agents that run ahead after a place; return each with its place."""
+        """Wait up to `block_s` seconds for news about agents that run ahead; return each of them with its position.
+
+        Only news after the position `place` are returned.
+        """
         [found] = await self._told.read({self._keys.told: place}, _RESULTS, block_s)
         return [(entry.decode(), fields[1]) for entry, fields in found[0][1]] if found else []
 
@@ -476,9 +479,9 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Make a hold, which keeps the boxes of steps after `through` on the server, or move it forward.
+        """Make a hold, which keeps the boxes of steps after `through` on the server, or move the hold `name` forward.
 
-        It never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
+        A hold never moves back. If `through` is STANDSTILL, no step begins. Each call wakes all groups that wait for a
         step.
         """
         await self._hold(name, through)

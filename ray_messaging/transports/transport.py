@@ -112,7 +112,7 @@ class RedisTransport:
         self.first_steps: StepSettings | None = None
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """Make all calls use `ended` while the server cannot be reached.
+        """Make calls ask `ended` whether the experiment has ended, while the server cannot be reached.
 
         If `ended` returns an error, the calls raise it.
         """
@@ -130,7 +130,7 @@ class RedisTransport:
             link.who = who
 
     def begin_steps(self, timeout_s: float) -> None:
-        """Repeat failed calls for `timeout_s` seconds until `end_steps`, if that is longer than `patience_s`."""
+        """Until `end_steps` is called, repeat a failed call for `timeout_s` or `patience_s`, whichever is longer."""
         self._step_loops += 1
         for link in self._links:
             link.outage = link.outage or Outage(f"group {link.who}", max(timeout_s, link.patience_s))
@@ -411,7 +411,10 @@ class RedisTransport:
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
     async def end_leases(self, over: Mapping[str, str]) -> None:
-        """End leases that have not changed for their whole duration, unless they differ from the values in `over`."""
+        """End the leases in `over`, which were seen unchanged for their whole duration.
+
+        A lease that now has another value on the server has changed, and is not ended.
+        """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]
         await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
@@ -430,9 +433,9 @@ class RedisTransport:
         return buried
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
-        """Make a frame that cannot be decoded a dead letter.
+        """Turn a frame that cannot be decoded into a dead letter.
 
-        Args: `row` makes a dead letter of one message instead, whose handler has failed: row `row` of the entry.
+        Args: with `row`, only the message in row `row` of the entry becomes a dead letter, because its handler failed.
         """
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]

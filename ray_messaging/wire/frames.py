@@ -6,13 +6,13 @@ A frame, in order; all numbers are little endian:
     crc32 u32                      of all bytes that follow
     header length u32
     header                         msgpack array: `Header`
-    from_ids, to_ids               i8 a row (by a flag i4): the id, or its index in the header's table by its kind; with
-                                   a fold there are no to_ids
+    from_ids, to_ids               i8 for each row (i4 if a flag is set): an int id, or the index of a str id in the
+                                   header's table; with a fold there are no to_ids
     columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1,
                                    numbers i8 and places u4 of `caused_by`;
-                                   numbers u4, kinds of from_ids and to_ids u1, topic u2 (by a flag u4), step i8,
-                                   sent_at f8, index u4 (each row's line), lengths u4 (a row per line, where lines have
-                                   no ends)
+                                   numbers u4, kinds of from_ids and to_ids u1, topic u2 (u4 if a flag is set), step
+                                   i8, sent_at f8, index u4 (each row's line), lengths u4 (of each line, if the lines
+                                   have no newlines)
     payloads                       one JSON text per line
 
 An absent column takes no bytes. A frame with payloads in typed columns has the flag `_TYPED`. Its header describes

@@ -173,7 +173,7 @@ class _Partitions:
 
 
 def _first(messages: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """Return the distinct hashes of suspects, at most _SUSPECTS + 1. The last one shows that there are more."""
+    """Return the distinct hashes of suspected messages, but at most _SUSPECTS + 1: one more than are examined."""
     return np.unique(np.concatenate(messages))[: _SUSPECTS + 1]
 
 
@@ -201,7 +201,7 @@ def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, expand: bool) -> None:
-    """Compare the rows of suspects by their ids, not by hashes; raise Unbalanced if a suspect really is at fault."""
+    """Compare the rows of suspected messages by ids, not by hashes; raise Unbalanced if one really is at fault."""
     wanted = suspects[:_SUSPECTS]
     rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)

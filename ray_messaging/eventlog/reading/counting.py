@@ -174,7 +174,7 @@ def _span(view: View, filters: Filters) -> tuple[int, int]:
 
 
 def bin_width(span_us: int) -> int:
-    """Return a round width, in microseconds, of which at most BINS intervals fill a span of time."""
+    """Return a round width of intervals, in microseconds, such that at most BINS intervals fill a span of time."""
     round_ones = [factor * 10**power for power in range(3, 7) for factor in (1, 2, 5)]
     round_ones += [seconds * MICROSECONDS for seconds in (10, 15, 30)]
     round_ones += [minutes * 60 * MICROSECONDS for minutes in (1, 2, 5, 10, 15, 30)]

@@ -60,7 +60,7 @@ def since(
 
     Args:
         expand: Return a row for each hearer of a broadcast. `limit` counts rows before broadcasts are expanded.
-        as_text: See `with_ids`.
+        as_text: Whether ids are strs; None: they are strs if any id in the table is a str.
     """
     names = stored(COLUMNS)
     filters = Filters(**(fields | {"after": position, "limit": limit}))
@@ -163,7 +163,7 @@ def found_in(
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
     """Return whether any matching row has a str id.
 
-    With `expand`, also return True if an agent that may have heard a matching broadcast has a str id.
+    With `expand`, also return True if any agent that may hear a broadcast has a str id.
     """
     filters = Filters(**fields)
     if not expand:
@@ -216,7 +216,7 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
 
 
 def _cut(part: pa.Table, width: int) -> pa.Table:
-    """Return a part with payloads cut to `width` characters, and a column with their sizes in bytes before that."""
+    """Return a part with payloads cut to `width` characters, and a column with their sizes in bytes before the cut."""
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)

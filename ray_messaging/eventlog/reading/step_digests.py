@@ -195,8 +195,8 @@ def beside(
 
     Messages from outside are left out. Equal rows at the beginning are compared many at a time.
 
-    Returns: for each step, how many messages at the beginning are equal, blocked ones and others; and an iterator over
-    the later steps, with the messages of each log.
+    Returns: for each step, the numbers of blocked and of other messages at the beginning, which are equal in both logs;
+    and an iterator over the later steps, with the messages of each log.
     """
     equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
     before: _Message = None

@@ -70,9 +70,9 @@ class StepFeed:
 
     `position` is the log's position in the steps.
 
-    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` says whether the
-    log and the groups count different numbers of messages in a step. `passed` is called when the rows for which `ask`
-    was called are in the log.
+    Args: `reader` reads the experiment's streams. `take` is `LogWriter._take`. Its argument `missing` is a
+    text about missing messages, if the groups have counted other numbers of messages in a step than the log has;
+    otherwise it is "". `passed` is called when the rows for which `ask` was called are in the log.
     """
 
     def __init__(

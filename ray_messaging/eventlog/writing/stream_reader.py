@@ -40,7 +40,8 @@ _NONE: Chunk = (), None
 class StreamReader:
     """Reader of one experiment's streams. It retries while the server is away.
 
-    Args: `persist` is the argument of `BroadcastHearers`.
+    Args: `persist` is a function that repeats a call while the server is away, or while a file cannot be read or
+    written.
     """
 
     def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder, persist: Retry) -> None:

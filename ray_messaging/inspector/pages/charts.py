@@ -322,7 +322,7 @@ def _node(found: Cause) -> Options:
 
 
 def leaves(found: Cause) -> int:
-    """Return the number of messages at the ends of a tree, as `tree` draws it."""
+    """Return how many ends a tree has, as `tree` draws it: messages without causes, and notes about missing causes."""
     return max(1, sum(map(leaves, found.causes)) + bool(found.more or found.note))
 
 

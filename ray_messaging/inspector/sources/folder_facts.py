@@ -116,7 +116,9 @@ class FolderFacts(RunFacts):
         return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:
-        """Return all agents in one step, each with one collected value; None: the run has collected none, or too many.
+        """Return all agents in one step, each with one collected value.
+
+        Return None if the run has collected no values of single agents, or too many for a page.
 
         Raises: InvalidQuery for a value that the run has not collected.
         """
@@ -171,7 +173,10 @@ class FolderFacts(RunFacts):
         return len(self._folder.collected_files(CollectedKind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
-        """Return the values that `collect` recorded of all agents, or of one agent; None: no values, or too many."""
+        """Return the aggregates that `collect` recorded, or the values that it recorded of one agent.
+
+        Return None if there are no such values, or too many for a page.
+        """
         if self._is_long():
             return None
         table = self._once(self._series)

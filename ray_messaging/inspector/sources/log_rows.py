@@ -165,11 +165,13 @@ class RunFacts:
         return None
 
     def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
-        """Return the values that `collect` recorded of all agents, or of one; raise InvalidQuery for an invalid id."""
+        """Return the aggregates that `collect` recorded, or the values of one agent. Raises InvalidQuery."""
         return None
 
     def society_in_step(self, measure: str, step: int | None, columns: int | None) -> SocietyInStep | None:  # noqa: ARG002 - a log has some
-        """Return all agents in one step, each with one collected value; None: the run has collected none, or too many.
+        """Return all agents in one step, each with one collected value.
+
+        Return None if the run has collected no values of single agents, or too many for a page.
 
         The arguments are those of `sources.society_in_step.society_in_step`. Raises the same errors.
         """

@@ -41,7 +41,7 @@ class AnswerCache:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return the answer to the question that all pages share as `key`. It may be `max_age_s` seconds old.
+        """Return the answer to a question that all pages share under the name `key`. It may be `max_age_s` seconds old.
 
         Raises: the errors of the question.
         """

@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt that is named in an answer's key (see `saved_answers.key_of`), or None if none is named."""
+    """Return the attempt at a step that an answer's key names (see `saved_answers.key_of`), or None."""
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
@@ -91,7 +91,7 @@ class StepAttempts:
         return True
 
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
-        """Call `judge`, and put the changes that it makes in tables into the attempt's layer.
+        """Call `judge`, and put the changes that it makes in tables into the layer of an attempt at a step.
 
         Args: `judge` returns whether the batch has got its answer.
         """

@@ -93,9 +93,9 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_LanePeer") -> bool:
-        """Add a connection. If there are too many, drop the oldest one without a token.
+        """Add a connection. If there are too many connections, drop the oldest one that has not sent its token.
 
-        Return False if all connections have sent their token.
+        If there are too many, and all have sent their tokens, add nothing and return False.
         """
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)

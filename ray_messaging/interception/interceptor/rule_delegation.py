@@ -41,9 +41,9 @@ class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before a messager gets the
-    snapshot. A change of the rules returns only when the server has a higher number. So no message passes by old rules,
-    however long ago a messager got them. All numbers are above the interceptor's epoch. So the server can tell a
-    messager whether the rules or the interceptor have changed.
+    snapshot. A call that changes the rules returns after the server has a higher number. So from then on no message
+    passes by old rules, however long ago a messager got them. All numbers are above the interceptor's epoch. So the
+    server can tell a messager whether the rules or the interceptor have changed.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None, versions: RuleVersions) -> None:

@@ -85,7 +85,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys, that of a dict, which is faster than that of MutableMapping."""
+        """Return the keys as a dict's view, which is faster than the view that MutableMapping would make."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:
@@ -189,7 +189,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._values.pop(key, None)
 
     def _begin_change(self, key: Key, after: list[Any]) -> None:
-        """Record that an entry is about to change: in the layer that is being recorded, or else below all layers."""
+        """Record a change of an entry, before it is made.
+
+        While a layer is being recorded, the entry's earlier value is kept for it. Otherwise the change is recorded
+        below all layers.
+        """
         if self._journal is not None:
             if key not in self._journal:
                 self._journal[key] = self._copy(key)
@@ -206,7 +210,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
                 self._take_off(key, layer)
 
     def _copy(self, key: Key) -> list[Any]:
-        """Return [a copy of the value of an entry], or [] if there is no entry. Rules may change the value in place."""
+        """Return a list with a copy of an entry's value, or an empty list if there is no entry.
+
+        The value is copied, because rules may change it in place.
+        """
         return [_kept(self._values[key])] if key in self._values else []
 
     # -- saving to the server -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ class RuleVersions:
 
     While versions wait, a step begins only after all groups have closed the previous step, so one version is used at a
     time. The first batch of a step, or anything else that needs the step's rules, makes the interceptor use them. This
-    class has no versions: it is the base of classes that have some.
+    base class has no versions. A subclass may have some.
     """
 
     @property
@@ -28,7 +28,7 @@ class RuleVersions:
         """Make the interceptor use the version that judges a step."""
 
     async def following(self) -> int:
-        """Return the step that will read a message that is sent now from outside of the steps."""
+        """Return the step in which a message will be read that is sent now from outside of the steps (-1: no steps)."""
         return -1
 
 

@@ -344,7 +344,7 @@ class SlowRuleRunner:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def begun(self, attempt: Attempt) -> None:
-        """Cancel the batches of a group's earlier attempts, because a new attempt has begun."""
+        """Stop judging the batches of a group's earlier attempts at steps, because a new attempt has begun."""
         for judging in [*self.running.values()]:
             if judging.attempt is not None and judging.attempt.group == attempt.group and judging.attempt != attempt:
                 self._cancel(judging)

@@ -169,5 +169,5 @@ class RuleReviewer:
                 rule.restored()
 
     def _note_first(self, rule: StepRule) -> Fields:
-        """Return the state of a rule at the first call of this method for the rule, which records the state."""
+        """Return the state that a rule had at the first call for this rule. That call records the state."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

@@ -1,6 +1,6 @@
-"""The watchdog, which interrupts rules that hang, and the calls of rules' coroutines.
+"""The watchdog, which interrupts rules that hang, because a rule that hangs stops all other rules.
 
-A rule that hangs stops all other rules.
+The module also has `RuleCalls`, which makes the calls of rules' coroutines.
 """
 
 import asyncio
@@ -178,9 +178,9 @@ class Watchdog:
     """A thread that interrupts, and logs, each rule that runs for longer than `rule_timeout_s`.
 
     An interrupt is an exception, which reaches only Python code. If a rule still blocks the event loop `exit_after_s`
-    after the interrupt, the process ends with a traceback on stderr, and Ray restarts the actor. The process also ends
-    if no Python code has run for that long, such as during a runaway regular expression. For this the watchdog uses the
-    timer of `faulthandler`. A process has only one such timer.
+    seconds after the interrupt, the process ends with a traceback on stderr, and Ray restarts the actor. The process
+    also ends if no Python code has run for that long, such as during a runaway regular expression. For this the
+    watchdog uses the timer of `faulthandler`. A process has only one such timer.
     """
 
     def __init__(

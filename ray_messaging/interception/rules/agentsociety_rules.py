@@ -234,15 +234,15 @@ class BlackSet(MutableSet[Pair]):
         return set(self)
 
     def union(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of these pairs and others."""
+        """Return a plain set of these pairs and all pairs of the `others`."""
         return self.copy().union(*others)
 
     def difference(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of these pairs without others."""
+        """Return a plain set of those of these pairs that are in none of the `others`."""
         return self.copy().difference(*others)
 
     def intersection(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of the pairs that are also in others."""
+        """Return a plain set of those of these pairs that are in all of the `others`, too."""
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -115,7 +115,7 @@ class AllowGraph(Rule):
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs by ids, or None if a subclass overrides `check_batch`."""
+        """Return the check of pairs of sender and hearer by ids, or None if a subclass overrides `check_batch`."""
         if type(self).check_batch is not AllowGraph.check_batch:
             return None
         return PairCheck(self._bars, "no edge joins this sender and this hearer")

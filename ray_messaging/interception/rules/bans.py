@@ -25,9 +25,9 @@ class Ban(Rule):
     """Block the messages that `check` blocks, and all messages whose key has `after` violations.
 
     The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
-    blocks. A message on which the check fails is blocked too, unless `on_error` of the check or of this rule is
-    "allow", but it is no violation. Violations by the user are blocked, but not counted. `state` has the number of
-    violations of each key, up to `after`, and the check's own state. The check sees no messages with banned keys.
+    blocks. A message on which the check fails is no violation. It is blocked too, unless `on_error` of the check or of
+    this rule is "allow". Violations by the user are blocked, but not counted. `state` has the number of violations of
+    each key, up to `after`, and the check's own state. The check sees no messages with banned keys.
     """
 
     state: Table[Any]
@@ -285,7 +285,7 @@ class EdgeBan(Ban):
         super().__init__(check, after, name)
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of banned pairs if broadcasts are judged as one message, and otherwise None.
+        """Return a check of banned pairs of sender and hearer if a broadcast is judged as one message, otherwise None.
 
         Without the check of pairs, a broadcast that is judged as one message would still reach banned receivers.
         """

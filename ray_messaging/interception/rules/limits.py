@@ -181,11 +181,12 @@ class RoundQuota(Rule):
     messages of an agent had been blocked before the round.
 
     Args:
-        contacts: the number of agents that one agent may write to in a round (None: no limit). It may write to the same
-            agent again. Plain channels are not contacts. Each hearer of a broadcast is a contact.
+        contacts: the number of agents that one agent may write to in a round (None: no limit). Further messages to
+            the same agent do not count. Plain channels are not contacts. Each hearer of a broadcast is a contact.
         blocked: how many messages of an agent may be blocked in a round, by any rule. From this number on, all its
-            messages are blocked until `new_round`, also to plain channels (None: no limit). In steps a blocked message
-            or broadcast counts from the agent's next message on. Outside of steps it counts from the next batch on.
+            messages, also those to plain channels, are blocked until `new_round` (None: no limit). In steps a blocked
+            message or broadcast counts from the agent's next message on. Outside of steps it counts from the next batch
+            on.
         name: the rule's name.
 
     Raises: RuleError if both quotas are None, or if one is not valid.

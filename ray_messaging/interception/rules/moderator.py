@@ -49,7 +49,7 @@ class ModeratorCalls:
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a rule's call.
 
-        The next call begins only after the caller of the call that ended has gone on up to its next `await`.
+        When a call ends, its caller first goes on up to its next `await`. Then the next call begins.
 
         Raises: the call's own error; TimeoutError if the call takes too long, or if too many abandoned calls still run.
         """
@@ -90,8 +90,8 @@ class Moderator(SlowRule):
     The callable returns True (or ALLOW) to pass a message, False or a str (the reason) to block it, or a `Verdict`. Any
     other answer, None and "" included, is an error. After an error or a timeout, `on_error` decides.
 
-    Verdicts are cached by payload; errors are not. Messages with the same key that are judged at the same time share
-    one call.
+    Verdicts are cached by `key`, which is the payload by default; errors are not cached. Messages with the same key
+    that are judged at the same time share one call.
 
     Args:
         judge: the callable, which takes one `Message`. `judge` and `key` must be picklable, because rules are sent to

@@ -52,7 +52,7 @@ def label(*labels: str) -> Verdict:
 
 
 class PairCheck(NamedTuple):
-    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
+    """A check of pairs of sender and hearer by ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
 
     `reason` is the reason that the senders get.
     """
@@ -68,8 +68,8 @@ class Rule:
     anything but verdicts, it has failed on the message. The message is then blocked, unless `on_error` is "allow".
 
     Attributes:
-        name: the rule's name in receipts and in the event log. Each rule of an interceptor has another name. By default
-            it is made from the class's name.
+        name: the rule's name in receipts and in the event log. The rules of an interceptor have different names. By
+            default the name is made from the class's name.
         needs_payload: whether the rule reads payloads. If False, the rule may get batches without payloads.
         on_error: the verdict on messages on which the rule fails: "block" or "allow".
         judges_broadcasts: "pair": the rule sees a broadcast as one message for each hearer, and may block, rewrite or
@@ -117,7 +117,7 @@ class Rule:
         return found
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of pairs by ids, or None if `check_batch` judges each pair.
+        """Return a check of pairs of sender and hearer by ids, or None if `check_batch` judges each pair.
 
         The check is valid until `state` changes.
         """
@@ -245,8 +245,8 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any message is delivered.
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
-    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
-    rule sees all messages to agents of groups that the other rules have passed.
+    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. Of
+    the messages to agents of groups, the rule sees all that the other rules have passed.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.

@@ -176,7 +176,7 @@ def array_of(values: list[Any]) -> NDArray[Any]:
 def _family(kind: type) -> type:
     """Return the family of a type.
 
-    numpy does not change values when all of them are of one family, unless that is str or list.
+    numpy does not change values when all of them are of one family, unless this family is str or list.
     """
     return next((family for family, kinds in _FAMILIES.items() if issubclass(kind, kinds)), kind)
 

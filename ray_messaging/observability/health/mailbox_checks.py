@@ -22,7 +22,7 @@ MANY_NAMES = 500
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
     """Return findings about an experiment's data on the server.
 
-    Args: `dead_owners` names the owners of mailboxes that are dead.
+    Args: `dead_owners` names the dead owners of mailboxes.
     """
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 

@@ -40,7 +40,7 @@ class NodeFacts:
 def check_nodes(nodes: Sequence[NodeFacts], silent: Mapping[str, float]) -> list[Finding]:
     """Return the findings about the nodes.
 
-    If there is only one node, there are none, because its processes need no network.
+    If there is only one node, no finding says that all nodes are reached, because its processes need no network.
 
     Args: `silent` has the groups whose drivers have not called the server for long, each with the seconds since then.
     """

@@ -99,8 +99,8 @@ def _stores_nothing(error: Exception) -> bool:
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
     """Return a function that awaits `attempt`.
 
-    Before `attempt`, its first call awaits `first`. If the result of `first` is not None, it returns this result
-    instead.
+    The first call of this function awaits `first` before that. If the result of `first` is not None, the call returns
+    this result, and does not await `attempt`.
     """
     ways = [first]
 
@@ -319,7 +319,7 @@ class RedisLink:
         return wire
 
     def _check_open(self) -> None:
-        """Raise Closed if this link is closed. Otherwise a late call would open a connection that nobody closes."""
+        """Raise Closed if this link is closed, because a late call would open a connection that nobody closes."""
         if self._closed:
             raise Closed(f"the connection to the server at {self.where} is closed", unsent=True)
 

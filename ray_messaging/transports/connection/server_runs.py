@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerRuns:
-    """The process of a server that was seen last, and the latest time of its clock.
+    """Which process of a server was seen last, and the latest time of its clock.
 
     The script `raise_entry_ids` needs both, to notice a restart and to raise the next entry ids.
     """
