@@ -51,8 +51,8 @@ def regions(replicates, *, traits, steps):
 CLAIMS = [
     Claim(
         f"regions, 5 features, {traits} traits", regions, value,
-        "weak, nearly as wide as the value itself: the paper's mean of ten, and the mean here, of which a quick run "
-        "before had shown that runs vary by half of the value",
+        "this tolerance is weak, because it is nearly as wide as the value: an earlier quick run had shown that one "
+        "run varies by half of the value, and both the mean here and the paper's mean are of ten runs",
         spread=0.5 * value, apart=1.5 * value / 10**0.5, replicates=10, small=int(traits == 5),
         sizes={"traits": traits, "steps": 4000}, small_sizes={"steps": 1000},
     )

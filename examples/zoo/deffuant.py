@@ -37,7 +37,8 @@ def clusters(replicates, *, reach, people=1000, meetings=150):
 
 CLAIMS = [
     Claim(
-        f"clusters, threshold {reach}", clusters, count, "the nearest whole number", apart=0.5, replicates=3,
+        f"clusters, threshold {reach}", clusters, count,
+        "the published value is a whole number, so it may be off by 0.5", apart=0.5, replicates=3,
         small=int(reach == 0.2), sizes={"reach": reach}, small_sizes={"people": 400, "meetings": 100},
         declared=declared,
     )
@@ -45,9 +46,9 @@ CLAIMS = [
         (0.5, 1, ""),
         (0.2, 2, ""),
         (
-            0.1, 5, "the authors call their rule, the whole part of 1 / (2 threshold), rough: clusters are "
-            "2.2 thresholds apart (E. Ben-Naim, P. L. Krapivsky, S. Redner, Physica D 183 (2003) 190), "
-            "and some runs have four",
+            0.1, 5, "the value is the whole part of 1 / (2 threshold), a rule that its authors call rough: "
+            "clusters are 2.2 thresholds apart (E. Ben-Naim, P. L. Krapivsky, S. Redner, Physica D 183 (2003) 190), "
+            "and some runs have only four clusters",
         ),
     )
 ]  # fmt: skip

@@ -61,8 +61,8 @@ def attendance(replicates, *, weeks=120):
 CLAIMS = [
     Claim(
         "mean attendance", attendance, 60,
-        "the paper's attendance varies by about 7 from week to week, 100 weeks by 0.7; "
-        "other predictors than the paper's, which it does not list: 2",
+        "the paper's attendance varies by about 7 from week to week, so its mean over 100 weeks varies by 0.7; "
+        "besides, the paper does not list its predictors, and other predictors may change the mean by 2",
         spread=0.7, apart=2, replicates=4, small_sizes={"weeks": 80},
     )
 ]  # fmt: skip

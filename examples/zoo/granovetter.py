@@ -32,8 +32,8 @@ def rioters(replicates, *, thresholds):
 
 CLAIMS = [
     Claim(
-        f"rioters, thresholds 0, {second}, 2, 3 to 99", rioters, count, "no chance in it",
-        sizes={"thresholds": [0, second, *range(2, PEOPLE)]},
+        f"rioters, thresholds 0, {second}, 2, 3 to 99", rioters, count,
+        "the model uses no random numbers", sizes={"thresholds": [0, second, *range(2, PEOPLE)]},
     )
     for second, count in ((1, 100), (2, 1))
 ]  # fmt: skip

@@ -43,8 +43,8 @@ CLAIMS = [
         small=int(reach > 0.1), sizes={"reach": reach},
     )
     for reach, count, why, spread, apart in (
-        (0.01, 38, "the paper shows one run, and one varies by about 2", 2, 4),
-        (0.15, 2, "the nearest whole number", 0, 0.5),
-        (0.25, 1, "the nearest whole number", 0, 0.5),
+        (0.01, 38, "the paper shows only one run, and one run varies by about 2", 2, 4),
+        (0.15, 2, "the published value is a whole number, so it may be off by 0.5", 0, 0.5),
+        (0.25, 1, "the published value is a whole number, so it may be off by 0.5", 0, 0.5),
     )
 ]  # fmt: skip

@@ -45,8 +45,9 @@ def order(replicates, *, coupling, players=2000, ticks=300):
 
 CLAIMS = [
     Claim(
-        f"order, coupling {coupling} of critical 2", order, value, "the phases of 2,000 alone make an order of 0.022",
-        spread=0.022, replicates=2, small=int(coupling > 2), sizes={"coupling": coupling}, small_sizes={"ticks": 200},
+        f"order, coupling {coupling} (critical: 2)", order, value,
+        "random phases of 2,000 oscillators have an order of about 0.022", spread=0.022, replicates=2,
+        small=int(coupling > 2), sizes={"coupling": coupling}, small_sizes={"ticks": 200},
     )
     for coupling, value in ((4, 0.5**0.5), (1, 0))
 ]  # fmt: skip

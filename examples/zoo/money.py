@@ -42,11 +42,11 @@ def measured(replicates, *, column):
 
 CLAIMS = [
     Claim(
-        "Gini coefficient", measured, 0.5, "varies by 0.29 / sqrt(people)", spread=0.0065, replicates=4,
+        "Gini coefficient", measured, 0.5, "one replicate varies by 0.29 / sqrt(people)", spread=0.0065, replicates=4,
         sizes={"column": "money"},
     ),
     Claim(
-        "share with less than the mean", measured, 1 - float(np.exp(-1)), "varies by 0.48 / sqrt(people)",
+        "share with less than the mean", measured, 1 - float(np.exp(-1)), "one replicate varies by 0.48 / sqrt(people)",
         spread=0.0108, replicates=4, sizes={"column": "poor=True"},
     ),
 ]  # fmt: skip

@@ -41,7 +41,8 @@ def cooperators(replicates, *, side=40, generations=100):
 
 CLAIMS = [
     Claim(
-        "share of cooperators, temptation 1.9", cooperators, 12 * np.log(2) - 8, "the paper's curve varies by 0.02",
-        spread=0.01, apart=0.02, replicates=2, small_sizes={"side": 25, "generations": 50},
+        "share of cooperators, temptation 1.9", cooperators, 12 * np.log(2) - 8,
+        "the curve in the paper varies by 0.02", spread=0.01, apart=0.02, replicates=2,
+        small_sizes={"side": 25, "generations": 50},
     )
 ]  # fmt: skip

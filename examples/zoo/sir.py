@@ -45,7 +45,8 @@ def final_size(contacts, first=0.01):
 CLAIMS = [
     Claim(
         f"share ever ill, R0 = {contacts}, 1% ill at first", ever_ill, final_size(contacts),
-        "varies by about 0.9 / sqrt(people)", spread=0.01, replicates=4, small=1, sizes={"contacts": contacts},
+        "one replicate varies by about 0.9 / sqrt(people)", spread=0.01, replicates=4, small=1,
+        sizes={"contacts": contacts},
     )
     for contacts in (1.5, 2.0)
 ]  # fmt: skip

@@ -49,7 +49,8 @@ def expected(people):
 
 CLAIMS = [
     Claim(
-        "rounds until all of 20 agree, from one half", consensus_time, expected(20), "varies by the size of the town",
-        spread=20, replicates=200, small=40, sizes={"people": 20},
+        "rounds until all of 20 agree, half of each opinion at first", consensus_time, expected(20),
+        "one town varies by about as many rounds as it has people", spread=20, replicates=200, small=40,
+        sizes={"people": 20},
     )
 ]  # fmt: skip

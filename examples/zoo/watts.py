@@ -56,9 +56,9 @@ def expected(degree):
 
 CLAIMS = [
     Claim(
-        f"share that adopts, {degree} neighbours: {where}", cascade, expected(degree),
-        "a share of 10,000 varies by up to 0.005, twice that for the chance of the innovators",
+        f"share that adopts, {degree} neighbours, {where} of cascades", cascade, expected(degree),
+        "a share of 10,000 people varies by up to 0.005; this is doubled, because the innovators are chosen by chance",
         spread=0.01, replicates=4, sizes={"degree": degree},
     )
-    for degree, where in ((3, "in the window"), (8, "beyond it"))
+    for degree, where in ((3, "in the window"), (8, "beyond the window"))
 ]  # fmt: skip
