@@ -15,7 +15,7 @@ from ray_messaging.model.series_columns import TAKEN as OF_SERIES
 
 KEY, REPLICATE, SEED, DIGEST, SECONDS, ERROR, RUN, ROW, CALLS, MADE, SAVED = TAKEN = (
     *("key", "replicate", "seed", "digest", "seconds", "error", "run", "row", "call counts"),
-    *("calls made", "calls saved"),  # version 1.0.0 wrote these in place of "call counts"
+    *("calls made", "calls saved"),  # earlier versions wrote these in place of "call counts"
 )
 _SEED_BITS = 32  # numpy's RandomState, which networkx and others use, refuses seeds of more bits
 

@@ -368,7 +368,7 @@ def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None,
     """Return the seconds and the counts of calls of each run."""
     if CALLS in columns:
         calls = [CallCounts(**json.loads(text)) for text in columns[CALLS]]
-    else:  # version 1.0.0 has written the files
+    else:  # an earlier version has written the files
         calls = [CallCounts(model=made, store=saved) for made, saved in zip(columns[MADE], columns[SAVED], strict=True)]
     return dict(zip(columns[KEY], zip(columns[SECONDS], calls, strict=True), strict=True))
 
