@@ -107,7 +107,7 @@ class Outcome:
             np.frombuffer(self.codes, np.uint8)[slice(None) if rows is None else rows] = fate
 
     def keep_addresses(self, batch: "Batch") -> None:
-        """Keep the messages' channels, which the receipts of undeliverable messages show."""
+        """Remember the channel of each message, so that the receipt of an undeliverable message can name it."""
         if self.addresses is None:
             ids = IdColumn(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
             self.addresses = Addresses(ids, batch.topics, None if batch.topic is None else batch.topic.copy())

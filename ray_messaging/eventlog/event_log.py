@@ -350,9 +350,9 @@ class EventLog:
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        Both must be runs in steps. In each step, the messages of each agent are compared, with their recipients, order,
-        fates, rules and labels. Message ids are not compared. Messages are ordered by step, then by recipient, then by
-        sender, then by the order of sending.
+        Both must be runs in steps. In each step, the messages that each agent has sent are compared: their recipients,
+        order, fates, rules and labels, but not their ids. The first message is the one with the lowest step, then with
+        the lowest recipient, then with the lowest sender, and then the one that was sent first.
 
         Raises: ConfigError unless both runs had steps.
         """

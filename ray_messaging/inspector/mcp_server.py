@@ -269,7 +269,9 @@ class RunAnswers:
         lines = found.lines
         if own is not None and measure:
             if measure not in lines:
-                raise InvalidQuery(f"it has collected {', '.join(lines)}", field="measure", value=measure)
+                raise InvalidQuery(
+                    f"the run has not collected {measure!r}, but {', '.join(lines)}", field="measure", value=measure
+                )
             lines = {measure: lines[measure]}
         table = pa.table({"step": found.steps} | lines)
         return rows_of(table.filter(pc.field("step") >= from_step), limit, "pass from_step for the later steps")

@@ -121,7 +121,9 @@ def _lasts_s(lease: str) -> float:
 
 
 class MailboxLease:
-    """Lease of our mailbox, and the sender's state on the server. `run` renews both, and watches other leases.
+    """Lease of this messager's mailbox.
+
+    `run` renews the lease and the messager's send state on the server, and watches the leases of other mailboxes.
 
     Args:
         epoch: A function that returns the reader's epoch, or None before there is a reader.

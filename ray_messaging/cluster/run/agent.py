@@ -662,9 +662,9 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(
-            f"the stored state of group {group!r} was written by another kind of model: by= is different ('agent' or "
-            "'group'), or other code drove the group. Resume with the model with which the run began, or begin anew "
-            "by on_existing='reset'"
+            f"the stored state of group {group!r} does not fit this model: it was written by a model with another by= "
+            "('agent' instead of 'group', or the reverse), or by code that drove the group without a model. Resume "
+            "with the model with which the run began, or begin anew by on_existing='reset'"
         )
     return parts
 

@@ -157,7 +157,10 @@ def _named(model: object) -> dict[str, object]:
 
 
 def _function_of(model: Any, found: dict[str, object]) -> FunctionType | None:  # noqa: ANN401 - what can be called
-    """Return the Python function that a call of an object runs, or None; add the object of a method to `found`."""
+    """Return the Python function that runs when `model` is called, or None if there is none.
+
+    If `model` is a method or an object with `__call__`, its object is added to `found`.
+    """
     while issubclass(type(model), partial | MethodType):
         if issubclass(type(model), MethodType):
             found[f"the object of {getattr(model, '__qualname__', type(model).__qualname__)}"] = model.__self__

@@ -173,8 +173,8 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if whole.schema.field(field.name).type != field.type:
             raise InvalidQuery(
-                f"column {field.name!r} must be exported as {field.type}, which cannot represent some of its whole "
-                "numbers exactly: export to .jsonl",
+                f"column {field.name!r} cannot be exported to this format: its type there is {field.type}, which "
+                "cannot represent some of its whole numbers exactly. Export to .jsonl",
                 field="path",
                 value=field.name,
             )
