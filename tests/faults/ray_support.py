@@ -86,7 +86,7 @@ def by_value():
 def holder_of(actor, point):
     """Return the object in an actor's process that has the method of a crash point."""
     if point == "answer":
-        return actor._newest.interceptor
+        return actor._newest._lane
     if point == "save":
         return actor._newest._store
     host = actor._host
