@@ -82,7 +82,9 @@ def test_a_fork_whose_process_was_killed_goes_on_and_sends_what_is_left(parent, 
         fork(on_existing="reset")
     with pytest.raises(ConfigError, match="a fork that began after step 4: fork at step 5 or later"):
         fork(at_step=4, on_existing="resume")
-    with pytest.raises(ConfigError, match="twin has a fork of 'outside', so this fork of 'outside-twice' cannot use it"):
+    with pytest.raises(
+        ConfigError, match="twin has a fork of 'outside', so this fork of 'outside-twice' cannot use it"
+    ):
         fork(of=into, on_existing="resume")
     with fork(at_step=5, on_existing="resume") as messaging:
         twin = ran(messaging, STEPS)
