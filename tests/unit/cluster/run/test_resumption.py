@@ -58,7 +58,7 @@ async def test_the_state_of_another_kind_of_model_is_refused():
     await CrowdSociety("east", lambda group, step: None).run(crowd)
     await AgentLoop("east", lambda me, inbox: None).run(agents)
     for society, state in ((AgentLoop, crowd.state), (CrowdSociety, agents.state)):
-        with pytest.raises(ConfigError, match="by= is different"):
+        with pytest.raises(ConfigError, match="does not fit this model"):
             await society("east", lambda *_: None).run(open_step(1, state))
 
 
