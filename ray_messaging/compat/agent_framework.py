@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.unpicklable import unpicklable
+from ray_messaging.common.task_health import logs_failure
 from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.errors import Closed, ConfigError, MessagingError, TransitError
 from ray_messaging.model.fates import STORED
@@ -614,6 +615,7 @@ class _Groups(_Carrier):
                 receipts = await user.messager.send_messages(outgoing)
                 if opens and any(each.fate in STORED for each in receipts):
                     self._opening = asyncio.create_task(open_step(), name="ray_messaging superstep")
+                    self._opening.add_done_callback(logs_failure(f"step {step} was not opened; its groups ask for it"))
                 return receipts
 
             try:

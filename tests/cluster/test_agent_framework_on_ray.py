@@ -12,7 +12,7 @@ pytest.importorskip("agent_framework", reason="agent-framework is not here: pip 
 import ray
 from agent_framework import Executor, WorkflowBuilder, WorkflowContext, WorkflowEvent, handler
 from support import agent_workflows
-from support.agent_workflows import SAMPLES, own, shown
+from support.agent_workflows import SAMPLES, Step, own, shown
 from support.cluster import die_once
 
 from ray_messaging import Messaging, Steps, rules
@@ -186,31 +186,24 @@ def test_a_run_shows_no_events_of_an_earlier_run_that_was_cancelled(exp_id, tmp_
         assert asyncio.run(both(runner.attach(make).run)) == ["new", "things"]
 
 
-class Counts(Executor):
-    """An executor that counts its messages. The last one answers a long text with a text that is too long."""
-
-    def __init__(self, name, *, last=False):
-        super().__init__(name)
-        self.last, self.heard = last, 0
+class Long(Step):
+    """A last executor that answers a long text with a text that is too long."""
 
     @handler
     async def hear(self, text: str, ctx: WorkflowContext[str, str]) -> None:
         self.heard += 1
-        text = f"{text} {self.id}{self.heard}"
-        if self.last:
-            await ctx.yield_output(text * 2**20 if text.startswith("long") else text)
-        else:
-            await ctx.send_message(text)
+        text = f"{text}>{self.id}{self.heard}"
+        await ctx.yield_output(text * 2**20 if text.startswith("long") else text)
 
 
 def test_the_runner_after_a_superstep_that_failed_gets_nothing_from_that_superstep(exp_id):
     def make():
-        first, last = Counts("first"), Counts("last", last=True)
+        first, last = Step("first"), Long("last")
         return WorkflowBuilder(start_executor=first).add_edge(first, last).build()
 
     with Messaging.start(exp_id, steps=Steps()) as messaging:
         with RayWorkflowRunner(messaging, groups=2) as runner:
-            assert asyncio.run(runner.run(make, "old")).get_outputs() == ["old first1 last1"]
+            assert asyncio.run(runner.run(make, "old")).get_outputs() == ["old>first1>last1"]
             with pytest.raises(StepFailed, match="payload_bytes"):
                 asyncio.run(runner.run(make, "long"))
             with pytest.raises(Closed, match="make another RayWorkflowRunner"):
@@ -218,7 +211,7 @@ def test_the_runner_after_a_superstep_that_failed_gets_nothing_from_that_superst
         with RayWorkflowRunner(messaging, groups=2) as later:
             for n, text in enumerate(("new", "newer"), 1):
                 found = asyncio.run(later.run(make, text))
-                assert found.get_outputs() == [f"{text} first{n} last{n}"]
+                assert found.get_outputs() == [f"{text}>first{n}>last{n}"]
 
 
 def test_a_rule_blocks_a_message_and_people_are_asked(exp_id, tmp_path, monkeypatch):

@@ -209,11 +209,7 @@ def gathered(
     ids = {group: found for part in parts for group, found in part.ids.items()}
     unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
     stopped = ended < until
-    calls = CallCounts(
-        **sum((Counter(part.calls) for part in parts), Counter[str]()),
-        spent=any(part.spent for part in parts),
-        currency=currency,
-    )
+    calls = CallCounts.together(CallCounts(**part.calls, spent=part.spent, currency=currency) for part in parts)
     result = Result(
         states_of(parts),
         ended,
