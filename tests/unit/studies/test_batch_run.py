@@ -293,7 +293,7 @@ def test_the_same_call_carries_nothing_out_again_and_a_study_may_grow(tmp_path, 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_study_of_version_1_0_0_is_read_and_may_grow(here, tmp_path, whole):
+def test_a_study_of_an_earlier_version_is_read_and_may_grow(here, tmp_path, whole):
     """Its files had two numbers of calls, in columns of their own."""
     known = sweep(tmp_path / "s").to_pandas()
     seconds = tmp_path / "s" / "seconds.parquet"
