@@ -81,7 +81,7 @@ class _OurSettings(ModelMetaclass):
 class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It appends a list of a class's fields to the docstring of the class."""
 
-    # A process that receives checked settings then never builds a validator.
+    # With `defer_build`, a process that is sent settings that another process has checked never builds a validator.
     model_config = ConfigDict(defer_build=True)
 
     _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name

@@ -113,7 +113,8 @@ class Chat:
 
     def _forget_lines(self) -> None:
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
-        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}  # the tasks that make lines
+        # By event loop, the task that makes the loop's `_Line`.
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     def call_content(self) -> object:
         """Return what an answer depends on besides the prompt: the server and the request, without the key."""

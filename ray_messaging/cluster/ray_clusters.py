@@ -237,7 +237,7 @@ def local_clusters(*, with_tokens: bool = False) -> list[str]:
     driver would refuse the calls of that cluster's workers, and its actors would never run.
     """
     found = set()
-    for process in own_processes():  # another user's cluster would only refuse the connection
+    for process in own_processes():  # another user's cluster would refuse the connection
         program, *arguments = process.command
         if program.endswith(b"/raylet") and (not with_tokens or _has_token(process.folder)):
             found |= {given[len(_OPTION) :].decode() for given in arguments if given.startswith(_OPTION)}

@@ -364,7 +364,11 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, in JSON's types. `reading.counting.stats` lists them."""
+        """Return statistics of the matching rows, as a dict of JSON's types with times in unix seconds.
+
+        These are the number of rows, the first and last times of sending, the rows by fate, by rule, by writer, by
+        reader, by group and over time, and the size of the files.
+        """
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 

@@ -89,7 +89,7 @@ async def open_messager(
 
 
 def gone_for(run: str) -> IsDead:
-    """Return a function that says whether the owner of a mailbox is gone, for the start `run` of the experiment.
+    """Return a function that says whether the owner of a mailbox is gone. `run` names this start of the experiment.
 
     This start has claimed the experiment, which fences the owners of earlier starts. So they are treated as gone, even
     if they live.

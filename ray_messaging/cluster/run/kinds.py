@@ -48,7 +48,7 @@ class AsyncByKind(ByKind):
 
 
 def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
-    """Return a function, or a dict of functions by kind, as one function that takes `arguments` arguments by place."""
+    """Return a function, or a dict of functions by kind, as one function of `arguments` positional arguments."""
     if not isinstance(given, Mapping):
         return without_partial(given, arguments)
     functions = {kind: without_partial(function, arguments) for kind, function in given.items()}

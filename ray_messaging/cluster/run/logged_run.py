@@ -126,7 +126,8 @@ async def _take_steps(
     """
     store, directory = transport.steps, Directory(exp_id)
     await begin_steps(store, exp_id, steps)
-    # An earlier process may have stopped the steps, because its budget was spent, and may have kept boxes.
+    # An earlier process may have stopped the steps, because its budget was spent, and may have set holds, which keep
+    # messages of earlier steps on the server.
     await store.resume()
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)

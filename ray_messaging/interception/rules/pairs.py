@@ -65,7 +65,7 @@ def name_of(agent_id: AgentId | None) -> str:
 
 
 def blocks(rows: Iterable[int], reasons: Iterable[str]) -> dict[int, Verdict]:
-    """Return verdicts that block rows. Rows with the same reason share one object."""
+    """Return verdicts that block rows. Rows with the same reason share one `Verdict`."""
     made: dict[str, Verdict] = {}
     found: dict[int, Verdict] = {}
     for row, reason in zip(rows, reasons, strict=True):
