@@ -570,7 +570,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return each agent's state from a group's committed state, whether it has stopped, and whether it is active."""
+        """Return each agent's state from a group's committed state, whether it has stopped, whether it is active."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)
