@@ -430,7 +430,7 @@ class TransitError(MessagingError):
 class ConnectionFailed(TransitError, ConnectionError):
     """The server at `host` and `port` cannot be reached.
 
-    If `unsent` is true, nothing was sent, because each attempt failed before the server could execute it.
+    If `unsent` is true, nothing was sent, because every call failed before the server could execute it.
     """
 
     host: str

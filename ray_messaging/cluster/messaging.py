@@ -377,7 +377,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
 
-        The text has metrics of groups only with `Messaging.start(..., metrics=True)`.
+        Metrics of groups are included only after `Messaging.start(..., metrics=True)`.
 
         Raises: ImportError if prometheus-client is not installed.
         """

@@ -180,11 +180,11 @@ class EventLog:
         prices of this run. `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are
         null if nothing was reported.
 
-        `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
-        "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the
-        call has used tokens, but has no result. It is "unused" if the call was made ahead of its step, but the step did
-        not need it. `by_content` is False if the arguments could not be encoded. Then a call is identified only by its
-        function and by its number among the agent's calls.
+        `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before,
+        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is
+        "failed" if the call has used tokens, but has no result. It is "unused" if the call was made ahead of its step,
+        but the step did not need it. `by_content` is False if the arguments could not be encoded. Then a call is
+        identified only by its function and by its number among the agent's calls.
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for

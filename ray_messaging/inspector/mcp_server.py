@@ -215,7 +215,7 @@ class RunAnswers:
         query: Annotated[str, Field(description="One SELECT, in DuckDB's SQL, over the tables messages and calls.")],
         limit: Limit = 100,
     ) -> dict[str, Any]:
-        """Answer a SELECT over the messages and remembered calls of a run. It can only read this run.
+        """Answer a SELECT over the messages and remembered calls of a run. It can read nothing but this run.
 
         Count and group in the query where you can: at most 1,000 rows are returned.
         """

@@ -117,7 +117,7 @@ class _Written:
 
 
 class _ContentPickler(pickle.Pickler):
-    """A pickler whose result is only used for a digest."""
+    """A pickler whose result serves only to compute a digest."""
 
     time: _Time
 

@@ -144,7 +144,7 @@ def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
 
 
 def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids as a list or an integer array. They may be in a pandas object."""
+    """Return ids as a list or an integer array. `ids` may be a pandas object."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
