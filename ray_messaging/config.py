@@ -599,7 +599,8 @@ class MessagingConfig(_Settings):
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,
         "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network, or for "
-        "send_timeout_s if that is longer; Ray takes 30 to 66 s to find a dead machine, and starts its groups elsewhere",
+        "send_timeout_s if that is longer; Ray takes 30 to 66 s to find a dead machine, and starts its groups "
+        "elsewhere",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(

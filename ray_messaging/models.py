@@ -332,7 +332,8 @@ class _Window:
     async def enter(self, step: int = 0, text: str = "") -> int:
         """Wait until a request may be sent; return how often the limit was halved so far, which `leave` needs.
 
-        Args: of the requests that wait, those of the lowest `step` are sent first, in the order of their texts.
+        Args: `step` and `text` give the request its place among those that wait. Requests of the lowest step are sent
+        first, and the requests of one step in the order of their texts.
         """
         if self._waiting or self.under_way >= int(self.size) or monotonic() < self._paused_until:
             turn = asyncio.get_running_loop().create_future()

@@ -202,7 +202,12 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             me.stay_active()
 
     async def _within_limit(self, message_id: str, payload: object, task: str | None, *, wait: bool) -> dict[str, Any]:
-        """Return {"answer": payload} or {"error": text} of the outside agent, or {"late": its task}."""
+        """Return {"answer": payload} or {"error": text} of the outside agent.
+
+        Without an answer return {"late": its task}.
+
+        Args: with `wait`, wait for the answer up to the time limit.
+        """
         if message_id not in self._asked:
             self._asked[message_id] = self._own_loop().begin(self._outcome(message_id, payload, task))
         future = self._asked[message_id]

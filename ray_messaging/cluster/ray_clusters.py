@@ -272,7 +272,10 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
 
 
 def _join(address: str, *, as_driver: bool) -> str:
-    """Connect to a cluster; return "", or the reason for a failure."""
+    """Connect to a cluster; return "", or the reason for a failure.
+
+    Args: with `as_driver`, this process prints the output of actors and tasks.
+    """
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=as_driver)
     except (ConnectionError, RuntimeError, RayError) as error:

@@ -227,7 +227,10 @@ class EventLog:
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:
-        """Return the messages between two agents, in both directions, by time; None is the user."""
+        """Return the messages between two agents, in both directions, by time; None is the user.
+
+        Args: `text` and the fields are as for `query`.
+        """
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
@@ -235,6 +238,8 @@ class EventLog:
 
         The rows have the columns of `query`. Each generation of answers is in order of time. The table is empty if no
         message has the id.
+
+        Args: `text` is as for `query`.
         """
         return self._table("thread", message_id=message_id, text=text)
 
@@ -395,7 +400,8 @@ class EventLog:
 
         The log is read up to the row that is the last one now. There is at least one table, which may be empty.
 
-        Args: with `expand` a table may have more than `rows` rows, because each broadcast becomes one row per hearer.
+        Args: `text`, `expand` and the fields are as for `query`. With `expand` a table may have more than `rows` rows,
+        because each broadcast becomes one row per hearer.
         """
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)

@@ -40,7 +40,10 @@ def named_messager(
     *,
     traced: bool = True,
 ) -> M:
-    """Make the messager of a group for this process; it is not connected yet."""
+    """Make the messager of a group for this process; it is not connected yet.
+
+    Args: with `traced`, it records spans if the experiment has tracing.
+    """
     return kind(
         config_here(experiment.redis),
         experiment.exp_id,

@@ -399,7 +399,11 @@ class AgentLoop:
         self.last_step = step.number
 
     def _calls_for(self, memory: CallMemory, *, shared: bool, early: bool = False) -> RememberedCalls:
-        """Return the remembered calls of a step; with `shared` the look-ahead and the step share them."""
+        """Return the remembered calls of a step, whose results `memory` stores.
+
+        Args: with `shared` the look-ahead and the step share the calls. With `early` the result belongs to the
+        look-ahead.
+        """
         return RememberedCalls(
             memory,
             self._threads,

@@ -120,6 +120,7 @@ async def _take_steps(
 ) -> tuple[int, Collection[str]]:
     """Begin the steps, or go on with them.
 
+    Args: `supervised` says that there are rules for whole steps, so that a supervisor takes part in the steps.
     Returns: the first step that has not run, and the groups that agents have left or joined.
 
     Raises: ConfigError if the steps began with other settings, groups or agents.
