@@ -382,7 +382,7 @@ class _Grid:
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the squared distances of the points of a block from points at `places`, `counts[i]` for point i."""
+        """Return squared distances: of each point i of a block from the next `counts[i]` points at `places`."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite
             for column in self._columns:

@@ -286,7 +286,10 @@ class GraphEdges:
         return np.where(places < 0, 0, self._degrees[places])
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, in the order of `from_ids`, for each sender in the order of the hearers."""
+        """Return the pairs of each sender, in the order of `from_ids`.
+
+        The pairs of one sender are in the order of the hearers.
+        """
         places = self.out.places(from_ids)
         senders = np.flatnonzero(places >= 0)
         some = self.out.take(places[senders])

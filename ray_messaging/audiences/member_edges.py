@@ -130,7 +130,10 @@ class MemberEdges:
         return np.where(self._may_send(from_ids), counts, 0)
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, in the order of `from_ids`, for each sender by hearer (ints before strs)."""
+        """Return the pairs of each sender, in the order of `from_ids`.
+
+        One sender's pairs are ordered by hearer, ints before strs.
+        """
         senders, count = np.flatnonzero(self._may_send(from_ids)), len(self._wanted)
         own = self.places(from_ids)[senders]
         rows, places = np.repeat(senders, count), np.tile(np.arange(count), len(senders))

@@ -76,7 +76,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class SeatFacts(msgspec.Struct):
-    """What is kept of a seat on the server: a later start of the experiment goes on with it, and links still work."""
+    """Facts about a seat, which the server keeps.
+
+    A later start of the experiment goes on with them, and links still work.
+    """
 
     token: str
     consent: str = ""

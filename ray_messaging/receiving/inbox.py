@@ -182,7 +182,10 @@ class Inbox:
         return slices
 
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
-        """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken."""
+        """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken.
+
+        Args: `known` says that the rows are not held back, even if they are for agents that are leaving.
+        """
         if self.paused:
             self._arrived.clear()
             return -1

@@ -91,7 +91,8 @@ class RedisSteps:
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
         self._told = BlockingReads(link)
-        self.openings = StepNewsReader(link, keys.openings, selected=True)  # of the news, those of `go_on`
+        # Reads only the news by which `go_on` opens a step.
+        self.openings = StepNewsReader(link, keys.openings, selected=True)
         self.bodies = bodies
 
     def close_readers(self) -> None:

@@ -205,7 +205,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        # A copy, so that no other key or object shares the array. After a restart this is the case, too.
+        # The array is copied, so that no other key or object shares it. After a restart nothing shares it either.
         crowd.state[name] = found.copy()
     return _encode((_ids_of(crowd.ids), kept))
 

@@ -211,8 +211,8 @@ class Part(NamedTuple):
     end: bytes | None = None
 
 
-# A function that drives a run. It gets a function that runs the groups up to a step; it returns the results of the
-# groups, and the step before which the run has ended.
+# A function that drives a run. It is given a function that runs the groups up to a step. Its result has the results of
+# the groups, and the step before which the run has ended.
 Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
 
 
@@ -239,7 +239,7 @@ def planned_part(
 ) -> Callable[[], Coroutine[Any, Any, Part]]:
     """Return an async function that runs a model as `run` does, from the start or from a `Beginning`.
 
-    With `keep`, the result has an `end`.
+    With `keep`, the `end` of the result is the `Beginning` from which other runs can go on.
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
     server. `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.

@@ -120,13 +120,15 @@ async def _take_steps(
 ) -> tuple[int, Collection[str]]:
     """Begin the steps, or go on with them.
 
+    Args: `supervised` says that there are rules for whole steps, so that a supervisor takes part in the steps.
     Returns: the first step that has not run, and the groups that agents have left or joined.
 
     Raises: ConfigError if the steps began with other settings, groups or agents.
     """
     store, directory = transport.steps, Directory(exp_id)
     await begin_steps(store, exp_id, steps)
-    # An earlier process may have stopped the steps, because its budget was spent, and may have kept boxes.
+    # An earlier process may have stopped the steps, because its budget was spent, and may have set holds, which keep
+    # messages of earlier steps on the server.
     await store.resume()
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)

@@ -591,7 +591,7 @@ def _watch(
 ) -> list[GroupResult]:
     """Wait for all groups, and show the progress on `bar`; raise the first error at once.
 
-    Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
+    Returns: the groups' results. With `early`, the result is [] if `opening` ends before the groups have answered.
 
     Args: `lost` returns an error if the loss of a machine ends the run. It is called with the error that a group has
     raised, or with None.
