@@ -111,7 +111,7 @@ def _silent(actor: ActorFacts) -> Finding:
     if actor.state == "DEAD":
         remedy = "start the experiment again with on_existing='resume'; unread messages wait on the server"
         if actor.name.startswith("group"):
-            remedy = "create a group with the same name; unread messages wait for it on the server"
+            remedy = "create the group again under its name; unread messages wait for it on the server"
         return critical(
             actor.name, f"its actor is dead ({actor.why or 'Ray gives no reason'})", _without(actor, remedy)
         )
@@ -127,8 +127,8 @@ def _silent(actor: ActorFacts) -> Finding:
         text = f"does not answer: the network does not reach its node, {actor.where}, from {actor.cut_off_from}"
         return critical(actor.name, text, _without(actor, CUT_OFF))
     remedy = (
-        "a rule or a call blocks its event loop, or its process has stopped. `py-spy dump --pid PID` shows where; if "
-        "you kill the process, Ray starts the actor again"
+        "a rule or a call blocks its event loop, or its process has stopped. `py-spy dump --pid PID` shows where; "
+        "if you kill the process, Ray starts it again"
     )
     on = f" on node {actor.where}" if actor.where else ""
     return critical(actor.name, f"does not answer{on} ({actor.why or 'Ray gives no reason'})", _without(actor, remedy))
@@ -145,8 +145,8 @@ def _loop(actor: str, loop: TaskHealth) -> Finding | None:
         return critical(
             what,
             f"has ended ({loop.error})" if loop.error else "has ended",
-            "do what the error says. If it says nothing to do, kill the actor's process: Ray starts the actor again, "
-            "and no message is lost",
+            "do what the error says. If that does not help, kill the actor's process: Ray starts it again, and no "
+            "message is lost",
         )
     if loop.stuck:
         return warning(

@@ -53,8 +53,8 @@ def _names(kept: Kept) -> Finding:
     return warning(
         "kept names",
         text,
-        "remove them: for name in messaging.closed_messagers(): messaging.remove_messager(name). Give a name only to "
-        "a messager that will be opened again: of a messager without a name nothing is kept",
+        "for name in messaging.closed_messagers(): messaging.remove_messager(name); give a name only to a messager "
+        "that will be opened again, because of others nothing needs to be kept",
     )
 
 
