@@ -197,7 +197,10 @@ class CallerAdmission:
                     caller.next = number + 1
                     caller.turn.notify_all()
         if number not in caller.calls:
-            raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
+            raise OutcomeUnknown(
+                "this send was repeated, and whether its first try succeeded is no longer known: check whether the "
+                "messages arrived, or send them again"
+            )
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await asyncio.shield(caller.calls[number])
 
