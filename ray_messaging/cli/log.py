@@ -158,7 +158,7 @@ def conversation(
 ) -> None:
     """Print the messages between two agents, in both directions, by time."""
     table = open_log(target).conversation(read_id(one), read_id(other), text=True, **fields)
-    _print_lines(table, as_json=as_json, otherwise="They said nothing to each other.")
+    _print_lines(table, as_json=as_json, otherwise="These two sent each other no messages.")
 
 
 @app.command(short_help="Print a question and its answers.")

@@ -230,7 +230,7 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
             yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy
         elif one.messages and one.seconds > loan_s / 2:
             after = "which the next fetch gets" if one.seconds > loan_s else f"which come again after {loan_s:g} s"
-            yield f"handle {one.holder} holds {now}, {after}", remedy
+            yield f"handle {one.holder} holds messages, {now}, {after}", remedy
 
 
 class GroupHost:

@@ -210,7 +210,12 @@ def actor(name="group 'west'", *, report=True, **changes):
             "group 'west': lease",
             "Ray starts it",
         ),
-        (actor(loops=[TaskHealth("outbox", True, True, STUCK_S + 1)]), "warning", "group 'west': outbox", "it waits for the server"),
+        (
+            actor(loops=[TaskHealth("outbox", True, True, STUCK_S + 1)]),
+            "warning",
+            "group 'west': outbox",
+            "it waits for the server",
+        ),
         (actor(stats={"unreadable": 2}), "warning", "group 'west': unreadable", "deadletters list"),
         (actor(stats={"ingress_dropped": 2}), "warning", "group 'west': ingress_dropped", "fetch more"),
         (actor(stats={"lane_connections": 9_700}), "critical", "group 'west': lane connections", "fewer messagers"),
