@@ -246,7 +246,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             receipt = await messager.send(each["from"], each["to"], each["payload"])
             if receipt.fate not in STORED:
                 raise UndeliverableException(
-                    f"the saved event for {each['to']} could not be delivered, it is {receipt.fate}: {receipt}"
+                    f"the saved event for {each['to']} is {receipt.fate}, not delivered: {receipt}"
                 )
             self._unbegun += 1
 

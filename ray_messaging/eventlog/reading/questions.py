@@ -50,5 +50,5 @@ def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa
     query is "balance", and finds faults.
     """
     if question not in QUESTIONS:
-        refuse_name(question, arguments, list(QUESTIONS), "the log cannot answer the question")
+        refuse_name(question, arguments, list(QUESTIONS), "the log answers no question")
     return QUESTIONS[question](view, **arguments)

@@ -26,7 +26,8 @@ def test_of_a_single_node_nothing_is_said():
 
 def test_a_node_that_is_cut_off_is_named_with_its_groups_and_with_who_does_not_reach_it():
     nodes = [node("a", process=0.1, server=0.1), node("bb", ["north", "east"], process=None, server=1.0)]
-    text = "cannot be reached over the network from process, but is reached from server in 1.0 ms; groups on it: 'east', 'north'"
+    text = "cannot be reached over the network from process, but is reached from server in 1.0 ms"
+    text = f"{text}; groups on it: 'east', 'north'"
     [finding] = check_nodes(nodes, {})
     assert told([finding]) == [("critical", "node bb (10.0.0.2)", text)]
     assert finding.remedy == CUT_OFF
