@@ -167,8 +167,9 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallAtWork:
-    """An agent whose calls are under way now. `hears` is how many agents wait for it (None: all), `named` has some of
-    them.
+    """An agent whose calls are under way now.
+
+    `hears` is how many agents wait for it (None: all agents do), and `named` has some of them.
     """
 
     agent: str
