@@ -357,7 +357,7 @@ async def _run(
             actors.append(RunActor(messager, shown, limit_calls, own))
             runs_ahead = 0 if supervised else ahead
             inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of, ahead=runs_ahead))
-        _end_with(stack, actors, calls)
+        _end_with(stack, actors, calls, supervising)
 
         async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:
             groups = zip(actors, plans, inputs, strict=True)
@@ -525,8 +525,13 @@ async def _series(store: "RedisSteps", last: int, log: "LogHost | None") -> Any:
     return series_table(await store.collected(last))
 
 
-def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence[asyncio.Task[Any]]) -> None:
-    """Close actors, and cancel their calls, when a stack is closed."""
+def _end_with(
+    stack: AsyncExitStack,
+    actors: Sequence[RunActor],
+    calls: Sequence[asyncio.Task[Any]],
+    supervising: Sequence[asyncio.Task[None]],
+) -> None:
+    """Close actors, and cancel their calls and the supervisor of their steps, when a stack is closed."""
 
     async def end_all() -> None:
         for call in calls:
@@ -538,6 +543,9 @@ def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence
     for actor in actors:
         # Runs before the callbacks above, so that the results of calls under way are stored.
         stack.push_async_callback(actor.close)
+    # Before the actors, because the supervisor calls by the first messager, which is closed with its actor.
+    for task in supervising:
+        stack.push_async_callback(end, task)
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:
