@@ -62,7 +62,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, which have the sender in the upper half, and the ids.
+    """Return the pairs as keys, and the ids. A key has the sender in its upper half and the hearer in its lower half.
 
     The halves of the keys are indexes of the ids. If the ids are None, the halves are the ids themselves. The array of
     keys can grow without a copy, because the kernel moves its memory.

@@ -319,7 +319,7 @@ class GraphEdges:
         return GraphEdges(self.all, self.into, self.digest, senders=senders, wanted=wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> GraphHearing:
-        """Return an object with which to compute what some agents hear of broadcasts, whose senders are `from_ids`."""
+        """Return an object that computes what `hearers` hear of the broadcasts that the agents `from_ids` sent."""
         if self._heard is None or self._heard[0] != hearers:
             found = self.into.places(IdColumn(hearers.ints))
             heard = found >= 0

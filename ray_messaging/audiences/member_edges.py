@@ -151,6 +151,6 @@ class MemberEdges:
         return MemberEdges(self.members, self.digest, senders=both, wanted=self._wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> MemberHearing:
-        """Return an object with which to compute what some agents hear of broadcasts, whose senders are `from_ids`."""
+        """Return an object that computes what `hearers` hear of the broadcasts that the agents `from_ids` sent."""
         hears = places_in(self._wanted, hearers.column) >= 0
         return MemberHearing(hearers, hears, from_ids, np.flatnonzero(self._may_send(from_ids)))

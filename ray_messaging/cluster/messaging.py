@@ -590,6 +590,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         You must close the messager. An open messager makes the garbage collector of your process run less often, unless
         you have set the collector's thresholds.
 
+        Args: `subtopics` are the subtopics on which the agents listen. `observer` is an `Observer` that is told what
+        the messager does.
         Raises: AlreadyExists if a living actor has the name, or an agent is taken.
         """
         from ray_messaging.cluster.handles.messagers import open_messager

@@ -184,7 +184,8 @@ class Inbox:
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
         """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken.
 
-        Args: `known` says that the rows are not held back, even if they are for agents that are leaving.
+        Args: `known` says that the rows were acknowledged earlier, so that no agent gets them, and they are not held
+        back.
         """
         if self.paused:
             self._arrived.clear()

@@ -260,7 +260,7 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
-    """Return the state of one agent from the committed state of its group, which hosts some agents.
+    """Return the state of one agent from the committed state of its group, which hosts the agents `hosted`.
 
     With by="group", the agent's state is its row of each array that has one row per agent. If the state was not
     committed by a run of `messaging.run`, the result is {}.

@@ -1,4 +1,4 @@
-"""A local run with an event log, which is written in the process of the run, and a server whose data are kept."""
+"""A local run with an event log, and a server whose data are kept. The run's own process writes the log."""
 
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
@@ -35,7 +35,9 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class LoggedRun(NamedTuple):
-    """The interceptor of a run with a log, which stores the state of its rules on the server, and the log's host.
+    """The interceptor of a run with a log, and the log's host.
+
+    The interceptor stores the state of its rules on the server.
 
     `step` is the first step that has not run, and `moved` are the groups that agents have left or joined.
     """

@@ -60,7 +60,7 @@ _REMEDY = "resume with the same agents and groups, or begin anew by on_existing=
 
 
 class RunActors:
-    """Actors that have run a model, which are kept for the next run, by group.
+    """Actors that have run a model, and that are kept for the next run, by group.
 
     The kept actors have left their mailboxes. They are ended after a minute without a run.
     """
