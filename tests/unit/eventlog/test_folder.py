@@ -21,7 +21,7 @@ import pytest
 from support.log_writing import batch_of, read_segment
 
 from ray_messaging import Mean, run
-from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog import checkpoint_files
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
@@ -308,6 +308,32 @@ def test_a_damaged_page_is_not_read_as_rows(folder):
 
 def copied(folder):
     copy_run(Folder(folder), Folder(f"{folder}-fork"), "fork", 2)
+
+
+def test_a_file_that_is_gone_is_said_by_all_that_needs_every_row(tmp_path, caplog):
+    """Queries go on without the rows; a balance said that all is well, and digests were those of another run."""
+    folder = tmp_path / "log"
+    for until in (2, 4, 6):
+        how = "resume" if until > 2 else "error"
+        run(counts, agents=["ann", "bob", "eve"], until=until, log_dir=folder, on_existing=how, progress=False)
+    whole = EventLog.open(folder)
+    assert (whole.balance().rows, caplog.text) == (54, "")
+    digest = whole.history_digest(5)
+    for number, missing in enumerate(["from 0 to 17", "from 18 to 35", "from 36 to 53"], 1):
+        path = folder / f"events-0000000{number}.parquet"
+        path.rename(tmp_path / "away")
+        log = EventLog.open(folder)
+        assert f"the rows at the positions {missing} are missing" in caplog.text
+        with pytest.raises(Unbalanced, match=missing):
+            log.balance()
+        for step in (0, 5):
+            with pytest.raises(LogError, match=rf"the log has no digests: .*{missing}.*put it back"):
+                log.digest(step)
+            with pytest.raises(LogError, match=missing):
+                log.history_digest(step)
+        assert len(log.query()) == 36
+        (tmp_path / "away").rename(path)
+    assert EventLog.open(folder).history_digest(5) == digest
 
 
 @pytest.mark.parametrize(
