@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With a far server, an open batch with this many messages, or with this share of all messages that have no receipt yet,
-# is sent while calls are under way. A smaller batch is sent if this share of a round trip has passed since the last call.
-# A call takes fixed processor time, about as much as 100 messages sent one by one.
+# With a far server, the open batch is sent while calls are under way, once it has _WAVE messages, and an eighth of all
+# messages that have no receipt yet. A smaller batch is sent a quarter of a round trip after the last call. A call takes
+# processor time of its own, as much as some 100 messages that are sent one by one.
 _WAVE, _WAVES, _PAUSES = 200, 8, 4
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
@@ -157,7 +157,7 @@ class SendLoop:
 
     @property
     def _wave(self) -> int:
-        """Return how many messages a call has at least if others are under way, unless it comes late. 0: near server."""
+        """Return how many messages are enough to be sent while calls are under way, or 0 if the server is near."""
         return max(_WAVE, self._source.rows // _WAVES) if self._frames.far_s else 0
 
     async def _send(self, *, ahead: bool = False) -> None:
