@@ -103,8 +103,8 @@ class FrameSender(Destination):
         self.replied: Callable[[], None] = lambda: None
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
-        # How long the latest calls took, in s, without the time of their bytes. `far_s` is the least of these times if the
-        # server is far, otherwise 0.
+        # How long the latest calls took, in seconds, without the time of their bytes. `far_s` is the least of these times
+        # if the server is far, otherwise 0.
         self._trips = deque[float](maxlen=_TRIPS)
         self.far_s = 0.0
         self.called_at = 0.0  # the loop time of the last call that `send` has left under way
