@@ -368,12 +368,12 @@ class Folder:
                     "ray_messaging that wrote it, which its _run.json names, and give this version another log_dir"
                 )
             if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
-                raise ValueError("its footer is that of another segment")  # noqa: TRY301 - one way out
+                raise ValueError("the file's footer belongs to another segment of a log")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except ConfigError:  # a ConfigError is also a ValueError, which the next clause would catch
             raise
         except (KeyError, msgspec.ValidationError) as error:
-            raise self.damaged(info.path, "its footer lacks the metadata of this library") from error
+            raise self.damaged(info.path, "the file's footer lacks the metadata that ray_messaging writes") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self.damaged(info.path, error) from error
 

@@ -114,7 +114,9 @@ class CrowdSociety:
                 crowd._draw = partial(uniform_rows, step.seed, START, step.places)
                 state = raising(self._start, crowd)
                 if not isinstance(state, dict):
-                    raise TypeError(f"start must return a dict of arrays, not {type(state).__name__}")
+                    raise TypeError(
+                        f"start= returned an object of type {type(state).__name__}: it must return a dict of arrays"
+                    )
                 crowd.state = {name: _checked(name, array).copy() for name, array in state.items()}
         if step.number == self.change.step:
             with self._named_in_errors("states=", step):
