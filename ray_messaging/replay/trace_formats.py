@@ -275,7 +275,7 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     """Raise RowError if the first line is not an edge."""
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
-        raise RowError("the first line has the names of columns, which this format does not have")
+        raise RowError("the line has the names of columns, but this format has none")
     if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
         raise RowError("in this format cells end at white space, and not at commas")
 

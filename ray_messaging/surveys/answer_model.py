@@ -52,7 +52,7 @@ class AnswerModel:
         """Build the model from a type; raise ConfigError if the type has no JSON schema, or is not a JSON object."""
         try:
             if not isinstance(model, type) and get_origin(model) is None:
-                raise TypeError("it is a value, not a type")  # noqa: TRY301 - pydantic also takes functions
+                raise TypeError("it is not a type")  # noqa: TRY301 - pydantic also takes functions
             if is_msgspecs(model) and not (is_native(model) or is_typeddict(model)):
                 raise ValueError("it is a JSON array, and an answer must be a JSON object")  # noqa: TRY301 - said as all others
             schema = schema_of(model)

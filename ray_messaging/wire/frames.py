@@ -320,7 +320,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
         raise _invalid("the frame does not begin with the letters RM")
     if version != VERSION:
         raise _invalid(
-            f"the frame has frame version {version}, but this ray_messaging reads only version {VERSION}: all processes of "
+            f"the frame has version {version}, but this ray_messaging reads only version {VERSION}: all processes of "
             "an experiment need the same version of ray_messaging"
         )
     if at > size:
@@ -373,7 +373,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
         return "the frame's trace context has a wrong length"
     named = (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
     if max(named, default=-1) >= header.rows:
-        return "the frame names rows that it does not have"
+        return "the frame refers to rows that it does not have"
     if not header.flags & _TYPED:
         return "the frame describes typed columns, but has none" if header.payload_columns else None
     if header.flags & (_INDEX | _LENGTHS) or header.lines != header.rows:
@@ -476,7 +476,7 @@ def _smallest(column: NDArray[Any]) -> int:
 def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
     _check(len(data) % 4 == 0, "the frame ends within a row's number")
     rows = np.frombuffer(data, "<u4")
-    _check(not len(rows) or int(rows.max()) < count, "the frame names rows that it does not have")
+    _check(not len(rows) or int(rows.max()) < count, "the frame refers to rows that it does not have")
     return rows
 
 

@@ -154,7 +154,10 @@ class CrowdSociety:
                 except ValueError:  # such as a text for an array of numbers
                     same = False
                 if not same or (array.dtype.kind != given.dtype.kind and array[place].tolist() != given.tolist()):
-                    raise TypeError(f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly")
+                    raise TypeError(
+                        f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly: give this "
+                        "array another dtype in start="
+                    )
 
     @property
     def states(self) -> dict[str, dict[str, NDArray[Any]]]:

@@ -182,7 +182,7 @@ class Connection:
             ) from None
         # Without a connection, paho stores the message, and sends it over the next connection.
         if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
-            raise self._away(f"paho did not accept the message ({info.rc!r})")
+            raise self._away(f"the MQTT library paho did not accept the message (code {info.rc!r})")
         try:
             async with asyncio.timeout(self._config.timeout):
                 code: ReasonCode = await self._answer(info.mid)
