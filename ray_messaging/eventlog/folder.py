@@ -137,7 +137,7 @@ class Folder:
             for info in self._files(_LEFTOVER):
                 self.filesystem.delete_file(info.path)
         except OSError as error:
-            raise self._error(f"it cannot be written: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder cannot be written: {error}; {self._advice(error)}") from error
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
@@ -207,14 +207,14 @@ class Folder:
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
-            raise self._error(f"its segments cannot be removed: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder's segments cannot be removed: {error}; {self._advice(error)}") from error
 
     def exists(self) -> bool:
         """Return whether the folder exists; raise LogError if its path cannot be read."""
         try:
             return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
         except OSError as error:
-            raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder cannot be read: {error}; {self._advice(error)}") from error
 
     def read_file(self, name: str) -> bytes:
         """Return the content of a file beside the segments, or b"" if there is none. Raises LogError if that fails."""
@@ -224,7 +224,7 @@ class Folder:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise self._error(f"its {name} cannot be read: {error}; {self._advice(error)}") from error
+            raise self._error(f"the file {name} in it cannot be read: {error}; {self._advice(error)}") from error
 
     def names(self, path: str) -> list[str]:
         """Return the names of the files in a subfolder, sorted; [] if it does not exist."""
@@ -351,7 +351,7 @@ class Folder:
         try:
             found: list[pafs.FileInfo] = self.filesystem.get_file_info(selector)
         except OSError as error:
-            raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder cannot be read: {error}; {self._advice(error)}") from error
         return found
 
     def _read(self, info: pafs.FileInfo, *, any_schema: bool) -> Segment:

@@ -381,7 +381,7 @@ class RunControl:
     def fork_state(self, name: Annotated[str, Field(description="The name that fork was given.")]) -> dict[str, Any]:
         """Say whether a fork still runs, and what it has printed."""
         if name not in self._forks:
-            raise ConfigError(f"this server has begun no fork {name[:200]!r}")
+            raise ConfigError(f"this server has begun no fork {name[:200]!r}: begin it by the tool fork")
         process, output = self._forks[name]
         code = process.poll()
         with output.open("rb") as said:
