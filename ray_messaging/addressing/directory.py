@@ -486,7 +486,11 @@ class Directory:
         audiences: AudienceTexts = NO_AUDIENCES,
         dates: HostDates = NO_DATES,
     ) -> None:
-        """Replace the changed records, and remove mailboxes that are not in `mailboxes`, the names of all mailboxes."""
+        """Replace the changed records, and remove mailboxes that are not in `mailboxes`, the names of all mailboxes.
+
+        Args: `version` is the new version of this copy, and `logged` says whether an event log is registered.
+        `schemas`, `audiences` and `dates` are as in a DirectoryDelta.
+        """
         self.schemas.update(schemas)
         self.audiences.update(audiences)
         found, there, before = list(changed), set(mailboxes), self.routing

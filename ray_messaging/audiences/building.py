@@ -62,7 +62,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, which have the sender in the upper half, and the ids.
+    """Return the pairs as keys, and the ids. A key has the sender in its upper half and the hearer in its lower half.
 
     The halves of the keys are indexes of the ids. If the ids are None, the halves are the ids themselves. The array of
     keys can grow without a copy, because the kernel moves its memory.
@@ -390,7 +390,7 @@ class _Grid:
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the squared distances of the points of a block from points at `places`, `counts[i]` for point i."""
+        """Return squared distances: of each point i of a block from the next `counts[i]` points at `places`."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite
             for column in self._columns:

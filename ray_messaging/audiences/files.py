@@ -1,4 +1,4 @@
-"""The files of audiences: each version has a folder of arrays, which are memory-mapped, and of their checksums."""
+"""The files of audiences. Each version has a folder with arrays, which are memory-mapped, and their checksums."""
 
 import json
 import os

@@ -222,7 +222,7 @@ class AudienceFiles:
         raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs (speaker, hearer) of exactly this version of an audience.
+        """Return the pairs (sender, hearer) of exactly this version of an audience.
 
         Raises: UnknownName if the version does not exist, FrameError if its files are damaged.
         """

@@ -567,6 +567,8 @@ class _Groups(_Carrier):
         """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
 
         The first message also has the data that are needed only once.
+
+        Args: `streaming` says that the workflow was started with stream=True.
         """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")

@@ -181,6 +181,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         All processes must report this twice. If no message came to a mailbox between the two reports, no message was on
         its way, even if a process has died.
 
+        Args: with `save`, the reports have the states of agents.
         Returns: the last reports.
         """
         backoff, before = Backoff(AT_REST_RETRY), None

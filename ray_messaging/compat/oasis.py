@@ -372,7 +372,10 @@ T = TypeVar("T")
 
 
 class _Gathered(Generic[T]):
-    """Items that one task sends, in order. Items that come while others are being sent are then sent together."""
+    """Items that one task sends, in order.
+
+    Items that come while others are being sent are sent together after these.
+    """
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]]) -> None:
         self._send = send

@@ -233,7 +233,10 @@ class EmbeddedServer:
         return config
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
-        """Start a guard and its server. Return the event that describes a failure, or None if both have started."""
+        """Start a guard and its server. Return the event that describes a failure, or None if both have started.
+
+        Args: with `take_over`, the guard takes over a server that runs in the directory.
+        """
         if (former := self._guard) is not None:
             former.stop(None)
         self._started = {}  # other processes may have got these process ids since
@@ -275,6 +278,8 @@ class EmbeddedServer:
         """Return the order for the guard.
 
         It goes through a pipe, because a list of processes would show the password.
+
+        Args: with `take_over`, the guard takes over a server that runs in the directory.
         """
         return {
             "binary": find_binary(),

@@ -109,7 +109,10 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         )
 
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
-        """Encode these verdicts as a `VerdictReply`."""
+        """Encode these verdicts as a `VerdictReply`.
+
+        Args: `wants_payload` and `snapshot` are the fields of the reply.
+        """
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))
         groups, changes = _rows_of(self.blocked), _rows_of(self.rewritten)

@@ -181,7 +181,11 @@ class AttemptSender:
                 )
 
     def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:
-        """Return the facts with which a step is closed, and its counts."""
+        """Return the facts with which a step is closed, and its counts.
+
+        Args: `rows` is the number of rows that the step has written to boxes. `changed` says that the group's state has
+        changed.
+        """
         sent = [(each.outgoing, each.outcome) for each in self._ended]
         counts = self._account.of_step(step.number, sent)
         blocked = encode_blocked((batch, outcome.blocks) for batch, outcome in sent)

@@ -127,7 +127,7 @@ def encode_service_note(note: ServiceNote) -> bytes:
 
 
 def decode_service_note(data: bytes) -> ServiceNote:
-    """Decode a note. Return an empty note for bytes that cannot be decoded, which another program has written."""
+    """Decode a note. Return an empty note for bytes that another program has written and that cannot be decoded."""
     try:
         return _decode_service_note(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):

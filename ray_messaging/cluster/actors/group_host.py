@@ -181,7 +181,8 @@ class CallerAdmission:
         """
         caller = self._callers.get(caller_id) or _Caller(oldest)
         self._callers.put(caller_id, caller)
-        # All later calls are remembered as long as one call takes, so only the first of them are looked at.
+        # Calls are forgotten only after some time, so a caller may have many. They are ascending, so only the first are
+        # looked at.
         while caller.calls and next(iter(caller.calls)) < oldest:
             caller.calls.popitem(last=False)
         if number not in caller.calls:

@@ -61,7 +61,10 @@ async def beginning_of(
     *,
     supervised: bool,
 ) -> bytes:
-    """Return the beginning that a run leaves when it has ended before `step`. Other runs can go on from there."""
+    """Return the beginning that a run leaves when it has ended before `step`. Other runs can go on from there.
+
+    Args: `supervised` says that each step waited for the verdicts of rules for whole steps.
+    """
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
     return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests), supervised))

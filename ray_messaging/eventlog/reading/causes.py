@@ -253,7 +253,10 @@ class _Search:
         return [named, *others][: self._most]
 
     def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
-        """Return the tree of a message, with `depth` levels below the message."""
+        """Return the tree of a message, with `depth` levels below the message.
+
+        Args: `answered` says that the message is the question that the message above it answers.
+        """
         hand = hand_of(row)
         calls = () if hand is None else tuple(self.calls.get(hand, ()))
         if not depth:

@@ -63,7 +63,7 @@ _TEXT_BYTES = 2**30
 
 
 class StepFeed:
-    """Reader of the messages of an experiment's steps, which passes their rows to the event log.
+    """Reader of the messages of an experiment's steps. It passes their rows to the event log.
 
     The messages that were sent in a step are read when the step is sealed, even if they are delivered in a later step.
     The log sets a hold on the server, so that the server keeps the boxes until their rows are in a file.

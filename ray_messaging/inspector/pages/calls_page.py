@@ -128,7 +128,10 @@ def _some(count: int, named: Sequence[str]) -> str:
 
 
 def _sums(column: ui.column, found: Sequence[CallSums], *, linked: bool = False) -> None:
-    """Draw a table of sums."""
+    """Draw a table with the calls, tokens, cost and seconds of agents, models or steps.
+
+    Args: with `linked`, the names are links to the pages of agents.
+    """
     with refilled(column), ui.grid(columns="minmax(60px, 2fr) repeat(4, 1fr)").classes("w-full gap-x-3 gap-y-0"):
         for title in ("", *_COSTS[1:]):
             ui.label(title).classes("note").style("text-align: right" if title else "")

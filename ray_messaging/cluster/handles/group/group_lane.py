@@ -6,9 +6,9 @@ socket takes a fraction of that time (`python -m benchmarks.driven --processor`)
 socket of the actor. Ray calls are used to open the socket, to return errors, and for calls that get no answer over the
 socket.
 
-Outside of steps, handles do not write to the server themselves. Each handle would need an epoch, a connection, the
-directory, the delegated rules and the server's password. So only the group's actor sends under the group's name. A task
-that drives a group's steps does write to the server itself (see `group_steps.py`).
+Outside of steps, handles do not write to the server themselves. For that, each handle would need an epoch, a
+connection, the directory, the delegated rules and the server's password. So only the group's actor sends under the
+group's name. A task that drives a group's steps does write to the server itself (see `group_steps.py`).
 """
 
 import asyncio
