@@ -60,7 +60,11 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
     missing = agents - record.agents()
     if missing:
         agent = next(iter(missing))
-        raise UnknownName(f"group {record.mailbox!r} hosts no agent {agent!r}", kind="agent", value=agent)
+        raise UnknownName(
+            f"group {record.mailbox!r} hosts no agent {agent!r}, so the agent cannot leave it",
+            kind="agent",
+            value=agent,
+        )
 
 
 def moved_records(
@@ -215,7 +219,11 @@ class AgentMover:
                 f"agents cannot go from group {self._source!r} to {self._target!r}, because group {self._target!r} "
                 "is leaving the steps, or has left them: let that group go on with its steps, or choose another group"
             )
-        raise UnknownName(f"there is no group {self._target!r} to move to", kind="group", value=self._target)
+        raise UnknownName(
+            f"there is no group {self._target!r} to which agents can move: create it, or name another group",
+            kind="group",
+            value=self._target,
+        )
 
     def _late(self, outcome: MoveOutcome, timeout: float) -> MoveFailed:
         why = {
