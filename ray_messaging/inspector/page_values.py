@@ -110,10 +110,7 @@ class SocietyInStep:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The messages in which two runs differ.
-
-    `first` describes the first such message; `lines` counts these messages by step.
-    """
+    """The messages in which two runs differ. `first` describes the first such message, `lines` count them by step."""
 
     first: str
     lines: Series
@@ -172,7 +169,7 @@ class CallFacts:
 class CallAtWork:
     """An agent whose calls are under way now.
 
-    `hears` is how many agents wait for it (None: all agents do), and `named` has some of them.
+    `hears` is how many agents wait for this agent (None: all), and `named` has some of these agents.
     """
 
     agent: str

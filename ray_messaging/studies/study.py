@@ -265,7 +265,7 @@ class Study:
                     f"{name!r} is not a parameter of the study, which has {_names(self.parameters)}; x may be 'step', "
                     "too"
                 )
-        for name in {x, by} & {*self.parameters}:
+        for name in {*self.parameters} & {x, by}:
             levels = self._levels(name)
             if len({*map(_hashable, levels)}) < len({(type(each) is bool, _hashable(each)) for each in levels}):
                 raise ConfigError(

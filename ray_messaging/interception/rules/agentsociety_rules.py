@@ -270,9 +270,9 @@ def _check_forward(found: object, what: str, form: str, rule: str) -> None:
 
 
 class Supervisor(StepRule):
-    """Run an AgentSociety supervisor: an instance of a class that was written for its message interceptor, unchanged.
+    """Run an unchanged supervisor of AgentSociety: an object that was written for AgentSociety's message interceptor.
 
-    Such a class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
+    Its class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
     supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that the supervisor
     finds invalid is blocked, and its sender gets the message "Message sent failed" from the recipient. The messages
     that the supervisor returns are sent.
