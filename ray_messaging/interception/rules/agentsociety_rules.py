@@ -29,10 +29,10 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Block(SlowRule):
-    """Run an AgentSociety block: an instance of a class that was written for AgentSociety's interceptor, unchanged.
+    """Run an unchanged block of AgentSociety: an object that was written for AgentSociety's interceptor.
 
-    Such a class has `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)`, and gets the
-    same arguments as in AgentSociety:
+    Its method `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)` gets the same
+    arguments as in AgentSociety:
 
     - `msg`: the payload as JSON text, exactly as `json.dumps` writes it;
     - `violation_counts`: how many messages of each sender were blocked (0 for a sender that is missing). The
