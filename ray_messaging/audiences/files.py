@@ -102,7 +102,10 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
             value=name,
         ) from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        damage = f"the files of audience {name!r}, version {version}, in {folder} are damaged: {error}"
+        damage = (
+            f"the files of audience {name!r}, version {version}, in {folder} are damaged ({error}): restore them, or "
+            "make the audience again by messaging.create_audience"
+        )
         raise FrameError(damage) from error
     return GraphEdges(out, into, digest, positions=positions)
 

@@ -99,7 +99,7 @@ def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> t
     except Unbalanced as error:
         return {}, [f"the event log does not balance: {error}"]
     if counts != account.fates:
-        return counts, [f"the event log has {counts}, the senders' receipts {account.fates}"]
+        return counts, [f"the event log has {counts}, but the senders' receipts have {account.fates}"]
     return counts, []
 
 

@@ -130,7 +130,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             async with asyncio.timeout(self._wait_s):
                 answer = await self._talk(message.id, _payload(message), None)
         except TimeoutError as error:
-            raise RemoteFailure(f"{self!r} has not answered within {self._wait_s:g} s") from error
+            raise RemoteFailure(
+                f"{self!r} has not answered within {self._wait_s:g} s: check that it runs, or raise wait_s="
+            ) from error
         except Exception as error:  # The outside agent may send anything.
             raise RemoteFailure(_said(error)) from error
         if message.expects_answer:
@@ -268,7 +270,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             for interface in card.supported_interfaces:
                 if _origin(interface.url) != _origin(self.url):
                     raise RemoteFailure(
-                        f"its card leads to {interface.url}, another host, which must not get the token"
+                        f"its card leads to {interface.url}, which is on another host, and that host must not get "
+                        "the token"
                     )
             async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
                 yield client

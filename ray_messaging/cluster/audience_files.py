@@ -182,7 +182,10 @@ class AudienceFiles:
     @property
     def _home(self) -> AudienceHome:
         if self._experiment.audiences is None:
-            raise ConfigError(f"experiment {self._experiment.exp_id!r} was started without a folder for audiences")
+            raise ConfigError(
+                f"experiment {self._experiment.exp_id!r} was started without a folder for audiences, so it can have "
+                "none: start it by Messaging.start"
+            )
         return self._experiment.audiences
 
     def _here(self) -> bool:

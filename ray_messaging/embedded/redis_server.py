@@ -193,7 +193,7 @@ class EmbeddedServer:
         path = Path(self._kept_dir or self._temporary_dir())
         try:
             if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):
-                raise PermissionError(f"{path} is not ours")
+                raise PermissionError(f"{path} is a link, or belongs to another user")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
             # The file is incomplete, because the process that wrote it was killed, or the disk was full.
             if found is None:

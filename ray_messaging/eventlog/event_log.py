@@ -13,7 +13,7 @@ from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.call_rows import summed_calls
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.folder_records import has_ended, read_account, unended
+from ray_messaging.eventlog.folder_records import absent_rows, has_ended, read_account, unended
 from ray_messaging.eventlog.log_schema import NUMBERS
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.causes import DEPTH, MOST, Why
@@ -36,10 +36,13 @@ class FolderSource:
 
     live = False
     unended: str | None = None  # advice if no end of the run is recorded; None: the run has ended
+    absent: str  # which rows are missing because a file is gone; "" if none
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
-        if self._folder.segments():
+        segments = self._folder.segments()
+        self.absent = absent_rows(self._folder, segments, View(self._folder, segments).end)
+        if segments:
             self.unended = unended(self._folder)
             return
         missing = "; ".join(read_account(self._folder).missing)
@@ -96,13 +99,13 @@ class EventLog:
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
         If no end of the run is recorded, a warning is logged: either the run is still going on, or it was killed and
-        rows may be missing.
+        rows may be missing. If a file of the log is gone, another warning says which rows are missing.
 
         Raises: LogError if the folder contains no event log, or cannot be read.
         """
         source = FolderSource(log_dir)
-        if source.unended:
-            logger.warning("%s", source.unended)
+        for lacking in filter(None, (source.unended, source.absent)):
+            logger.warning("%s", lacking)
         return cls(source)
 
     @property
@@ -330,7 +333,7 @@ class EventLog:
         checked only as a whole.
 
         Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Unbalanced is
-        also raised if the log says that the server has lost rows.
+        also raised if the log says that the server has lost rows, or if a file of the log is gone.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
@@ -342,6 +345,8 @@ class EventLog:
         step. Messages from outside that a rule blocked or rewrote are left out. The digest is final once all groups
         have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
         use `messaging.steps.digest`. See docs/steps.md.
+
+        Raises: LogError if a file of the log is gone.
         """
         return bytes(self._source.ask("digest", step=step))
 
@@ -349,6 +354,8 @@ class EventLog:
         """Return the digest of all steps up to `step`.
 
         Two runs give the same result if each of these steps has the same digest in both runs.
+
+        Raises: LogError if a file of the log is gone.
         """
         return bytes(self._source.ask("history_digest", step=step))
 

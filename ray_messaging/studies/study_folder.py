@@ -247,7 +247,7 @@ class StudyFolder:
             except FileNotFoundError:
                 return None
             with stream:
-                file = pq.ParquetFile(stream)
+                file = pq.ParquetFile(stream, page_checksum_verification=True)
                 table = file.read_row_group(group) if group < file.num_row_groups else None
         return table if table is not None and {*table[KEY].to_pylist()} <= {key} else None
 
@@ -277,7 +277,7 @@ class StudyFolder:
 
     def _columns(self, name: str) -> dict[str, list[Any]]:
         with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
-            return exact_values(pq.read_table(stream))
+            return exact_values(pq.read_table(stream, page_checksum_verification=True))
 
     def _schema(self, name: str) -> pa.Schema:
         with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
@@ -291,7 +291,7 @@ class StudyFolder:
 
     def _write(self, name: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         self.folder.write_file(name, sink.getvalue())
 
     def _write_series(
@@ -304,7 +304,7 @@ class StudyFolder:
         filesystem = self.folder.filesystem
         with (
             filesystem.open_output_stream(temporary) as stream,
-            pq.ParquetWriter(stream, whole, compression="zstd") as writer,
+            pq.ParquetWriter(stream, whole, compression="zstd", write_page_checksum=True) as writer,
         ):
             for place, key in enumerate(keys):
                 table = fitted(read(place), schema)

@@ -203,7 +203,7 @@ class BoxReader:
             found = counted(self._frames, covers)
         if found is None:
             raise FrameError(
-                f"box {self._box!r} lacks rows that a closed step has sent: its server lost data. Start the experiment "
-                "anew"
+                f"messages of mailbox and step {self._box!r} are missing on the server, which had confirmed them: "
+                "was it flushed, or restored from older data? Start the experiment anew"
             )
         return found

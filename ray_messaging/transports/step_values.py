@@ -360,8 +360,8 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
 def overtaken(group: str, attempt: int) -> Fenced:
     """Build the error for a driver whose group a later driver has taken over."""
     return Fenced(
-        f"a later driver has group {group!r}, or this driver, attempt {attempt}, gave the group up, so nothing of the "
-        "open step counts: end this task",
+        f"this driver (number {attempt}) of group {group!r} was replaced by a later one, or gave the group up, so "
+        "nothing that it does in the open step counts: end this task",
         name=group,
         epoch=attempt,
     )

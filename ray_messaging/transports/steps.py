@@ -545,8 +545,8 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server has no record of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
-        "older data: end this task, and begin anew",
+        f"the server does not know this driver (number {attempt}) of group {group!r}, because the server was "
+        "flushed, or restored from older data: end this task, and begin anew",
         name=group,
         epoch=attempt,
     )

@@ -198,7 +198,10 @@ class CallerAdmission:
                     caller.next = number + 1
                     caller.turn.notify_all()
         if number not in caller.calls:
-            raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
+            raise OutcomeUnknown(
+                "this send was repeated, and whether its first try succeeded is no longer known: check whether the "
+                "messages arrived, or send them again"
+            )
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await asyncio.shield(caller.calls[number])
 
@@ -228,7 +231,7 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
             yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy
         elif one.messages and one.seconds > loan_s / 2:
             after = "which the next fetch gets" if one.seconds > loan_s else f"which come again after {loan_s:g} s"
-            yield f"handle {one.holder} holds {now}, {after}", remedy
+            yield f"handle {one.holder} holds messages, {now}, {after}", remedy
 
 
 class GroupHost:

@@ -257,7 +257,10 @@ def planned_part(
     made = [_copy("the rule", rule) for rule in rules]
     former = None if beginning is None else decode_beginning(beginning)
     if former is not None and (names := [plan.name for plan in plans]) != former.groups:
-        raise ConfigError(f"the groups are {names}, but before step {former.step} they were {former.groups}")
+        raise ConfigError(
+            f"the groups are {names}, but before step {former.step} they were {former.groups}: use the same groups= "
+            "in all steps"
+        )
     ordered = None
     if log is not None:
         facts = facts_of(model, ending.most, options, inputs_of(agents, graph, shared, plans))
@@ -494,7 +497,10 @@ async def _run_until(
             if ending.is_fulfilled(step - 1, values):
                 until = step
                 if is_beginning:
-                    raise ConfigError(f"until= ends the run after step {step - 1}, before vary_from={ending.most}")
+                    raise ConfigError(
+                        f"until= ends the run after step {step - 1}, but the parameters vary only from step "
+                        f"{ending.most} on: lower vary_from=, or let until= end the run later"
+                    )
     first, *others = await go_on(step, with_states=True)
     return [first._replace(calls=first.calls + calls, spent=spent), *others], until
 

@@ -167,14 +167,18 @@ class _StepAhead:
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
         """Note an answer; raise the same errors as `Step.reply`."""
         if not message.expects_answer:
-            raise NoQuestion(f"message {message.id} is not a question", question=message.id, agent=message.to_id)
+            raise NoQuestion(
+                f"message {message.id} cannot be answered, because it is not a question: send an ordinary message",
+                question=message.id,
+                agent=message.to_id,
+            )
         assert message.to_id is not None
         topic = message.subtopic or AGENT_CHAT
         self._note(message.to_id, message.from_id, payload, topic, deliver_at, answers=message.id)
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
         """Build the error for an agent that acts outside of the model's function."""
-        return ConfigError(f"agent {agent!r} cannot {what} here")
+        return ConfigError(f"agent {agent!r} cannot {what} outside of the model's function: do so in that function")
 
     def _note(
         self,

@@ -275,7 +275,7 @@ def _note(row: LogRow) -> str:
         return "it was sent outside of steps, by code that was handling no message"
     if row.ordinal >= FIRST_OUTSIDE:
         return "it came from outside of the steps"
-    return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had no message in hand"
+    return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had read no message"
 
 
 def _in_canonical_order(table: pa.Table) -> pa.Table:

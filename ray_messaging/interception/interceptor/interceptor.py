@@ -409,7 +409,8 @@ class Interceptor:
                 rule.restored()
             except Exception as error:  # `restored` is the user's code
                 raise RuleError(
-                    f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix its `restored`",
+                    f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix the rule's method "
+                    "`restored`",
                     rule=rule.name,
                 ) from error
 
