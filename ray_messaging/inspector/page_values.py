@@ -110,7 +110,10 @@ class SocietyInStep:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The messages in which two runs differ. `first` describes the first such message, `lines` count them by step."""
+    """The messages in which two runs differ.
+
+    `first` describes the first such message; `lines` counts these messages by step.
+    """
 
     first: str
     lines: Series
