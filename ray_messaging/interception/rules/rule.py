@@ -246,7 +246,7 @@ class StepRule(Rule):
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
     rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
-    rule sees every message to an agent of a group that no other rule has blocked.
+    rule sees all messages to the agents of groups, except those that another rule has blocked.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.
