@@ -455,7 +455,7 @@ def _carry_out(
     Args: `made` makes the workers.
     """
     there = files.runs(record)
-    left = [run for run in design if run.key not in there or there[run.key].died]
+    left = [run for run in design if run.key not in there or there[run.key].is_to_be_repeated]
     if left:
         ended = _EndedRuns(files)
         try:
