@@ -265,8 +265,8 @@ class Study:
                     f"{name!r} is not a parameter of the study, which has {_names(self.parameters)}; x may be 'step', "
                     "too"
                 )
-        for name in self.parameters:
-            levels = self._levels(name) if name in (x, by) else []
+        for name in {*self.parameters} & {x, by}:
+            levels = self._levels(name)
             if len({*map(_hashable, levels)}) < len({(type(each) is bool, _hashable(each)) for each in levels}):
                 raise ConfigError(
                     f"the parameter {name!r} has a bool and a number that are equal in Python, as 0 and False are, so "
