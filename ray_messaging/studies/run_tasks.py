@@ -15,6 +15,9 @@ OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups
 # If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
 # makes the run again.
 DIED = "WorkerDied: "
+# If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call makes
+# the run again.
+SPENT = "BudgetSpent: "
 
 
 class EndedRun(NamedTuple):
