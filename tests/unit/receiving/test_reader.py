@@ -136,8 +136,7 @@ async def test_from_a_far_server_a_reader_has_at_most_twice_as_many_messages_as_
     entries = []
     flight = InFlight(START, [])
     while len(entries) < 1000:
-        for part in inbox.take(None, flight):
-            entries.append(part.batch.origin.entry)
+        entries += [part.batch.origin.entry for part in inbox.take(None, flight)]
         await asyncio.sleep(0)
     assert entries == [f"{n + 1}-0" for n in range(1000)]
     await unfinished
@@ -164,19 +163,17 @@ async def test_a_read_that_has_begun_early_ends_with_its_reader():
 async def test_an_error_of_a_read_that_has_begun_early_comes_after_its_predecessors_frames():
     inbox = Inbox(1000)
     transport = Far(inbox, 32)
-    read, failed = transport.read, asyncio.Event()
+    read, stopped = transport.read, asyncio.Event()
+    inbox.on_news = lambda: stopped.set() if inbox.error else None
 
     async def fail(*asked):
         if not transport.left:
-            failed.set()
             raise Fenced("fenced", name="box")
         return await read(*asked)
 
     transport.read = fail
     reader = Reader(transport, "box", inbox, START, 1, Unfolder(AudienceCache(None)), asyncio.Event().wait)
-    await failed.wait()
-    while reader.loop().alive:
-        await asyncio.sleep(0)
+    await stopped.wait()
     assert inbox.size == 32
     assert isinstance(inbox.error, Fenced)
 
