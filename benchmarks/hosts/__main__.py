@@ -61,8 +61,8 @@ class Part(NamedTuple):
 
 
 OURS = "ray_messaging"
-# By part, how many agents await one message after the other, on both sides. Each of them waits at least a round trip. So
-# at 10 ms 1,000 agents send at most 100,000 messages a second, and cannot reach 100 times the rate of plain Ray.
+# By part, how many agents await one message after the other, on both sides. Each of them waits at least a round trip.
+# So at 10 ms 1,000 agents send at most 100,000 messages a second, and cannot reach 100 times the rate of plain Ray.
 AWAITING = {"awaited": 1_000, "awaited_by_many": 4_000}
 LINKS = (
     Link("0 ms", 0),

@@ -54,8 +54,8 @@ _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
 # only exceed their timeout.
 _SLOW_S = 0.5
-# A server is far if none of the last _TRIPS calls got its reply within _FAR_S and the time of its bytes, in seconds. A
-# nearer server replies before a further call would be worth the processor time that it takes.
+# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time of its bytes. A nearer
+# server replies before a further call would be worth the processor time that it takes.
 _FAR_S, _BYTE_S, _TRIPS = 0.004, 5e-9, 32
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
@@ -103,8 +103,8 @@ class FrameSender(Destination):
         self.replied: Callable[[], None] = lambda: None
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
-        # How long the latest calls took, in s, without the time of their bytes; and if the server is far, the least of
-        # these times, otherwise 0.
+        # How long the latest calls took, in s, without the time of their bytes. `far_s` is the least of these times if
+        # the server is far, otherwise 0.
         self._trips = deque[float](maxlen=_TRIPS)
         self.far_s = 0.0
         self.called_at = 0.0  # the loop time of the last call that `send` has left under way
@@ -501,7 +501,7 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that would not fit even into its empty mailbox."""
+        """Build the error for a frame that its mailbox could not hold even if the mailbox were empty."""
         record = self.directory.records.get(frame.mailbox)
         # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)

@@ -174,6 +174,7 @@ async def test_an_error_of_a_read_that_has_begun_early_comes_after_its_predecess
     transport.read = fail
     reader = Reader(transport, "box", inbox, START, 1, Unfolder(AudienceCache(None)), asyncio.Event().wait)
     await stopped.wait()
+    await reader.close()
     assert inbox.size == 32
     assert isinstance(inbox.error, Fenced)
 
