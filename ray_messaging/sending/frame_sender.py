@@ -54,8 +54,8 @@ _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
 # only exceed their timeout.
 _SLOW_S = 0.5
-# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time that its bytes
-# take. A nearer server replies before a further call would be worth its fixed cost.
+# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time of its bytes. A
+# nearer server replies before a further call would be worth the processor time that it takes.
 _FAR_S, _BYTE_S, _TRIPS = 0.004, 5e-9, 32
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 from faults.proxy import Proxy
-from support.calls_under_way import Faults, Gate, far_servers, kill, lose_one_of_three, reroute_in_a_send
+from support.calls_under_way import Faults, Gate, count_as_far, kill, lose_one_of_three, reroute_in_a_send
 from support.contracts import fetch_all, until
 from support.patience import WAIT_S
 from support.sending_faults import know_the_directory
@@ -77,8 +77,8 @@ async def test_single_messages_gather_while_a_call_is_under_way(pair):
 
 @pytest.fixture
 def far(monkeypatch):
-    """Have each server count as far, and a few messages as enough for a call."""
-    far_servers(monkeypatch)
+    """Have each server count as far."""
+    count_as_far(monkeypatch)
 
 
 async def test_single_messages_to_a_far_server_do_not_wait_for_calls_under_way(far, pair):

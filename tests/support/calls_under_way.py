@@ -8,6 +8,13 @@ from ray_messaging.sending import frame_sender, send_loop
 from support.sending_faults import cut
 
 
+def count_as_far(monkeypatch):
+    """Have senders count each server as far, and three messages as enough for a call beside others."""
+    monkeypatch.setattr(frame_sender, "_FAR_S", 0.0)
+    monkeypatch.setattr(frame_sender, "_BYTE_S", 0.0)
+    monkeypatch.setattr(send_loop, "_WAVE", 3)
+
+
 class Gate:
     """A gate before a messager's calls that send; while it is shut, calls wait, and count as under way."""
 
@@ -24,13 +31,6 @@ class Gate:
         await self.open.wait()
         self.under_way -= 1
         return await self._real(request)
-
-
-def far_servers(monkeypatch):
-    """Have each server count as far, and three messages as enough for a call while others are under way."""
-    monkeypatch.setattr(frame_sender, "_FAR_S", 0.0)
-    monkeypatch.setattr(frame_sender, "_BYTE_S", 0.0)
-    monkeypatch.setattr(send_loop, "_WAVE", 3)
 
 
 def lose_one_of_three(messager, lost, *, taken):
