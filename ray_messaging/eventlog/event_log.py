@@ -180,11 +180,11 @@ class EventLog:
         prices of this run. `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are
         null if nothing was reported.
 
-        `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
-        "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the
-        call has used tokens, but has no result. It is "unused" if the call was made ahead of its step, but the step did
-        not need it. `by_content` is False if the arguments could not be encoded. Then a call is identified only by its
-        function and by its number among the agent's calls.
+        `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before,
+        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is
+        "failed" if the call has used tokens, but has no result. It is "unused" if the call was made ahead of its step,
+        but the step did not need it. `by_content` is False if the arguments could not be encoded. Then a call is
+        identified only by its function and by its number among the agent's calls.
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for
@@ -227,7 +227,10 @@ class EventLog:
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:
-        """Return the messages between two agents, in both directions, by time; None is the user."""
+        """Return the messages between two agents, in both directions, by time; None is the user.
+
+        Args: `text` and the fields are as for `query`.
+        """
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
@@ -235,6 +238,8 @@ class EventLog:
 
         The rows have the columns of `query`. Each generation of answers is in order of time. The table is empty if no
         message has the id.
+
+        Args: `text` is as for `query`.
         """
         return self._table("thread", message_id=message_id, text=text)
 
@@ -364,7 +369,11 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, in JSON's types. `reading.counting.stats` lists them."""
+        """Return statistics of the matching rows, as a dict of JSON's types with times in unix seconds.
+
+        These are the number of rows, the first and last times of sending, the rows by fate, by rule, by writer, by
+        reader, by group and over time, and the size of the files.
+        """
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 
@@ -391,7 +400,8 @@ class EventLog:
 
         The log is read up to the row that is the last one now. There is at least one table, which may be empty.
 
-        Args: with `expand` a table may have more than `rows` rows, because each broadcast becomes one row per hearer.
+        Args: `text`, `expand` and the fields are as for `query`. With `expand` a table may have more than `rows` rows,
+        because each broadcast becomes one row per hearer.
         """
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)

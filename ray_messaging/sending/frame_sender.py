@@ -489,7 +489,7 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that would not fit even into its empty mailbox."""
+        """Build the error for a frame that its mailbox could not hold even if the mailbox were empty."""
         record = self.directory.records.get(frame.mailbox)
         # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)

@@ -86,7 +86,8 @@ def batch_run(
 
     Args:
         model: The model, as for `run`, which may take parameters by name.
-        parameters: The rows of parameters: a dict of lists, each combination of which is a row; a list of dicts; or a
+        parameters: The rows of parameters: a dict that has a list of values for each parameter, so that each
+            combination of values is a row; a list of dicts; or a
             DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
         until: The first step that is not run, or a function of parameters that returns it. With `max_steps`, a
@@ -437,7 +438,8 @@ def _carry_out(
 ) -> None:
     """Make the runs that have no result yet, and write all runs to the study's final files.
 
-    Args: `made` makes the workers.
+    Args: `made` makes the workers. `workers` is the number of runs at a time (None: one for each core). With
+    `progress`, the progress is shown.
     """
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]

@@ -29,7 +29,8 @@ LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder 
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
-_KEYS = b"ray_messaging.runs"  # the metadata key, in a file of series, of the runs' keys, one for each row group
+# In the metadata of a file of series: the key under which the keys of the runs are, one for each row group.
+_KEYS = b"ray_messaging.runs"
 
 
 class StoredRun(NamedTuple):

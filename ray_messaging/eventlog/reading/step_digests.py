@@ -52,7 +52,7 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Return, by step, the number and the digest of the messages.
+    """Return, by step, the number of messages, and the sum of their digests.
 
     All rows are read, because messages from outside may be logged before the messages of earlier steps.
     """
