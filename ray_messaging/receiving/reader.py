@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
-from ray_messaging.common.backoff import LEASE_RETRY, REDIS_REFUSED, Backoff, RetryPolicy
+from ray_messaging.common.backoff import LEASE_RETRY, REDIS_REFUSED, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused, UnknownName
 from ray_messaging.model.batch import Batch, Origin
@@ -41,24 +41,6 @@ _TURN_S = 0.001
 # waits for this many turns of the event loop, in which that fetch, the handler of its messages, and the handler's sends
 # can run.
 _TURNS = 4
-
-
-async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
-    """Repeat a call while the server does not answer or has no memory.
-
-    There is no time limit, because the messages wait on the server during this time. Each repetition logs a warning
-    that begins with `why`.
-    """
-    backoff: Backoff | None = None  # made only when it is needed, because most calls succeed at once
-    while True:
-        try:
-            return await call()
-        except ServerRefused:
-            raise
-        except (ConnectionFailed, MailboxFull) as error:
-            logger.warning("%s, and is tried again: %s", why, error)
-        backoff = backoff or Backoff(policy)
-        await backoff.sleep()
 
 
 class ReadSize:
@@ -255,24 +237,29 @@ class Reader:
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the server does not answer, has no memory, or refuses us: it may accept us later.
 
-        While the server refuses us, fetches raise its error.
+        There is no time limit, because the messages wait on the server during this time. While the server refuses us,
+        fetches raise its error.
         """
-        backoff: Backoff | None = None
+        unanswered: Backoff | None = None  # made only when it is needed, because most calls succeed at once
+        refused: Backoff | None = None
         while True:
             try:
-                result = await persist(call, LEASE_RETRY, f"mailbox {self._mailbox} cannot be read")
+                result = await call()
             except ServerRefused as error:
                 if self._inbox.trouble is None:
                     logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400 - no bug
                 self._inbox.note_trouble(error)
-                backoff = backoff or Backoff(REDIS_REFUSED)
                 self._waits, self._turned_at = True, time.monotonic()
+                unanswered, pauses = None, (refused := refused or Backoff(REDIS_REFUSED))
+            except (ConnectionFailed, MailboxFull) as error:
+                logger.warning("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)
+                pauses = unanswered = unanswered or Backoff(LEASE_RETRY)
             else:
                 if self._inbox.trouble is not None:
                     logger.warning("mailbox %s can be read again", self._mailbox)
                     self._inbox.note_trouble(None)
                 return result
-            await backoff.sleep()
+            await pauses.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""

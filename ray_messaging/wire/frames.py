@@ -137,13 +137,13 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     from_ids, to_ids, lines = batch.from_ids, batch.to_ids, batch.lines if with_payload else None
     step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
     sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
-    typed = lines if isinstance(lines, TypedColumns) else None
-    flags = 0 if typed is None else _TYPED
+    typed, extension = lines if isinstance(lines, TypedColumns) else None, batch.extension
+    flags, folded = 0 if typed is None else _TYPED, extension is not None and extension.fold is not None
     columns: list[memoryview] = []
     optional = (
         batch.numbers,
         from_ids.kinds,
-        to_ids.kinds if batch.fold is None else None,
+        None if folded else to_ids.kinds,
         batch.topic,
         steps,
         times,
@@ -158,9 +158,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
                 columns.append(np.ascontiguousarray(column).data)
         if batch.topic is not None and batch.topic.itemsize > _U2.itemsize:
             flags |= _WIDE_TOPICS
-    given = (from_ids, to_ids) if batch.fold is None else (from_ids,)
+    given = (from_ids,) if folded else (from_ids, to_ids)
     ids: list[bytes | memoryview] = [each.packed for each in given]
-    extension = batch.extension
     of_step = extension is not None and extension.ordinal is not None
     if (of_step or typed is not None) and all(map(_is_small, given)):
         flags, ids = flags | _SMALL_IDS, [each.values.astype(_I4).data for each in given]
@@ -171,8 +170,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     parts: list[bytes | memoryview] = [header, *ids, *columns]
     if typed is not None:
         parts += _buffers_of(typed, _PREFIX.size + sum([memoryview(part).nbytes for part in parts]))
-    elif lines is not None:
-        parts.append(lines.json.view)
+    elif isinstance(lines, PayloadColumn):
+        parts.append(lines.view)
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
