@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from orjson import dumps
 
-from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_name
 from ray_messaging.cluster.run.ahead_news import Told
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
@@ -44,7 +44,7 @@ from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import BlockedSend
 from ray_messaging.steps.step_inbox import EVERYBODY
-from ray_messaging.steps.step_sends import FULL, StepSends
+from ray_messaging.steps.step_sends import SMALL, StepSends
 
 if TYPE_CHECKING:
     from ray_messaging.steps.call_store import CallStore
@@ -151,14 +151,14 @@ class Agent:
             and deliver_at is sends.deliver_at
             and type(payload) is dict
             and type(to) is int
-            and INT64_MIN <= to <= INT64_MAX
+            and to >= 0
+            and to < SMALL
             and get_ident() == sends.thread
-            and len(sends.cells) < FULL
         ):
             try:
                 line = dumps(payload, None, PLAIN)
-                if (number := sends.lines.get(line)) is not None or (number := sends.number_of(line)) is not None:
-                    sends.cells += (number, to, self._place)
+                if (line == sends.line and self._place == sends.place) or sends.begin_run(line, self._place):
+                    sends.to_ids.append(to)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
