@@ -430,9 +430,8 @@ class StepSends:
     def _next_ordinal(self, place: int) -> int:
         """Return the ordinal of an agent's next message: the number of messages that the agent has sent in the step."""
         (counts, done), runs = self._counted, self._runs
-        for first, end, sender in zip(
-            runs[done::_CELLS], [*runs[done + _CELLS :: _CELLS], len(self.to_ids)], runs[done + 2 :: _CELLS], strict=False
-        ):
+        ends = [*runs[done + _CELLS :: _CELLS], len(self.to_ids)]
+        for first, end, sender in zip(runs[done::_CELLS], ends, runs[done + 2 :: _CELLS], strict=False):
             counts[sender] += end - first
         self._counted, self.place = (counts, len(runs)), -1
         return int(self._sent[place]) + counts[place]

@@ -31,7 +31,7 @@ from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import UNUSED, AgentAtCalls, CallRecord, CallsNow, encode_calls
-from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
+from ray_messaging.model.exact import BLOCK, decode_exactly, encode_exactly, joined_lists, kept_exactly
 from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
@@ -623,6 +623,11 @@ class AgentLoop:
 
         Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
+        firsts = range(0, len(agents) or 1, BLOCK)
+        parts = [self._keep_block(agents[first : first + BLOCK], function) for first in firsts]
+        return joined_lists(parts, len(agents))
+
+    def _keep_block(self, agents: Sequence[Agent], function: str) -> bytes:
         states = [agent.state for agent in agents]
         kinds = {*map(type, states)}
         for agent in () if kinds <= {dict} else agents:
