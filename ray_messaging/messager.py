@@ -479,7 +479,7 @@ class Messager(names.ChannelNames):
         self.engine.log.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of this messager."""
+        """Return counters of this messager, such as the numbers of batches sent and of messages fetched."""
         return self.engine.stats()
 
 

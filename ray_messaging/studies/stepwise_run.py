@@ -157,6 +157,6 @@ class StepwiseRun:
 
 
 def _plain_state(me: Any) -> dict[str, Any]:  # noqa: ANN401 - an Agent
-    """Collect the numbers, bools and texts of an agent's state."""
+    """Return, by key, those values in an agent's state that are numbers, bools or texts."""
     state = {str(key): value for key, value in me.state.items() if isinstance(value, bool | int | float | str)}
     return {key: value for key, value in state.items() if key not in TAKEN}

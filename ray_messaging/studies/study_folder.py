@@ -366,7 +366,7 @@ def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, l
 
 
 def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
-    """Return the columns of seconds and calls, which may differ if the same run is made twice."""
+    """Return, by column name, the seconds and calls of runs, which may differ if the same run is made twice."""
     counts = [{name: count for name, count in run.calls._asdict().items() if count} for run in runs]
     return {SECONDS: [run.seconds for run in runs], CALLS: [json.dumps(each) for each in counts]}
 
