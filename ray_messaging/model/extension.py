@@ -176,7 +176,7 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 
 
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
-    """Return the values of some rows. The keys are the positions among these rows."""
+    """Return those values that belong to `rows`, by position in `rows`. The keys of `values` are rows."""
     return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
 
 

@@ -119,7 +119,10 @@ class StepwiseRun:
         self._running = self._loop.begin(work())
 
     async def _pace(self, go_on: Callable[..., Awaitable[Sequence[GroupResult]]]) -> tuple[Sequence[GroupResult], int]:
-        """Run the steps that `advance` asks for, until `close`."""
+        """Run the steps that `advance` asks for, until `close` is called.
+
+        Return the groups' final results, and the step before which the run has ended.
+        """
         while (order := await self._orders.get()) is not None:
             steps, answer = order
             try:

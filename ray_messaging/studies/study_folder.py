@@ -372,7 +372,7 @@ def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
 
 
 def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, CallCounts]]:
-    """Return the seconds and the counts of calls of each run."""
+    """Return, by the key of each run, its seconds and the counts of its calls."""
     if CALLS in columns:
         calls = [CallCounts(**json.loads(text)) for text in columns[CALLS]]
     else:  # an earlier version has written the files

@@ -67,7 +67,7 @@ class TrialCalls:
         return dict(self._kept.get(step, {}))
 
     async def remember(self, _group: str, _attempt: int, step: int, results: dict[str, bytes]) -> bool:
-        """Store results of calls of a step."""
+        """Store results of remembered calls of a step, by the calls' keys. Always return True: they are kept."""
         self._kept.setdefault(step, {}).update(results)
         return True
 
