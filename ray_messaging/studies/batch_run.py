@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
-from ray_messaging.cluster.run.model_source import name_of, source_of
+from ray_messaging.cluster.run.model_source import changed_values, name_of, source_of, values_used
 from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.progress_line import ProgressLine
@@ -86,7 +86,8 @@ def batch_run(
 
     Args:
         model: The model, as for `run`, which may take parameters by name.
-        parameters: The rows of parameters: a dict of lists, each combination of which is a row; a list of dicts; or a
+        parameters: The rows of parameters: a dict that has a list of values for each parameter, so that each
+            combination of values is a row; a list of dicts; or a
             DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
         until: The first step that is not run, or a function of parameters that returns it. With `max_steps`, a
@@ -347,7 +348,8 @@ def _record(
 
     A later call compares its own record with this one, to check whether the folder has the same study.
     """
-    sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
+    functions_of = {what: function for what, (function, _) in template.functions().items()}
+    sources = {what: source_of(function) for what, function in functions_of.items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
     # If an argument was not given, its digest is "". If it was given, but has no digest, None is stored.
@@ -357,6 +359,7 @@ def _record(
     collect = template.options["collect"]
     if (function := function_of(collect)[0]) is not None:
         sources["collect"] = source_of(function)
+        functions_of["collect"] = function
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -368,6 +371,7 @@ def _record(
         "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
         "options": options | {"collect": [*map(_told, aggregates_of(collect)), *_rows_of(collect)]},
         "sources": sources,
+        "values": {what: values_used(each) for what, each in functions_of.items()},
         "inputs": inputs,
     }
 
@@ -400,6 +404,7 @@ def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[
                 f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}), so "
                 f"its runs so far were made with other code. {advice[0].upper()}{advice[1:]}"
             )
+    _check_values(files, record, before, advice)
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)
         if now != then and None not in (now, then):
@@ -412,6 +417,17 @@ def _check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[
             f"the folder {files.where!r} has {len(others):,} runs that are not in this design, such as replicate "
             f"{others[0].replicate} of {others[0].row}: a study may get more runs, but not fewer; {advice}"
         )
+
+
+def _check_values(files: StudyFolder, record: Mapping[str, Any], before: Mapping[str, Any], advice: str) -> None:
+    """Raise ConfigError if a value that a function uses, such as an argument of a partial, has changed."""
+    known = before.get("values", {})  # version 1.0.0 recorded no values
+    for name in record["values"].keys() & known.keys():
+        if changed := changed_values(record["values"][name], known[name]):
+            raise ConfigError(
+                f"{changed[0]}, which {name}= uses, differs from that of the study in {files.where!r}, so its runs so "
+                f"far were made with another value: {advice}"
+            )
 
 
 def _check_currency(files: StudyFolder, there: Sequence[StoredRun], currency: str) -> None:
@@ -437,7 +453,8 @@ def _carry_out(
 ) -> None:
     """Make the runs that have no result yet, and write all runs to the study's final files.
 
-    Args: `made` makes the workers.
+    Args: `made` makes the workers. `workers` is the number of runs at a time (None: one for each core). With
+    `progress`, the progress is shown.
     """
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]

@@ -1,11 +1,12 @@
 """The name and the source of a model, and digests of its inputs. A later call of `run` compares them."""
 
+import dis
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ _INPUTS: Final = {
     "shared": "shared=",
 }  # fmt: skip
 _PLAIN = bool, int, float, str, type(None)
+_CODE = type, FunctionType, BuiltinFunctionType, ModuleType
 _encode = msgspec.msgpack.encode
 
 
@@ -77,6 +79,74 @@ def _parts_of_code(code: CodeType) -> Iterator[str]:
         yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
 
 
+def values_used(model: object) -> dict[str, str | None]:
+    """Return digests of the values that a model uses besides its source, by name.
+
+    These are the arguments of a partial, the variables of a closure, the defaults of parameters, and the attributes of
+    an object. If the model is in the program that calls `run`, they are also the program's lists, dicts and other
+    objects that the model uses. A digest is None if the value has no digest.
+    """
+    return {name: content_digest(value) for name, value in _values_in(model, set())}
+
+
+def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - a function, or an object
+    if isinstance(model, Mapping):
+        for each in model.values():
+            yield from _values_in(each, seen)
+        return
+    while isinstance(model, partial):
+        named = {f"argument {place}": each for place, each in enumerate(model.args)} | model.keywords
+        yield from ((f"{name!r} of a partial of {name_of(model.func)}", each) for name, each in named.items())
+        model = model.func
+    if isinstance(model, MethodType):
+        yield f"the object of {model.__qualname__}", model.__self__
+        model = model.__func__
+    elif not hasattr(model, "__qualname__"):
+        yield f"the object of {type(model).__qualname__}", model
+        model = type(model)
+    if id(model) not in seen:
+        seen.add(id(model))
+        for function in filter(inspect.isfunction, vars(model).values() if inspect.isclass(model) else [model]):
+            yield from _values_of_function(function, seen)
+
+
+def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tuple[str, object]]:
+    name = function.__qualname__
+    given = (function.__defaults__, function.__kwdefaults__)
+    yield from ((f"a default of {name}", each) for each in given if each)
+    for variable, value in _variables_of(function):
+        if inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == "__main__"):
+            yield from _values_in(value, seen)
+        elif not isinstance(value, _CODE):
+            yield f"{variable!r} of {name}", value
+
+
+def _variables_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a closure, and the objects of the main program that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the variable has no value yet
+            yield name, cell.cell_contents
+    if function.__module__ == "__main__":
+        for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if not isinstance(value, _PLAIN):  # a plain value is in the source's digest
+                yield name, value
+
+
+def _globals_in(code: CodeType) -> Iterator[str]:
+    yield from (str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_in(constant)
+
+
+def changed_values(now: Mapping[str, str | None], before: Mapping[str, str | None]) -> list[str]:
+    """Return the names of the values that differ between two results of `values_used`."""
+    differ = {name for name in now.keys() & before.keys() if now[name] != before[name]}
+    unknown = {name for name in differ if None in (now[name], before[name])}
+    return sorted((differ - unknown) | (now.keys() ^ before.keys()))
+
+
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
     """Return digests of the agents' DataFrame, the graph and `shared` of a run.
 
@@ -103,6 +173,7 @@ def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapp
     return {
         "model": name_of(model),
         "source": source_of(model),
+        "values": values_used(model),
         "start": None if options.start is None else name_of(options.start),
         "by": options.by,
         "until": until,
@@ -124,9 +195,17 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return a line that says that a run's model has changed, or None if its source is the same as before."""
+    """Return a line that says that a run's model has changed, or None if its source and values are the same as before.
+
+    Version 1.0.0 recorded no values.
+    """
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:
+        if "values" in before and (changed := changed_values(now["values"], before["values"])):
+            return (
+                f"{changed[0]}, which the model uses, differs from that at this run's last start: the steps so far "
+                "used the former value. To begin anew, pass on_existing='reset'\n"
+            )
         return None
     former = "" if before["model"] == now["model"] else f", in place of {before['model']},"
     return (

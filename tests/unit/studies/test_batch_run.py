@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -428,6 +429,62 @@ def test_a_study_that_was_opened_before_it_grew_or_ended_has_the_series_of_its_r
     first._files.erase()
     with pytest.raises(LogError, match="was begun anew after you opened it: open it again"):
         _ = first.series
+
+
+def valued(me, inbox, scale):
+    me.state["knows"] = scale
+
+
+class Valued:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, me, inbox):
+        valued(me, inbox, self.scale)
+
+    def live(self, me, inbox):
+        valued(me, inbox, self.scale)
+
+
+def closed(scale):
+    def person(me, inbox):
+        valued(me, inbox, scale)
+
+    return person
+
+
+def defaulted(scale):
+    def person(me, inbox, *, _scale=scale):
+        valued(me, inbox, _scale)
+
+    return person
+
+
+MODELS = {
+    "'scale' of a partial": lambda scale: partial(valued, scale=scale),
+    "'scale' of closed": closed,
+    "a default of defaulted": defaulted,
+    "the object of Valued": Valued,
+    "the object of Valued.live": lambda scale: Valued(scale).live,
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_another_value_that_a_model_is_bound_to_is_another_study(here, tmp_path, what):
+    """The study had the results of the former value, as the source was the same."""
+
+    def study(scale):
+        return batch_run(
+            MODELS[what](scale), agents=2, until=1, outcomes=Mean("knows"), folder=tmp_path / "s", progress=False
+        )
+
+    assert study(1).to_pandas()["knows"].tolist() == study(1).to_pandas()["knows"].tolist() == [1]
+    with pytest.raises(ConfigError, match=f"^{what}.*, which model= uses, differs from that of the study in"):
+        study(2)
+    record = json.loads((tmp_path / "s" / "_study.json").read_text())
+    del record["values"]  # version 1.0.0 recorded none
+    (tmp_path / "s" / "_study.json").write_text(json.dumps(record))
+    assert len(study(2)) == 1
 
 
 def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
