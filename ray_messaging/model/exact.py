@@ -251,7 +251,9 @@ def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
     name, shape, data = parts
     dtype = np.dtype(name)
     if dtype.kind not in _NUMPY_KINDS:
-        raise InvalidPayload(f"a kept value is damaged: it is an array of the type {name!r}, which is never kept")
+        raise InvalidPayload(
+            f"a stored value is damaged, because it is an array of the type {name!r}, which is never stored"
+        )
     return np.ndarray(shape, dtype, data).copy()
 
 
@@ -330,7 +332,10 @@ _JOINED = {form.code: form.joined for form in _FORMS.values()}
 def _extension(code: int, data: memoryview) -> object:
     joined = _JOINED.get(code)
     if joined is None:
-        raise InvalidPayload(f"a kept value has the type {code}, which this version of ray_messaging does not know")
+        raise InvalidPayload(
+            f"a stored value has the type {code}, which this version of ray_messaging does not know: use the version "
+            "that stored it"
+        )
     return joined(decode_exactly(data))
 
 
