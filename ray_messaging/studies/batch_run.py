@@ -333,7 +333,7 @@ def _check_names(template: RunTemplate, row: Row) -> None:
         for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
             raise ConfigError(
                 f"until= takes {name!r}, which is not a parameter of the study: for a condition on the collected "
-                "values also pass max_steps=, the first step that is not run even if the condition is never met"
+                "values also pass max_steps=, the number of steps after which a run ends in any case"
             )
     check_names(template.functions(), row)
     if most is not None and not callable(most):

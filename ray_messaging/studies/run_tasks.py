@@ -87,8 +87,8 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many other arguments than parameters a function in `given` gets.
+        """Return how many arguments a function in `given` gets besides parameters: 1 for a condition, otherwise 0.
 
-        A condition gets the collected values.
+        The argument of a condition is the collected values.
         """
         return int(name == "until" and self.given["max_steps"] is not None)

@@ -113,7 +113,10 @@ class StudyFolder:
         try:
             found = self.folder.filesystem.get_file_info(pafs.FileSelector(self.folder.path, allow_not_found=True))
         except OSError as error:
-            raise LogError(f"the study's folder {self.where!r} cannot be read: {error}", path=self.where) from error
+            raise LogError(
+                f"the study's folder {self.where!r} cannot be read ({error}): check the path, and its permissions",
+                path=self.where,
+            ) from error
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
     def state(self) -> object:
