@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # With a far server, at least _WAVE callers get their receipts at the same time, and at least an eighth of all callers.
-# If half as many messages are in the open batch, it is sent while calls are under way. A smaller batch is sent an eighth
-# of a round trip after the last call. A call takes as much processor time as some 100 messages that are sent one by one.
+# If half as many messages are in the open batch, it is sent while calls are under way. A smaller batch is sent an
+# eighth of a round trip after the last call. A call takes as much processor time as some 100 messages that are sent
+# one by one.
 _WAVE, _WAVES = 200, 8
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
