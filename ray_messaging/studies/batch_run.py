@@ -17,7 +17,6 @@ from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.common.texts import short_repr
-from ray_messaging.config import Calls, check_calls
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.aggregates import Aggregate, Count
 from ray_messaging.model.collect import Of, aggregates_of, function_of
@@ -29,6 +28,7 @@ from ray_messaging.studies.study import Study
 from ray_messaging.studies.study_folder import LOGS, StoredRun, StudyFolder
 
 if TYPE_CHECKING:
+    from ray_messaging.config import Calls
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
 # If this many workers have died during the same run, the run itself is probably the cause, and is not repeated.
@@ -64,7 +64,7 @@ def batch_run(
     collect: Any = None,  # noqa: ANN401 - as in `run`
     collect_every: int = 1,
     only_active: bool = False,
-    calls: Calls | None = None,
+    calls: "Calls | None" = None,
     vary_from: int | None = None,
     before: Mapping[str, Any] | None = None,
     logs: bool = False,
@@ -155,10 +155,11 @@ def batch_run(
     design = design_of([{}] if parameters is None else parameters, replicates, seed)
     _check(template, design)
     shared_steps = _shared_steps(template, design, vary_from, before)
-    check_calls(calls)
     if calls is not None:
         from ray_messaging.cluster.run.run_actor import store_of  # noqa: PLC0415 - imports what only workers need
+        from ray_messaging.config import check_calls  # noqa: PLC0415 - brings pydantic, a third of our imports
 
+        check_calls(calls)
         store_of(calls)  # if the store cannot be used, this raises the error before a worker begins
     _check_together({"whole_cluster": whole_cluster, "logs": logs, "vary_from": vary_from, "workers": workers})
     owner = tempfile.TemporaryDirectory(prefix="study-") if folder is None else None
@@ -238,10 +239,9 @@ def _shared_steps(template: RunTemplate, design: Sequence[PlannedRun], step: Any
                 "groups= take it, and they are used only at the beginning of a run"
             )
         row[name] = parameter_value(value, f"before= has {name}=")
-    calls = template.options["calls"]
-    if isinstance(calls, Calls) and calls.budget is not None:
+    if (budget := getattr(template.options["calls"], "budget", None)) is not None:
         raise ConfigError(
-            f"calls= has budget={calls.budget}, which counts the calls of each run, but with vary_from={step} several "
+            f"calls= has budget={budget}, which counts the calls of each run, but with vary_from={step} several "
             "runs share calls: leave one of the two out"
         )
     for name in ("until", "max_steps"):

@@ -108,9 +108,9 @@ def plan_groups(
         if near and len(named) > 1 and not isinstance(groups, Mapping):
             named = _dealt_by_graph(named, neighbours)
     plans = [GroupPlan(name, hosted := AgentSet.of(ids), {}, among(hosted, kinds)) for name, ids in named.items()]
+    hearers = {} if neighbours is None else neighbours
     for plan in plans if frame is not None or neighbours is not None else ():
-        for agent in plan.agents:
-            plan.rows[agent] = data.get(agent, {}), () if neighbours is None else neighbours.get(agent, ())
+        plan.rows.update({agent: (data.get(agent, {}), hearers.get(agent, ())) for agent in plan.agents})
     return _that_look_ahead(plans) if near and neighbours is not None else plans
 
 
@@ -348,10 +348,11 @@ def _neighbours_of_ints(edges: NDArray[np.integer[Any]]) -> dict[AgentId, tuple[
     senders, hearers = edges[order, 0], edges[order, 1].tolist()
     firsts = np.flatnonzero(np.diff(senders, prepend=senders[:1] - 1))
     ends = [*firsts[1:].tolist(), len(hearers)]
-    return {
-        sender: tuple(dict.fromkeys(hearers[low:high]))
-        for sender, low, high in zip(senders[firsts].tolist(), firsts.tolist(), ends, strict=True)
-    }
+    spans = zip(senders[firsts].tolist(), firsts.tolist(), ends, strict=True)
+    # If the hearers of each sender ascend, as in an array that `np.unique` has made, no edge comes twice.
+    if np.all((edges[order[1:], 1] > edges[order[:-1], 1]) | (senders[1:] != senders[:-1])):
+        return {sender: tuple(hearers[low:high]) for sender, low, high in spans}
+    return {sender: tuple(dict.fromkeys(hearers[low:high])) for sender, low, high in spans}
 
 
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
