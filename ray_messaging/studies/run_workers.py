@@ -14,6 +14,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
 from mmap import ACCESS_READ, mmap
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -30,6 +31,7 @@ from ray_messaging.errors import LogError, MessagingError
 from ray_messaging.studies.run_tasks import EndedRun, RunTemplate, Task
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.run.run_plan import Neighbours
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
 
@@ -103,7 +105,15 @@ def run_packed(template: bytes, planned: Task, server: "LocalServer | None" = No
     """
     from ray_messaging.studies.one_run import carry_out  # noqa: PLC0415 - imports what only workers need
 
-    return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
+    return carry_out(pickle.loads(template), planned, server, partial(_neighbours_in, template))  # noqa: S301 - made by `packed`
+
+
+@lru_cache(maxsize=1)
+def _neighbours_in(template: bytes) -> "Neighbours":
+    """Return the neighbours in the graph of a template. They are found once for all runs of this process."""
+    from ray_messaging.cluster.run.run_plan import neighbours_in  # noqa: PLC0415 - imports what only workers need
+
+    return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - as above
 
 
 def workers_for(
