@@ -242,7 +242,7 @@ def _dict_schema() -> "CoreSchema":
     text = core_schema.str_schema()
     urls = core_schema.union_schema([text, core_schema.list_schema(text)])
     metadata = core_schema.union_schema([text, core_schema.dict_schema(text, core_schema.any_schema())])
-    kinds: "dict[str, CoreSchema]" = dict.fromkeys(("__module__", "__name__", "id", "name", "timestamp"), text) | {
+    kinds: dict[str, CoreSchema] = dict.fromkeys(("__module__", "__name__", "id", "name", "timestamp"), text) | {
         "content": core_schema.any_schema(),
         "role": core_schema.literal_schema(list(ROLES)),
         "url": core_schema.nullable_schema(urls),

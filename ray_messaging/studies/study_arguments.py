@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
-from ray_messaging.cluster.run.model_source import name_of, source_of
+from ray_messaging.cluster.run.model_source import held_by, name_of, source_of
 from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
@@ -190,8 +190,13 @@ def record_of(
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]
+    functions_by_name = {what: function for what, (function, _) in template.functions().items()}
     if (function := function_of(collect)[0]) is not None:
         sources["collect"] = source_of(function)
+        functions_by_name["collect"] = function
+    functions_by_name |= {each.name: each.of for each in aggregates_of(collect) if callable(each.of)}
+    for what, function in functions_by_name.items():
+        inputs |= {f"{name} of {what}": digest for name, digest in held_by(function).items()}
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -238,7 +243,8 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)
         if now != then and None not in (now, then):
-            raise ConfigError(f"{name}= differs from that of the study in {files.where!r}: {advice}")
+            said = f"the value {name}=" if " of " in name else f"{name}="
+            raise ConfigError(f"{said} differs from that of the study in {files.where!r}: {advice}")
     planned, there = {run.key for run in design}, [*files.runs(before).values()]
     _check_currency(files, there, currency)
     others = [run for run in there if run.key not in planned]

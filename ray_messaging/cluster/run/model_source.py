@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions
@@ -19,6 +20,7 @@ _INPUTS: Final = {
     "shared": "shared=",
 }  # fmt: skip
 _PLAIN = bool, int, float, str, type(None)
+_DATA = *_PLAIN, bytes, np.generic, np.ndarray
 _encode = msgspec.msgpack.encode
 
 
@@ -75,6 +77,59 @@ def _parts_of_code(code: CodeType) -> Iterator[str]:
     yield from (code.co_code.hex(), *code.co_names)
     for constant in code.co_consts:
         yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
+
+
+def held_by(function: object) -> dict[str, str | None]:
+    """Return digests of what a function has from elsewhere than its source, by name.
+
+    These are arguments of a partial, defaults, variables of enclosing functions and attributes of the function's
+    object, if they are data or functions. Other values, such as clients, may differ in each process, and are left out.
+    """
+    return dict(_held_by(function, "", set()))
+
+
+def _held_by(function: object, of: str, seen: set[int]) -> Iterator[tuple[str, str | None]]:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, Mapping):
+        for kind, each in function.items():
+            yield from _held_by(each, f" of {kind!r}{of}", seen)
+        return
+    for name, value in _given_to(function).items():
+        if _is_data(value):
+            yield f"{name}{of}", content_digest(value)
+        elif isinstance(value, FunctionType | MethodType | partial):
+            yield f"{name}{of}", source_of(value)
+            yield from _held_by(value, f" of {name}{of}", seen)
+    if isinstance(function, MethodType | partial):
+        yield from _held_by(function.__func__ if isinstance(function, MethodType) else function.func, of, seen)
+
+
+def _given_to(function: Any) -> dict[str, Any]:  # noqa: ANN401 - a function of any kind
+    """Return the values of a function, apart from those of functions within it, by name."""
+    if isinstance(function, partial):
+        return {f"argument {place}": each for place, each in enumerate(function.args)} | function.keywords
+    if isinstance(function, MethodType):
+        return dict(getattr(function.__self__, "__dict__", {}))
+    if not isinstance(function, FunctionType):
+        return dict(getattr(function, "__dict__", {}))
+    code = function.__code__
+    found = dict(
+        zip(reversed(code.co_varnames[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False)
+    )
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the variable has no value yet
+            found[name] = cell.cell_contents
+    return found | (function.__kwdefaults__ or {})
+
+
+def _is_data(value: Any) -> bool:  # noqa: ANN401 - any value
+    if isinstance(value, dict):
+        return all(map(_is_data, value)) and all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_data, value))
+    return isinstance(value, _DATA) or (hasattr(value, "itertuples") and hasattr(value, "iloc"))
 
 
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids

@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -448,6 +449,74 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
     assert len(Study(tmp_path / "s")) == 2
     monkeypatch.setattr(Folder, "write_file", write)
     assert len(sweep(tmp_path / "s", replicates=2)) == 4
+
+
+class Agents:
+    def __init__(self, strength):
+        self.strength = strength
+
+    def __call__(self, me, inbox, *, chance):
+        me.state["knows"] = self.strength * chance
+
+    def person(self, me, inbox, *, chance):
+        me.state["knows"] = self.strength * chance
+
+
+def given_strength(me, inbox, *, strength, chance):
+    me.state["knows"] = strength * chance
+
+
+def enclosed(strength):
+    def person(me, inbox, *, chance):
+        me.state["knows"] = strength * chance
+
+    return person
+
+
+def by_helper(strength):
+    def helper(chance):
+        return strength * chance
+
+    def person(me, inbox, *, chance):
+        me.state["knows"] = helper(chance)
+
+    return person
+
+
+def default(strength):
+    def person(me, inbox, *, chance, given=strength):
+        me.state["knows"] = given * chance
+
+    return person
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda strength: partial(given_strength, strength=strength),
+        lambda strength: Agents(strength).person,
+        Agents,
+        enclosed,
+        by_helper,
+        default,
+    ],
+    ids=["partial", "method", "object", "enclosed", "helper", "default"],
+)
+def test_a_model_with_another_value_from_elsewhere_is_another_study(here, tmp_path, make):
+    """Its source is the same, so the runs in the folder would be taken for those of the new value."""
+    first = sweep(tmp_path / "s", model=make(1.5)).to_pandas()
+    pd.testing.assert_frame_equal(sweep(tmp_path / "s", model=make(1.5)).to_pandas(), first)
+    with pytest.raises(ConfigError, match=r"the value .* of model= differs from that of the study"):
+        sweep(tmp_path / "s", model=make(2.5))
+
+
+def test_an_outcome_with_another_value_from_elsewhere_is_another_study(here, tmp_path):
+    def ended(goal):
+        return {"ended": lambda result, goal=goal: result.steps > goal}
+
+    sweep(tmp_path / "s", outcomes=ended(1))
+    with pytest.raises(ConfigError, match=r"the value goal of outcomes\['ended'\]= differs"):
+        sweep(tmp_path / "s", outcomes=ended(2))
 
 
 def test_two_programs_in_one_folder(here, tmp_path):
