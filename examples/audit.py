@@ -1,7 +1,8 @@
-"""Which change moves the outcome, and by more than chance? Several changes to several towns, each a fork.
+"""Which change moves the outcome, and by more than chance? This program tries several changes in several towns.
 
-Each town has a seed of its own, and runs once. Each change is a fork of each town, in a Ray task: it begins in the
-middle, and asks the model only what is new. The table has how far a change moves the outcome, and the spread of that.
+Each town has a seed of its own, and runs once. For each change and each town there is a fork, in a Ray task. A fork
+begins in the middle of the town's run, and asks the language model only what the town has not asked. The table shows
+how far each change moves the outcome, and how much this differs between towns.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def parent(folder, seed, town):
 
 @ray.remote(num_cpus=0)
 def fork(folder, seed, change, town):
-    """Run a fork of a town under a change; return its outcome, and its calls by who has answered them."""
+    """Run a fork of a town under a change; return its outcome, and the number of calls by who answered them."""
     into = f"{folder}/{seed}-{change.replace(' ', '-')}"
     given = CHANGES[change]()
     with Messaging.fork(f"{folder}/{seed}", into.rpartition("/")[2], at_step=2, log_dir=into, rules=given) as messaging:

@@ -1,6 +1,8 @@
-"""A town decides where to meet, once as it likes and once without a place: the two runs part at a step.
+"""A town decides where to meet. In a second run nobody may speak of one place, from some step on.
 
-The second run is a fork of the first one: it begins in the middle, and asks the model only what it has not been asked.
+The second run is a fork of the first run. It begins in the middle, and asks the language model only what the first run
+did not ask. The program prints where the two runs first differ, and why.
+
 python examples/counterfactual.py --at-step 4 --without park
 """
 
@@ -35,12 +37,12 @@ def first(me):
 
 
 def main():
-    """Run the town, fork it, and print where the two part and why."""
+    """Run the town, fork it, and print where the two runs first differ, and why."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=60)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--at-step", type=int, default=2)
-    parser.add_argument("--without", choices=PLACES, default="park")
+    parser.add_argument("--at-step", type=int, default=2, help="the first step of the second run")
+    parser.add_argument("--without", choices=PLACES, default="park", help="the place of which nobody may speak")
     plan = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="counterfactual-"))
     friends = np.random.default_rng(7).integers(0, plan.agents, (3 * plan.agents, 2))

@@ -4,8 +4,8 @@
     python examples/flocking.py
     python examples/flocking.py --birds 2000 --steps 40 --groups 4
 
-Each bird tells all within its sight where it flies, and turns towards the mean of what it hears. The birds live on a
-square; the order of the flock is 1 where all fly the same way, and near 0 at the start.
+Each bird tells all birds in sight in which direction it flies, and turns towards the mean of what it hears. The birds
+live on a square. The order of the flock is 1 if all birds fly in the same direction, and near 0 at the start.
 """
 
 import argparse
@@ -16,12 +16,12 @@ import ray
 from ray_messaging import Messaging, Steps, columns
 from ray_messaging.errors import StepAborted
 
-SPEED, TURN, SIGHT, ROOM = 0.05, 5.0, 1.0, 5.0  # ROOM is the side of their square
+SPEED, TURN, SIGHT, ROOM = 0.05, 5.0, 1.0, 5.0  # ROOM is the length of a side of the square
 
 
 @ray.remote(num_cpus=0, retry_exceptions=[StepAborted], max_retries=-1)
 def fly(group, sky, start, until):
-    """Hear the neighbours, turn, say so and fly on, in each step before `until`; `start` has the first places."""
+    """Hear the neighbours, turn, tell them the new direction, and fly on."""
     for step in group.steps(until=until):
         if step.state is None:
             angle = 2 * np.pi * step.uniform(1)[:, 0]
@@ -35,11 +35,11 @@ def fly(group, sky, start, until):
         places = (birds[:, :2] + SPEED * heading) % ROOM
         step.state = np.column_stack([places, heading]).tobytes()
         step.broadcast_columns(list(step.agents), sky, columns(x=heading[:, 0], y=heading[:, 1]))
-        step.move(sky, list(step.agents), places)  # all groups read them in the next step
+        step.move(sky, list(step.agents), places)  # all groups use the new places from the next step on
 
 
 def main():
-    """Let them fly, and print the order of the flock."""
+    """Let the birds fly, and print the order of the flock."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--birds", type=int, default=300)
     parser.add_argument("--steps", type=int, default=20)

@@ -1,10 +1,10 @@
-"""Opinions among followers: each agent says what it thinks once, and all who follow it hear it.
+"""Opinions among followers: in each step an agent says once what it thinks, and all agents that follow it hear it.
 
     python examples/followers.py                # the graph of CollegeMsg, where ../shared/data holds it
     python examples/followers.py --generated    # 1,000 agents, a few of which are followed by many
 
-In every step an agent moves halfway to the mean of what it hears. Nothing is sent twice to one group: a broadcast
-travels once, and each group counts it for those of its agents that follow the sender.
+In every step an agent moves its opinion halfway to the mean of the opinions that it hears. A broadcast travels only
+once to each group. The group hands it to those of its agents that follow the sender.
 """
 
 import argparse
@@ -21,7 +21,7 @@ COLLEGE = Path(__file__).resolve().parents[2] / "shared" / "data" / "collegemsg"
 # -- the model, which runs once for each group and step
 def think(group, step):
     """Hear the others, change one's mind, and say so."""
-    heard = step.heard(group.shared).mean("opinion")  # NaN: it heard nobody
+    heard = step.heard(group.shared).mean("opinion")  # NaN: the agent heard nobody
     mine = group.state["opinion"]
     mine = np.where(np.isnan(heard), mine, (mine + heard) / 2)
     group.state = {"opinion": mine}
@@ -33,7 +33,7 @@ def first_opinions(group):
     return {"opinion": group.uniform()[:, 0]}
 
 
-# -- its graph
+# -- the graph of the model
 def college(path):
     """Return who wrote to whom: pairs of sender and hearer, each once."""
     with gzip.open(path, "rt") as lines:

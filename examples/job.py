@@ -3,12 +3,12 @@
     pip install "ray[default]"                        # the server of jobs is part of Ray's dashboard
     python examples/job.py submit http://127.0.0.1:8265 --log-dir /data/moods --follow
 
-The same by Ray's own command line, with this folder as the job's working directory:
+Ray's own command does the same, with this folder as the job's working directory:
 
     ray job submit --address http://127.0.0.1:8265 --working-dir examples -- python job.py run --log-dir /data/moods
 
-The job runs on the cluster's head node. Its log_dir must be absolute, or a URI such as s3://bucket/moods: a relative
-one would be inside the copy of the working directory, which Ray deletes.
+The job runs on the cluster's head node. The log_dir must be absolute, or a URI such as s3://bucket/moods. A
+relative log_dir would be inside the copy of the working directory, which Ray deletes.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from ray_messaging import Messaging, Steps
 
 
 def person(me, inbox):
-    """Have a mood, which comes from the moods of others."""
+    """Take up the moods of others, and tell the next agent the new mood."""
     me.state["mood"] = sum(message.payload["mood"] for message in inbox) / 10 + me.rng.normal()
     me.send((me.id + 1) % 1000, {"mood": me.state["mood"]})
 
 
 def run(plan):
-    """Run the experiment: on the cluster, as a job has its address in RAY_ADDRESS."""
-    # A job that is submitted again goes on after the last committed step: its server's data are beside the log.
+    """Run the experiment on the cluster: a job has the cluster's address in RAY_ADDRESS."""
+    # A job that is submitted again goes on after the last committed step, by the server's data beside the log.
     with Messaging.start("moods", steps=Steps(seed=7), log_dir=plan.log_dir, on_existing="resume") as messaging:
         result = messaging.run(person, agents=1000, groups=4, until=plan.steps)
     print(f"{result.steps} steps, {sum(result.fates.values()):,} messages")
@@ -63,7 +63,9 @@ def main():
         command.set_defaults(call=call)
         command.add_argument("--log-dir", required=True)
         command.add_argument("--steps", type=int, default=20)
-    commands.choices["submit"].add_argument("address", help="the dashboard's, as http://127.0.0.1:8265")
+    commands.choices["submit"].add_argument(
+        "address", help="the address of the cluster's dashboard, such as http://127.0.0.1:8265"
+    )
     commands.choices["submit"].add_argument("--follow", action="store_true", help="print what the job prints")
     plan = parser.parse_args()
     plan.call(plan)

@@ -1,4 +1,4 @@
-"""Ray Data over a log: questions that read more than one machine's memory holds.
+"""Ray Data over a log: for logs that are larger than the memory of one machine.
 
     pip install "ray[data]"
     python examples/moderation.py
@@ -23,7 +23,8 @@ COLUMNS = pa.schema({"fate": pa.string(), "rule": pa.string(), "payload": pa.str
 
 def word_counts(rows):
     """Count the words in the payloads of a batch, which is an Arrow table."""
-    payloads = [json.loads(text) for text in rows["payload"].to_pylist() if text]  # none: it has typed columns
+    # A row of typed columns has no text as its payload.
+    payloads = [json.loads(text) for text in rows["payload"].to_pylist() if text]
     texts = [value for payload in payloads for value in payload.values() if isinstance(value, str)]
     words = Counter(word for text in texts for word in text.lower().split())
     return pa.table({"word": pa.array(words.keys(), pa.string()), "count": pa.array(words.values(), pa.int64())})
@@ -37,7 +38,7 @@ def main():
     ray.init(ignore_reinit_error=True)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.default_hash_shuffle_parallelism = 4  # a groupby has 200 tasks otherwise, for a small log, too
+    context.default_hash_shuffle_parallelism = 4  # without this setting a groupby has 200 tasks, even for a small log
     logging.getLogger("ray.data").setLevel(logging.WARNING)
 
     log = ray.data.read_parquet(str(plan.folder.resolve()), schema=COLUMNS)

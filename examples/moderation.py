@@ -1,11 +1,11 @@
-"""An intervention, beside the same society without it.
+"""An intervention: a society with a rule against insults, beside the same society without the rule.
 
     python examples/moderation.py
     ray-messaging report moderation-logs/free moderation-logs/moderated    # both runs side by side
 
-Agents in a ring get angry when they hear insults, and then insult others. In one of two runs a rule that masks insults
-is inserted for step 10. Same seed, same chances: both are equal up to that step, and the logs name the first message
-that differs.
+Agents in a ring get angry when they hear insults, and then insult others. In one of two runs a rule masks insults from
+step 10 on. Both runs have the same seed, so they are equal up to that step. The logs name the first message that
+differs.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def run(name, folder, plan, *, moderated):
 
 
 def main():
-    """Run both, and print what the logs say."""
+    """Run both societies, and print what the logs say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=500)
     parser.add_argument("--steps", type=int, default=20)

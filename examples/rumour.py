@@ -3,8 +3,9 @@
     python examples/rumour.py                # the graph of CollegeMsg, where ../shared/data holds it
     python examples/rumour.py --generated    # a small world of 1,000 agents
 
-The student with the most friends knows the rumour at first. An agent that knows it tells each of its friends with a
-probability of 5% in every step. The same seed gives the same table, whatever the number of groups.
+The student with the most friends knows the rumour at first. In every step an agent that knows
+the rumour tells it to each of its friends with a probability of 5%. The same seed gives the same table, whatever the
+number of groups.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def student(me, inbox):
         me.state["since"] = me.step
 
 
-# -- its graph
+# -- the graph of the model
 def college(path):
     """Return who wrote to whom: edges (m, 2), each once."""
     with gzip.open(path, "rt") as lines:
@@ -38,7 +39,7 @@ def college(path):
 
 
 def small_world(agents=1000, friends=6, *, seed=7):
-    """Return the edges of a ring in which each agent knows the next ones, and one agent in ten somebody far away."""
+    """Return the edges of a ring in which each agent knows the next ones; one in ten also knows an agent far away."""
     ids, rng = np.arange(agents), np.random.default_rng(seed)
     near = [np.stack([ids, (ids + k) % agents], axis=1) for k in range(1, friends // 2 + 1)]
     far = rng.integers(0, agents, (agents // 10, 2))

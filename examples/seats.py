@@ -2,8 +2,8 @@
 
     python examples/seats.py --people 2 --host 0.0.0.0
 
-It prints a link for each person, and begins when all are ready. With --scripted a program sits in place of the people,
-and does over http what their browsers would do. Both need [ui].
+The program prints a link for each person, and begins when all people are ready. With --scripted another program acts
+for the people, and does over http what their browsers would do. The pages need the extra [ui].
 """
 
 import argparse
@@ -20,7 +20,7 @@ What you write is kept for research, under a number and without your name. You m
 
 
 def guesser(me, inbox):
-    """Move half of the way to what others say, and tell it to all. In a real study a language model would do this."""
+    """Move halfway to what others say, and tell all others. In a real study a language model would do this."""
     heard = [int(number) for message in inbox for number in re.findall(r"\d{1,6}", message.payload["content"])]
     if heard:
         me.state["guess"] += (sum(heard) / len(heard) - me.state["guess"]) / 2
@@ -59,8 +59,10 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8267)
-    parser.add_argument("--log-dir", default="seats-log", help="a run that was interrupted goes on from there")
-    parser.add_argument("--scripted", action="store_true", help="let a program sit in place of the people")
+    parser.add_argument(
+        "--log-dir", default="seats-log", help="the folder of the log; a run that was interrupted goes on from it"
+    )
+    parser.add_argument("--scripted", action="store_true", help="let a program act for the people")
     plan = parser.parse_args()
     people, agents = range(plan.people), plan.people + 4
     graph = [(one, other) for one in range(agents) for other in range(agents) if one != other]

@@ -1,8 +1,9 @@
-"""A survey of a society: a question to everybody, answers of one type, and a reminder for those that got it wrong.
+"""A survey of a society: a question to everybody, answers of one type, and a reminder for answers that do not fit it.
 
     python examples/survey.py --agents 10000
 
-A researcher may die while it runs: `messaging.survey("moods", Mood)` in any process of the Ray cluster goes on.
+If the process that asks dies while the survey runs, `messaging.survey("moods", Mood)` in any process of the Ray cluster
+goes on with the survey.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def live(group):
 
 
 def main():
-    """Ask everybody, remind some, and print the moods."""
+    """Ask everybody, remind those whose answers do not fit, and print the moods."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--groups", type=int, default=2)

@@ -1,10 +1,10 @@
-"""A Tune sweep: how far a rumour gets, for several chances that an agent tells it to a friend.
+"""A Tune sweep: how far a rumour gets, by the chance that an agent tells the rumour to a friend.
 
     pip install "ray[tune]"
     python examples/sweep.py --chances 0.01 0.03 0.1
 
-Each trial is an experiment of its own, with a server, groups and a log of its own: trials share nothing. Experiment and
-log have the name that Tune gives the trial.
+Each trial is an experiment of its own, with a server, groups and a log of its own: trials share nothing. The
+experiment and its log have the name that Tune gives the trial.
 """
 
 import argparse
@@ -40,15 +40,17 @@ def trial(config):
 
 
 def main():
-    """Run all trials, some at a time, and print what came of each."""
+    """Run all trials, some at a time, and print the outcome of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chances", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.2])
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--folder", type=Path, default=Path("sweep"), help="for the logs, and what Tune keeps")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("sweep"), help="the folder for the logs, and for what Tune keeps"
+    )
     plan = parser.parse_args()
-    folder = plan.folder.resolve()  # a trial works in a folder of Tune's: what it gets must be absolute
+    folder = plan.folder.resolve()  # a trial works in another folder, so paths for it must be absolute
     tuner = tune.Tuner(
-        tune.with_resources(trial, {"cpu": 1}),  # its groups need no cores of their own
+        tune.with_resources(trial, {"cpu": 1}),  # the groups of the trial need no cores of their own
         param_space={"chance": tune.grid_search(plan.chances), "steps": plan.steps, "logs": str(folder / "logs")},
         run_config=tune.RunConfig(name="tune", storage_path=str(folder), verbose=0),
     )

@@ -1,8 +1,9 @@
-"""A town of 200 decides where to meet: its agents tell their friends, and a language model makes up their minds.
+"""A town of 200 agents decides where to meet. Agents tell their friends where they go, and a language model decides.
 
-Without --url a fake server answers, in a process of its own. A real one is OpenAI's or one like it, such as vLLM:
-python examples/town.py --url http://localhost:8000/v1 --model Qwen/Qwen3-8B. Both need [llm], and a real one may need
-OPENAI_API_KEY. With --log-dir a run that has ended, such as by its budget, goes on from there, and pays nothing twice.
+Without --url a fake server answers, in a process of its own. A real server is OpenAI's, or a similar one such as vLLM:
+python examples/town.py --url http://localhost:8000/v1 --model Qwen/Qwen3-8B. The program needs the extra [llm]. A real
+server may need OPENAI_API_KEY. With --log-dir a run that has ended, such as by its budget, goes on, and pays no call
+twice.
 """
 
 import argparse
@@ -49,12 +50,14 @@ def fake_server():
 
 
 def main():
-    """Let the town talk for some evenings; print how many go where, and what it has cost."""
+    """Let the town talk for some evenings; print how many agents go where, and what the calls have cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=200)
-    parser.add_argument("--url", help="the address of a real server; without it a fake one")
+    parser.add_argument("--url", help="the address of a real server; without --url a fake server answers")
     parser.add_argument("--model", default="gpt-4o-mini")
-    parser.add_argument("--budget", default="1 USD", help="the most money, by the prices of gpt-4o-mini")
+    parser.add_argument(
+        "--budget", default="1 USD", help="the most money that the run may spend, by the prices of gpt-4o-mini"
+    )
     parser.add_argument("--log-dir")
     plan = parser.parse_args()
     if plan.url:

@@ -13,7 +13,7 @@ from ray_messaging.compat.agent_framework import RayWorkflowRunner
 
 
 class Topic(Executor):
-    """It gives all writers the topic."""
+    """An executor that gives all writers the topic."""
 
     @handler
     async def begin(self, topic: str, ctx: WorkflowContext[str]) -> None:
@@ -22,7 +22,7 @@ class Topic(Executor):
 
 
 class Writer(Executor):
-    """It writes a draft. A real one would ask a language model."""
+    """An executor that writes a draft. A real writer would ask a language model."""
 
     @handler
     async def write(self, topic: str, ctx: WorkflowContext[str]) -> None:
@@ -31,7 +31,7 @@ class Writer(Executor):
 
 
 class Editor(Executor):
-    """It joins the drafts, asks a person, and yields what the person has taken."""
+    """An executor that joins the drafts, asks a person, and yields the drafts if the person takes them."""
 
     @handler
     async def join(self, drafts: list[str], ctx: WorkflowContext[None, str]) -> None:
@@ -45,7 +45,7 @@ class Editor(Executor):
 
 
 def make_workflow():
-    """Build the workflow; each process does."""
+    """Build the workflow. Each process calls this function."""
     topic, editor = Topic("topic"), Editor("editor")
     writers = [Writer(name) for name in ("ann", "bob", "cleo")]
     built = WorkflowBuilder(start_executor=topic, name="paper").add_fan_out_edges(topic, writers)
@@ -53,7 +53,7 @@ def make_workflow():
 
 
 async def main(messaging):
-    """Run the workflow until the person is asked, and again with the answer."""
+    """Run the workflow until it asks the person, and then go on with the person's answer."""
     with RayWorkflowRunner(messaging, groups=2) as runner:
         asked = await runner.run(make_workflow, "rain")
         (request,) = asked.get_request_info_events()

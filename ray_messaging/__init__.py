@@ -174,7 +174,7 @@ if not TYPE_CHECKING:  # type checkers that see __getattr__ would accept any nam
             return version("ray-messaging")
         if hasattr(errors, name):
             text = f"{name} is in ray_messaging.errors: from ray_messaging.errors import {name}"
-            # In `from ray_messaging import name`, Python would replace the AttributeError by an ImportError without
+            # In `from ray_messaging import name`, Python would replace the AttributeError by an ImportError that lacks
             # this text.
             if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
                 raise ImportError(text, name=name)

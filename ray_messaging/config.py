@@ -81,7 +81,7 @@ class _OurSettings(ModelMetaclass):
 class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It appends a list of a class's fields to the docstring of the class."""
 
-    # A process that receives checked settings then never builds a validator.
+    # With `defer_build`, a process that is sent settings that another process has checked never builds a validator.
     model_config = ConfigDict(defer_build=True)
 
     _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name
@@ -571,14 +571,18 @@ class MessagingConfig(_Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mailbox_messages: PositiveInt = _setting(
-        MAILBOX_MESSAGES, "messages that may wait unread in a mailbox; then senders wait"
+        MAILBOX_MESSAGES, "messages that may wait unread in a mailbox; senders wait while it is full"
     )
-    mailbox_bytes: PositiveInt = _setting(MAILBOX_BYTES, "bytes that may wait unread in a mailbox; then senders wait")
+    mailbox_bytes: PositiveInt = _setting(
+        MAILBOX_BYTES, "bytes that may wait unread in a mailbox; senders wait while it is full"
+    )
     inbox_messages: PositiveInt = _setting(100_000, "messages that a receiver reads ahead of fetches")
     outbox_messages: PositiveInt = _setting(
-        200_000, "messages that may wait in a messager to be sent; then `send` waits"
+        200_000, "messages that may wait in a messager to be sent; `send` waits while it has that many"
     )
-    outbox_bytes: PositiveInt = _setting(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
+    outbox_bytes: PositiveInt = _setting(
+        256 * 2**20, "bytes that may wait in a messager to be sent; `send` waits while it has that many"
+    )
     payload_bytes: int = _setting(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=PAYLOAD_LIMIT)
     state_bytes: int = _setting(
         64 * 2**20, "bytes of a transaction's state, 256 MiB at most", gt=0, le=TRANSACTION_BYTES
@@ -594,8 +598,9 @@ class MessagingConfig(_Settings):
     )
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,
-        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network, and at "
-        "least send_timeout_s; Ray takes 30 to 66 s to find a dead machine, and starts its groups elsewhere",
+        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network, or for "
+        "send_timeout_s if that is longer; Ray takes 30 to 66 s to find a dead machine, and starts its groups "
+        "elsewhere",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(

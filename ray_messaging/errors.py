@@ -338,7 +338,7 @@ class Closed(MessagingError, RuntimeError):
 
 
 def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
-    """Build the error for a call in an experiment that has ended. It may have ended because its Ray cluster has."""
+    """Build the error for a call in an experiment that has ended, by itself or because its Ray cluster has ended."""
     return Closed(
         f"experiment {exp_id!r} has ended: {why or 'it was shut down or started anew, or its driver has died'}. Close "
         f"your handles, then call Messaging.connect({exp_id!r}) if it runs again, or Messaging.start({exp_id!r})",
@@ -430,7 +430,7 @@ class TransitError(MessagingError):
 class ConnectionFailed(TransitError, ConnectionError):
     """The server at `host` and `port` cannot be reached.
 
-    If `unsent` is true, nothing was sent, because each attempt failed before the server could execute it.
+    If `unsent` is true, nothing was sent, because every call failed before the server could execute it.
     """
 
     host: str

@@ -179,8 +179,8 @@ class Messager(names.ChannelNames):
     ) -> Receipts:
         """Send n messages given as columns; return one receipt for each message.
 
-        Args: from_ids and to_ids are integer arrays or sequences of ids (n,), or each a single id for all messages;
-        payloads is a sequence of n dicts, or one dict for all messages.
+        Args: from_ids and to_ids are integer arrays (n,) or sequences of n ids; in place of either, a single id stands
+        for all messages; payloads is a sequence of n dicts, or one dict for all messages.
         Raises: the same errors as `send_message`, and InvalidColumns.
         """
         bulk_sender = self.engine.bulk_sender

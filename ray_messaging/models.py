@@ -113,7 +113,8 @@ class Chat:
 
     def _forget_lines(self) -> None:
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
-        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}  # the tasks that make lines
+        # By event loop, the task that makes the loop's `_Line`.
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     def call_content(self) -> object:
         """Return what an answer depends on besides the prompt: the server and the request, without the key."""
@@ -331,7 +332,8 @@ class _Window:
     async def enter(self, step: int = 0, text: str = "") -> int:
         """Wait until a request may be sent; return how often the limit was halved so far, which `leave` needs.
 
-        Args: of the requests that wait, those of the lowest `step` are sent first, in the order of their texts.
+        Args: `step` and `text` give the request its place among those that wait. Requests of the lowest step are sent
+        first, and the requests of one step in the order of their texts.
         """
         if self._waiting or self.under_way >= int(self.size) or monotonic() < self._paused_until:
             turn = asyncio.get_running_loop().create_future()

@@ -203,9 +203,9 @@ class _Unsent(Receipt, eq=False, gc=False):
         return False
 
 
-def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome) -> None:
-    """Set the results of futures, one per row, to the receipts of the rows."""
-    rows, unsent = range(len(outcome.codes)), outcome.codes.translate(None, _SENT)
+def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome, first: int = 0) -> None:
+    """Set the results of futures, one per row from row `first` on, to the receipts of the rows."""
+    rows, unsent = range(first, first + len(futures)), outcome.codes.translate(None, _SENT)
     receipts = map(outcome.receipt, rows) if unsent else map(Receipt, repeat(outcome), rows)
     setting = map(type(futures[0]).set_result, futures, receipts)
     while True:

@@ -11,7 +11,7 @@ SIDE, FEATURES = 10, 5
 
 
 def villages(group, step):
-    """Take a trait of a neighbour who is alike; in a step those of one colour of a chess board do, by a coin."""
+    """Take a trait of a similar neighbour. In a step only the villages of one colour of a chess board do, by a coin."""
     culture, shared = group.state["culture"], group.shared
     if step.number:
         counts, luck = step.heard_counts, step.uniform(2 + FEATURES)

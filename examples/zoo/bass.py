@@ -1,4 +1,4 @@
-"""Buyers come by themselves, or as those talk who have bought; sales rise to a peak."""
+"""Buyers come by themselves, or because other buyers tell them; sales rise to a peak."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ STEPS = 10  # in a year
 
 
 def market(group, step):
-    """Buy by chance, or as one has heard of it; who has bought talks to somebody now and then."""
+    """Buy by chance, or because others told about it; a buyer tells somebody now and then."""
     luck, bought = step.uniform(3), group.state["step"] >= 0
     heard = step.heard_counts > 0
     buys = ~bought & (heard | (luck[:, 0] < ALONE / STEPS))
@@ -23,7 +23,7 @@ def market(group, step):
 
 
 def peak(replicates, *, people=20_000, years=20):
-    """Return the year in which as many have bought as at the peak of sales: less noisy than the peak itself."""
+    """Return the year in which as many have bought as at the peak of sales; the peak itself is noisier."""
     years_of_peak = []
     for seed in range(replicates):
         result = run(

@@ -12,10 +12,10 @@ import numpy as np
 class Claim:
     """A statistic with its published or analytical value.
 
-    `measure(replicates, **sizes)` runs the model and returns a number per replicate. Their mean must be as near to
-    `value` as three standard errors, if one replicate varies by `spread`, and `apart`, what the published value itself
-    may be off. `why` says from what both are. A claim that does not come out is `declared`: why. `small` and
-    `small_sizes` are the replicates (0: none) and other sizes of a quick check.
+    `measure(replicates, **sizes)` runs the model and returns a number per replicate. The mean of these numbers may be
+    three standard errors away from `value`, plus `apart`. `spread` is how much one replicate varies, and `apart` is the
+    error of the published value itself. `why` says where both come from. `declared` says why a claim does not come out.
+    A quick check has `small` replicates (0: none) and the sizes `small_sizes`.
     """
 
     statistic: str

@@ -1,4 +1,4 @@
-"""Two who meet come nearer to each other, if they are near enough; opinions end in a few clusters."""
+"""If two people with similar opinions meet, their opinions come nearer; opinions end in a few clusters."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ SOURCE = "G. Deffuant, D. Neau, F. Amblard, G. Weisbuch, Adv. Complex Syst. 3 (2
 
 
 def person(me, inbox):
-    """Hear whom it met, and tell its opinion to the next one; both choose each other by the sum of their ids."""
+    """Hear the last partner, and tell the next partner its opinion; two are partners by the sum of their ids."""
     for message in inbox:
         gap = message.payload["opinion"] - me.state["opinion"]
         if abs(gap) < me.shared["reach"]:

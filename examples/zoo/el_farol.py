@@ -1,4 +1,4 @@
-"""A bar is good with at most 60 of 100 guests: each goes by the best of its predictors, and 60 come on average."""
+"""A bar is good with at most 60 of 100 guests. Each guest trusts its best predictor, and 60 come on average."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ PEOPLE, ROOM, MEMORY = 100, 60, 9
 
 
 def predicted(predictor, weeks):
-    """Return how many come next, by a predictor: as in a week, its mirror, a mean of weeks, their trend."""
+    """Return how many guests a predictor expects: as in a past week, its mirror, a mean of weeks, or their trend."""
     kind, back = predictor
     last = weeks[-back:]
     line = np.polyfit(range(back), last, 1) if kind == "trend" and back > 1 else (0, last[0])
@@ -40,7 +40,7 @@ def guest(me, inbox):
 
 
 def born(me):
-    """Give each six predictors at random, and the same weeks to remember."""
+    """Give each guest six random predictors, and give all guests the same past weeks."""
     if me.id == "bar":
         return {"came": []}
     kinds = me.rng.choice(["same", "mirror", "mean", "trend"], 6).tolist()

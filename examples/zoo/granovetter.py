@@ -9,7 +9,7 @@ PEOPLE = 100
 
 
 def person(me, inbox):
-    """Join once as many riot as the threshold says, and let all others see it."""
+    """Join once as many people riot as the threshold says, and let all others see it."""
     me.state["rioters"] += len(inbox)
     if not me.state["riots"] and me.state["rioters"] >= me.shared[me.id]:
         me.state["riots"] = True

@@ -1,4 +1,4 @@
-"""Each takes the mean of all opinions near its own: plurality, two camps, or consensus."""
+"""Each person takes the mean of all opinions near its own: many opinions, two camps, or consensus remain."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ PEOPLE = 625
 
 
 def people(group, step):
-    """Tell the reader one's opinion in even steps; it reads all opinions to each in odd ones."""
+    """In even steps tell the reader an opinion. In odd steps the reader tells everybody all opinions."""
     heard = step.messages
     if group.name == "reader" and len(heard):
         everything = np.tile(heard.column("opinion"), (len(heard), 1))

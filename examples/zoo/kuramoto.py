@@ -1,4 +1,4 @@
-"""Oscillators of different frequencies fall into step, once they hear each other enough."""
+"""Oscillators of different frequencies fall into step if they are coupled strongly enough."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ TICK = 0.1  # of time, in units of the frequencies' width
 
 
 def play(group, step):
-    """Tell the conductor one's phase in even steps; the conductor tells all the mean of their phases in odd ones."""
+    """In even steps tell the conductor a phase. In odd steps the conductor tells all oscillators the mean phase."""
     heard = step.messages
     if group.name == "conductor" and len(heard):
         field = np.exp(1j * heard.column("phase")).mean()

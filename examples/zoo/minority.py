@@ -1,4 +1,4 @@
-"""Who is in the minority wins: memory makes the market calm, and too little of it wild."""
+"""The players in the minority win. Much memory makes the market calm, little memory makes it wild."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ PLAYERS, MEMORIES = 101, range(3, 8)
 
 
 def play(group, step):
-    """Choose a side by the better one of two strategies in even steps; the markets say which one won in odd ones."""
+    """In even steps choose a side by the better of two strategies. In odd steps the markets say which side won."""
     heard, state = step.messages, group.state
     if group.name == "markets" and len(heard):
         excess = 2 * heard.column("side").reshape(len(group.ids), PLAYERS).sum(axis=1) - PLAYERS

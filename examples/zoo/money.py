@@ -1,4 +1,4 @@
-"""Two who meet put their money together and share it by chance: incomes become exponential."""
+"""Two people who meet put their money together and share it by chance: incomes become exponential."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ SOURCE = "A. Dragulescu, V. M. Yakovenko, Eur. Phys. J. B 17 (2000) 723, doi:10.
 
 
 def person(me, inbox):
-    """Share with whom it met, and show the next one its money, and a number that decides together with the other's."""
+    """Share with the last partner. Then tell the next partner the money, and a random number for the next sharing."""
     for message in inbox:
         total = me.state["money"] + message.payload["money"]
         part = total * ((me.state["luck"] + message.payload["luck"]) % 1)

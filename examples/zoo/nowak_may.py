@@ -11,7 +11,7 @@ TEMPTATION = 1.9
 
 
 def field(group, step):
-    """Play against the nine in one's reach, oneself among them, in odd steps; do as the best of them in even ones."""
+    """In odd steps play against the neighbours and itself. In even steps do what the best of these nine did."""
     heard, mine = step.messages, group.state["cooperates"]
     if step.number % 2:
         partners = heard.column("cooperates").reshape(-1, 9).sum(axis=1)  # nine messages for each site, in its order

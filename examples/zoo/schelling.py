@@ -1,4 +1,4 @@
-"""Everybody is content with three in ten of its own kind, and yet the town divides."""
+"""Everybody is content with three in ten neighbours of the own kind, and yet the town divides."""
 
 import numpy as np
 
@@ -14,9 +14,9 @@ WANTED, RESIDENTS = 0.3, 2000 / 51**2  # a share of the neighbours; NetLogo's 2,
 
 
 def house(me, inbox):
-    """Tell the neighbours who lives here; ask for another house if too few are alike; let one in, if empty."""
+    """Tell the neighbours who lives here. Ask for another house if too few are alike. If empty, let one agent in."""
     if me.step % 3 == 0:
-        if len(inbox):  # another house has taken who lived here
+        if len(inbox):  # the agent that lived here has moved into another house
             me.state["lives"] = 0
         for neighbour in me.neighbours if me.state["lives"] else ():
             me.send(neighbour, {"lives": me.state["lives"]})

@@ -10,7 +10,7 @@ SOURCE = "W. O. Kermack, A. G. McKendrick, Proc. R. Soc. A 115 (1927) 700, doi:1
 
 
 def person(me, inbox):
-    """Be ill for one step, and infect as many as chance says; who was ill is immune."""
+    """Be ill for one step, and infect as many others as chance says; then be immune."""
     if me.state["health"] == "ill":
         for _ in range(me.rng.poisson(me.shared["contacts"])):
             me.send(int(me.rng.integers(me.shared["people"])), {})

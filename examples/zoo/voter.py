@@ -1,4 +1,4 @@
-"""Each copies the opinion of one chosen at random, until all have the same."""
+"""Each voter copies the opinion of a random voter, until all voters have the same opinion."""
 
 from math import comb
 
@@ -15,7 +15,7 @@ SOURCE = (
 
 
 def towns(group, step):
-    """Ask somebody of the own town in even steps, and answer in odd ones. All towns live in one group."""
+    """In even steps ask somebody of the own town, and in odd steps answer. All towns live in one group."""
     people, heard = group.shared["people"], step.messages
     if step.number % 2:
         opinions = group.state["opinion"][np.searchsorted(group.ids, heard.to_ids)]
@@ -40,7 +40,7 @@ def consensus_time(replicates, *, people, rounds=250):
 
 
 def expected(people):
-    """Return the mean rounds from one half, by the chain of how many hold an opinion; 2 ln 2 people in the limit."""
+    """Return the expected number of rounds from one half, by a Markov chain; about 2 ln 2 times the people."""
     have = np.arange(1, people)
     ways = np.array([comb(people, k) for k in have])
     chain = ways * (have[:, np.newaxis] / people) ** have * (1 - have[:, np.newaxis] / people) ** (people - have)

@@ -1,4 +1,4 @@
-"""A few innovators change a random network, if it is connected enough, and not too much."""
+"""A few innovators change a random network if it has enough connections, and not too many."""
 
 from math import comb, exp, factorial
 
@@ -16,7 +16,7 @@ THRESHOLD, FIRST = 0.18, 0.005
 
 
 def person(me, inbox):
-    """Adopt once a share of the neighbours has, and tell them."""
+    """Adopt once a given share of the neighbours has adopted, and tell the neighbours."""
     me.state["heard"] += len(inbox)
     first = me.step == 0 and me.rng.random() < FIRST
     enough = me.state["heard"] and me.state["heard"] >= THRESHOLD * len(me.neighbours)
@@ -27,7 +27,7 @@ def person(me, inbox):
 
 
 def cascade(replicates, *, degree, people=10_000):
-    """Return the share that adopts, on a random network each."""
+    """Return the share that adopts, for several random networks."""
     shares = []
     for seed in range(replicates):
         pairs = np.random.default_rng(seed).integers(people, size=(degree * people // 2, 2))

@@ -121,7 +121,9 @@ def check_id(agent_id: object) -> AgentId:
     if isinstance(agent_id, str):
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
-        _check_text("agent id", agent_id, remedy=". Or number such agents, and keep a table of their ids")
+        _check_text(
+            "agent id", agent_id, remedy=". Or give these agents numbers as ids, and keep a table of their names"
+        )
         return str(agent_id)  # a numpy str becomes a plain str, because a numpy str could not be encoded later
     if isinstance(agent_id, UUID):
         return str(agent_id)

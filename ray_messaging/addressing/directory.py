@@ -210,7 +210,10 @@ def decode_agents(data: bytes) -> AgentSet:
     try:
         return msgspec.msgpack.decode(data, type=Claim).agents()
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FrameError(f"a set of agents on the server cannot be read: {error}") from error
+        raise FrameError(
+            f"a set of agents on the server cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
@@ -249,11 +252,14 @@ def decode_record(data: bytes) -> MailboxRecord:
                 np.frombuffer(claim.ints, "<i8")
         check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
+        raise FrameError(
+            f"a mailbox's record on the server cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
     if record.frame_rows < 1 or record.frame_bytes < 1:  # with such limits, no frame would be small enough
         raise FrameError(
-            f"the record of mailbox {record.mailbox} in the directory is invalid: it says that no frame is small "
-            "enough for the mailbox"
+            f"the record of mailbox {record.mailbox} on the server is invalid, because it allows no frame of any "
+            "size: close that messager, and open it again"
         )
     return record
 
@@ -480,7 +486,11 @@ class Directory:
         audiences: AudienceTexts = NO_AUDIENCES,
         dates: HostDates = NO_DATES,
     ) -> None:
-        """Replace the changed records, and remove mailboxes that are not in `mailboxes`, the names of all mailboxes."""
+        """Replace the changed records, and remove mailboxes that are not in `mailboxes`, the names of all mailboxes.
+
+        Args: `version` is the new version of this copy, and `logged` says whether an event log is registered.
+        `schemas`, `audiences` and `dates` are as in a DirectoryDelta.
+        """
         self.schemas.update(schemas)
         self.audiences.update(audiences)
         found, there, before = list(changed), set(mailboxes), self.routing

@@ -117,8 +117,13 @@ class Audiences:
 
     def _missing(self, name: str, versions: tuple[StoredVersion, ...], step: int | None) -> str:
         if versions and versions[-1].facts:
-            return f"audience {name!r} exists only from step {versions[0].since} on, and this is step {step}"
+            return (
+                f"audience {name!r} exists only from step {versions[0].since} on, and this is step {step}: use it "
+                "from that step on"
+            )
         if versions:
-            return f"audience {name!r} was removed"
+            return (
+                f"audience {name!r} was removed: make it again by messaging.create_audience, or name another audience"
+            )
         listed = ", ".join(self.names()[:5]) or "none"
         return f"there is no audience {name!r}; there are: {listed}. messaging.create_audience makes one"

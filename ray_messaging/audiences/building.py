@@ -62,7 +62,7 @@ def build_edges(chunks: Iterable[object]) -> GraphEdges:
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, which have the sender in the upper half, and the ids.
+    """Return the pairs as keys, and the ids. A key has the sender in its upper half and the hearer in its lower half.
 
     The halves of the keys are indexes of the ids. If the ids are None, the halves are the ids themselves. The array of
     keys can grow without a copy, because the kernel moves its memory.
@@ -184,13 +184,16 @@ class Positions(NamedTuple):
             raise ConfigError(f"radius={radius!r} must be a number above 0")
         if not _LEAST_RADIUS <= radius <= 1 / _LEAST_RADIUS:
             raise ConfigError(
-                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because a float "
-                "cannot represent other squares exactly enough: use another unit of length"
+                f"radius={radius!r} must be between {_LEAST_RADIUS:g} and {1 / _LEAST_RADIUS:g}, because floats "
+                "cannot hold the square of a smaller or larger radius exactly enough: use another unit of length"
             )
         checked = checked_points(points, len(ids))
         if ids.kinds is not None:
             named = next(agent for agent in ids.tolist() if not isinstance(agent, int))
-            raise InvalidColumns(f"agents with positions must have int ids, not {named!r}")
+            raise InvalidColumns(
+                f"agents with positions must have int ids, but one has the id {named!r}: give these agents numbers "
+                "as ids"
+            )
         order = np.argsort(ids.values, kind="stable")
         return cls(ids.values[order], checked[order], float(radius), limit)
 
@@ -203,7 +206,12 @@ class Positions(NamedTuple):
         places = int_places(self.ids, ids)
         if bool((places < 0).any()):
             stranger = ids[int(np.flatnonzero(places < 0)[0])]
-            raise UnknownName(f"agent {stranger!r} has no position in this audience", kind="agent", value=stranger)
+            raise UnknownName(
+                f"agent {stranger!r} has no position in this audience, so it cannot be moved: only agents that "
+                "create_audience got with positions= can",
+                kind="agent",
+                value=stranger,
+            )
         after = self.points.copy()
         after[places] = checked
         return self._replace(points=after)
@@ -382,7 +390,7 @@ class _Grid:
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the squared distances of the points of a block from points at `places`, `counts[i]` for point i."""
+        """Return squared distances: of each point i of a block from the next `counts[i]` points at `places`."""
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite
             for column in self._columns:

@@ -1,4 +1,4 @@
-"""The files of audiences: each version has a folder of arrays, which are memory-mapped, and of their checksums."""
+"""The files of audiences. Each version has a folder with arrays, which are memory-mapped, and their checksums."""
 
 import json
 import os
@@ -102,7 +102,10 @@ def read_edges(folder: Path, name: str, version: int) -> Edges:
             value=name,
         ) from error
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        damage = f"the files of audience {name!r}, version {version}, in {folder} are damaged: {error}"
+        damage = (
+            f"the files of audience {name!r}, version {version}, in {folder} are damaged ({error}): restore them, or "
+            "make the audience again by messaging.create_audience"
+        )
         raise FrameError(damage) from error
     return GraphEdges(out, into, digest, positions=positions)
 

@@ -158,8 +158,9 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
     assert broadcasts.extension.audience is not None
     name, version = broadcasts.extension.audience
     return FrameError(
-        f"the frame has messages for {broadcasts.messages:,} pairs of audience {name!r}, but the files of its version "
-        f"{version} give {found:,} pairs for the same agents: these files are not the ones that the sender used"
+        f"the frame has messages for {broadcasts.messages:,} pairs of audience {name!r}, but the files of its "
+        f"version {version} give {found:,} pairs for the same agents: these files are not the ones that the sender "
+        "used. Restore the right files, or make the audience again by messaging.create_audience"
     )
 
 

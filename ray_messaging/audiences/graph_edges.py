@@ -286,7 +286,10 @@ class GraphEdges:
         return np.where(places < 0, 0, self._degrees[places])
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, in the order of `from_ids`, for each sender in the order of the hearers."""
+        """Return the pairs of each sender, in the order of `from_ids`.
+
+        The pairs of one sender are in the order of the hearers.
+        """
         places = self.out.places(from_ids)
         senders = np.flatnonzero(places >= 0)
         some = self.out.take(places[senders])
@@ -316,7 +319,7 @@ class GraphEdges:
         return GraphEdges(self.all, self.into, self.digest, senders=senders, wanted=wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> GraphHearing:
-        """Return an object with which to compute what some agents hear of broadcasts, whose senders are `from_ids`."""
+        """Return an object that computes what `hearers` hear of the broadcasts that the agents `from_ids` sent."""
         if self._heard is None or self._heard[0] != hearers:
             found = self.into.places(IdColumn(hearers.ints))
             heard = found >= 0

@@ -130,7 +130,10 @@ class MemberEdges:
         return np.where(self._may_send(from_ids), counts, 0)
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, in the order of `from_ids`, for each sender by hearer (ints before strs)."""
+        """Return the pairs of each sender, in the order of `from_ids`.
+
+        One sender's pairs are ordered by hearer, ints before strs.
+        """
         senders, count = np.flatnonzero(self._may_send(from_ids)), len(self._wanted)
         own = self.places(from_ids)[senders]
         rows, places = np.repeat(senders, count), np.tile(np.arange(count), len(senders))
@@ -148,6 +151,6 @@ class MemberEdges:
         return MemberEdges(self.members, self.digest, senders=both, wanted=self._wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> MemberHearing:
-        """Return an object with which to compute what some agents hear of broadcasts, whose senders are `from_ids`."""
+        """Return an object that computes what `hearers` hear of the broadcasts that the agents `from_ids` sent."""
         hears = places_in(self._wanted, hearers.column) >= 0
         return MemberHearing(hearers, hears, from_ids, np.flatnonzero(self._may_send(from_ids)))

@@ -40,6 +40,8 @@ def run(
 
     With `ui`, the inspector is open during the run, and everything goes on until Ctrl-C.
 
+    Args: `purpose` is the beginning of the experiment's name. With `probe`, the latency of single messages is measured
+    after the run.
     Returns: the outcome in JSON's types, and a list of sentences about the numbers that do not agree.
     """
     check_ray_address()
@@ -97,7 +99,7 @@ def _logged(console: Console, messaging: Messaging, account: ReplayAccount) -> t
     except Unbalanced as error:
         return {}, [f"the event log does not balance: {error}"]
     if counts != account.fates:
-        return counts, [f"the event log has {counts}, the senders' receipts {account.fates}"]
+        return counts, [f"the event log has {counts}, but the senders' receipts have {account.fates}"]
     return counts, []
 
 

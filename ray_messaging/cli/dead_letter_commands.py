@@ -25,7 +25,10 @@ from ray_messaging.message import Message
 SOME_LEFT = 1  # exit code: some letters could not be handled
 
 ExpId = Annotated[
-    str, typer.Argument(metavar="EXP_ID", help="A running experiment, or with --redis one on that server.")
+    str,
+    typer.Argument(
+        metavar="EXP_ID", help="A running experiment; with --redis, any experiment that has data on that server."
+    ),
 ]
 Redis = Annotated[
     str | None,
@@ -33,14 +36,16 @@ Redis = Annotated[
 ]
 Letter = Annotated[str, typer.Argument(metavar="ID", help="The letter's id, from `list`.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of letters, from `list`.")]
-Mailbox = Annotated[str | None, typer.Option("--mailbox", metavar="NAME", help="The letters of this mailbox.")]
+Mailbox = Annotated[str | None, typer.Option("--mailbox", metavar="NAME", help="Only the letters of this mailbox.")]
 All = Annotated[bool, typer.Option("--all", help="All letters.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, metavar="N", help="At most N letters.")]
-After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only letters after this one.")]
-Export = Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Write its raw bytes to this new file.")]
+After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only letters after the one with this id.")]
+Export = Annotated[
+    Path | None, typer.Option("--export", metavar="FILE", help="Write the letter's raw bytes to this new file.")
+]
 
 app = typer.Typer(
-    help="Inspect dead letters (messages that no mailbox can hand out), send them again, or delete them.",
+    help="Inspect dead letters (messages that could not be handled), send them again, or delete them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -56,7 +61,7 @@ def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[st
     """Print letters, and the total of all letters."""
     console.print(
         f"{counted(stats['letters'], 'dead letter')}, {decimal(stats['bytes'])}"
-        + (f"; {stats['dropped']:,} older ones were dropped at the limit" if stats["dropped"] else "")
+        + (f"; {stats['dropped']:,} older ones were dropped when the limit was reached" if stats["dropped"] else "")
         + "."
     )
     if not letters:
@@ -168,7 +173,7 @@ def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = No
             output().print(f"\nIts {len(found.frame):,} bytes are in {export}.")
 
 
-@app.command(short_help="Send letters again, to their present listeners.")
+@app.command(short_help="Send dead letters again, to the mailboxes that listen for them now.")
 def requeue(
     exp_id: ExpId,
     ids: Ids = None,
@@ -186,11 +191,13 @@ def requeue(
     if as_json:
         print_json(encode({"letters": done.letters, "messages": done.messages, "left": done.left}))
     else:
-        output().print(f"Sent again {counted(done.messages, 'message')}; {counted(done.letters, 'letter')} gone.")
+        output().print(
+            f"Sent {counted(done.messages, 'message')} again, and deleted {counted(done.letters, 'letter')}."
+        )
     _finish([f"{letter}: {why}" for letter, why in done.left.items()], quiet=as_json)
 
 
-@app.command(short_help="Delete letters with their messages.")
+@app.command(short_help="Delete dead letters with their messages.")
 def drop(
     exp_id: ExpId,
     ids: Ids = None,
@@ -207,13 +214,13 @@ def drop(
         print_json(encode({"dropped": dropped, "missing": missing}))
     else:
         output().print(f"Deleted {counted(dropped, 'letter')}.")
-    _finish([f"{counted(missing, 'letter')} not there (any more)"] * bool(missing), quiet=False)
+    _finish([f"{counted(missing, 'letter')} could not be found"] * bool(missing), quiet=False)
 
 
 def _open(exp_id: str, redis: str | None) -> DeadLetters:
     """Open the dead letters of an experiment; raise ConfigError, UnknownName or ConnectionFailed if that fails."""
     if redis is None:
-        return join_experiment(exp_id, "--redis for the server of an ended experiment").dead_letters
+        return join_experiment(exp_id, "pass --redis with the server of an ended experiment").dead_letters
     return DeadLetters(RedisConfig.from_url(redis), exp_id).check()
 
 

@@ -77,7 +77,9 @@ def _old_ray() -> Iterator[Finding]:
     release = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
     if release < SAFE_RAY:
         remedy = f"pip install -U 'ray>={'.'.join(map(str, SAFE_RAY))}', on all nodes"
-        yield warning("Ray's version", f"{found} has known holes, CVE-2025-62593 or CVE-2026-57516", remedy)
+        yield warning(
+            "Ray's version", f"Ray {found} has known security holes, CVE-2025-62593 or CVE-2026-57516", remedy
+        )
 
 
 def _extras() -> Finding:
@@ -95,7 +97,11 @@ def _embedded_server() -> Iterator[Finding]:
             took = time.monotonic() - began
             facts = ask_server(config)
     except MessagingError as error:
-        yield critical("embedded server", str(error).splitlines()[0], "or use a server of your own: redis=...")
+        yield critical(
+            "embedded server",
+            str(error).splitlines()[0],
+            "do what the error says, or pass a server of your own as redis=",
+        )
         return
     problems = [finding for finding in check_server(facts, embedded=True) if finding.level != "ok"]
     yield from problems
@@ -108,12 +114,12 @@ def _embedded_server() -> Iterator[Finding]:
 def _memory() -> Finding:
     free = available_memory()
     if free is None:
-        return ok("memory", "this system does not tell how much is available")
+        return ok("memory", "this system does not tell how much memory is available")
     if free < LITTLE_MEMORY:
         return warning(
             "memory",
             f"{in_bytes(free)} are available",
-            "end other programs: Ray takes half a GiB, each actor of ours 80 MB",
+            "end other programs: Ray takes half a GiB, and each actor of ray_messaging 80 MB",
         )
     return ok("memory", f"{in_bytes(free)} are available")
 
@@ -157,15 +163,22 @@ def _experiments() -> Finding:
     try:
         found = look_into_clusters(quiet=True)
     except ConfigError as error:
-        return critical("Ray", str(error), "see RAY_ADDRESS")
+        return critical("Ray", str(error), "correct RAY_ADDRESS, or unset it")
     if not found:
         return ok("experiments", "none: no Ray cluster runs here")
     closed = [f"{cluster} ({seen})" for cluster, seen in found.items() if isinstance(seen, str)]
     if closed and "RAY_ADDRESS" in os.environ:
-        return critical("Ray", f"the cluster at {closed[0]} does not let us in", "see RAY_ADDRESS")
+        return critical(
+            "Ray", f"the Ray cluster at {closed[0]} refuses the connection", "correct RAY_ADDRESS, or unset it"
+        )
     if closed:
-        text = f"not known of the cluster at {', '.join(closed)}"
-        return warning("experiments", text, "ignore this unless your experiments are to run there")
+        text = f"unknown, because these Ray clusters refuse the connection: {', '.join(closed)}"
+        return warning(
+            "experiments",
+            text,
+            "if your experiments are to run there, use the same versions of Ray and Python, and the cluster's token; "
+            "otherwise ignore this",
+        )
     names = sorted(name for seen in found.values() for name in seen)
     text = f"{', '.join(names)}: ray-messaging doctor EXP_ID examines one" if names else "none runs"
     return ok("experiments", text)

@@ -25,7 +25,9 @@ def fork(
     ],
     model: Model,
     until: Annotated[int, typer.Option(help="The first step that is not run.")],
-    at_step: Annotated[int | None, typer.Option(help="The first step that may differ; default: after the end.")] = None,
+    at_step: Annotated[
+        int | None, typer.Option(help="The first step that may differ; default: the step after the last one.")
+    ] = None,
     rules: Rules = None,
     by: Annotated[str, typer.Option(help="agent or group, as in messaging.run.")] = "agent",
 ) -> None:

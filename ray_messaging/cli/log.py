@@ -35,15 +35,20 @@ SHOWN = 50  # the number of rows that a table shows without --limit
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
 ]
-Expand = Annotated[bool, typer.Option("--expand", help="A row for each hearer of a broadcast.")]
+Expand = Annotated[bool, typer.Option("--expand", help="Print a row for each hearer of a broadcast.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Print this many of the last rows first.")]
 TailLimit = Annotated[
     int | None,
-    typer.Option("--limit", min=0, metavar="N", help="End after N rows, old and new ones together."),
+    typer.Option("--limit", min=0, metavar="N", help="End after N rows; old and new rows both count."),
 ]
 MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message_id of a message.")]
-Depth = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="The levels below the message.")]
-Steps = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="The steps, from the one that reads it on.")]
+Depth = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="How many levels of causes to print.")]
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--depth", min=1, metavar="N", help="How many steps to follow, from the step in which the message is read on."
+    ),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The new file: .parquet, .csv or .jsonl.")]
 
 app = typer.Typer(
@@ -153,7 +158,7 @@ def conversation(
 ) -> None:
     """Print the messages between two agents, in both directions, by time."""
     table = open_log(target).conversation(read_id(one), read_id(other), text=True, **fields)
-    _print_lines(table, as_json=as_json, otherwise="They said nothing to each other.")
+    _print_lines(table, as_json=as_json, otherwise="These two sent each other no messages.")
 
 
 @app.command(short_help="Print a question and its answers.")
@@ -254,7 +259,7 @@ def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = F
 @app.command(short_help="Show the first message in which two runs in steps differ.")
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="A log_dir, or the exp_id of a running experiment.")],
-    other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another log_dir or exp_id, to compare with.")],
     as_json: Json = False,
 ) -> None:
     """Show the first step, agent and message in which two runs in steps differ. The exit code is 1 if they differ."""
@@ -262,7 +267,7 @@ def diff(
     if as_json:
         print_json(json_line({"differ": found is not None}) if found is None else difference_line(found))
     elif found is None:
-        output().print("Both runs sent the same.")
+        output().print("Both runs sent the same messages.")
     else:
         show_difference(output(), found, one, other)
     if found is not None:

@@ -42,20 +42,22 @@ OPTIONS: dict[str, Any] = {
     "from_id": _texts("--from-id", "ID", f"The sender; {_ID_HELP}."),
     "to_id": _texts("--to-id", "ID", f"The recipient; {_ID_HELP}."),
     "agent": _texts("--agent", "ID", f"The sender or the recipient; {_ID_HELP}."),
-    "channel": _texts("--channel", "NAME", "The whole channel; repeatable."),
-    "subtopic": _texts("--subtopic", "NAME", "For example agent-chat; repeatable."),
+    "channel": _texts("--channel", "NAME", "The whole name of a channel; repeatable."),
+    "subtopic": _texts("--subtopic", "NAME", "The last part of the channel, such as agent-chat; repeatable."),
     "fate": _texts("--fate", "FATE", f"One of {', '.join(FATES)}; repeatable."),
     "rule": _texts("--rule", "NAME", "The rule that acted; repeatable."),
-    "message_id": _texts("--message-id", "ID", "The message; repeatable."),
-    "in_reply_to": _texts("--in-reply-to", "ID", "The question that it answers; repeatable."),
-    "step": _text("--step", "N|A:B", "The simulation step, or steps from A to B, without B."),
-    "step_read": _text("--step-read", "N|A:B", "In steps: the step in which it is read, or steps."),
+    "message_id": _texts("--message-id", "ID", "The message_id of a message; repeatable."),
+    "in_reply_to": _texts("--in-reply-to", "ID", "The message_id of the question that is answered; repeatable."),
+    "step": _text("--step", "N|A:B", "The step in which the message was sent, or the steps from A to B, without B."),
+    "step_read": _text(
+        "--step-read", "N|A:B", "The step in which the message was read, or the steps from A to B, without B."
+    ),
     "since": _text("--since", "TIME", "Sent at this time or later: ISO (UTC) or unix seconds."),
     "until": _text("--until", "TIME", "Sent before: ISO (UTC) or unix seconds."),
     "contains": _text("--contains", "TEXT", "A part of the payload's JSON; case-sensitive."),
     "limit": Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")],
     "after": Annotated[
-        int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")
+        int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this position.")
     ],
 }
 _ENDS = ("from_id", "to_id", "agent")

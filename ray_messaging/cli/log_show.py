@@ -177,7 +177,7 @@ def _why(row: LogRow) -> str:
 
 def _reason(row: LogRow) -> str:
     """Return the rule's reason for a block, or the payload before a rewrite."""
-    was = "" if row.text_before is None else f"it was {shortened(row.text_before)}"
+    was = "" if row.text_before is None else f"before: {shortened(row.text_before)}"
     return printable("; ".join(filter(None, (row.reason, was))))
 
 

@@ -11,6 +11,9 @@ Rules = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
-        help=f"A rule; repeatable. A run is one round: {'; '.join(known.example for known in KNOWN.values())}.",
+        help=(
+            "A rule; repeatable. Limits per round count over the whole run. Rules: "
+            f"{'; '.join(known.example for known in KNOWN.values())}."
+        ),
     ),
 ]

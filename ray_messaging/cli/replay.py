@@ -29,9 +29,7 @@ LogDir = Annotated[
         "--log-dir", metavar="DIR", help="Write an event log, as Parquet, to this new folder, or URI (s3://...)."
     ),
 ]
-Ui = Annotated[
-    bool, typer.Option("--ui", help="Open the inspector beside it (needs --log-dir), and stay for it until Ctrl-C.")
-]
+Ui = Annotated[bool, typer.Option("--ui", help="Also open the inspector, until Ctrl-C (needs --log-dir).")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the generated traffic.")]
 Agents = Annotated[int, typer.Option(min=4, help="Number of agents.")]
 Messages = Annotated[int, typer.Option(min=1, help="Number of messages.")]
@@ -43,7 +41,8 @@ TraceFile = Annotated[
 ]
 Groups = Annotated[int, typer.Option(min=1, max=256, help="Number of groups. Each is a Ray actor.")]
 Speed = Annotated[
-    str, typer.Option(metavar="max|X", help="X times the pace of the trace's times; max: as fast as possible.")
+    str,
+    typer.Option(metavar="max|X", help="X: send X times as fast as the times in the trace; max: as fast as possible."),
 ]
 From = Annotated[
     str | None, typer.Option("--from", metavar="FIELD", help="Field of the sender, or a template: '{game}-{name}'.")
@@ -118,7 +117,11 @@ def _note(plan: Plan, groups: int, rules: Sequence[Rule], speed: float | None) -
     if plan.groups < groups:
         typer.echo(f"note: {len(plan.traffic.agents)} agents fill {plan.groups} of {groups} groups", err=True)
     if speed is None and any(isinstance(rule, RateLimit) and rule.per_second for rule in rules):
-        typer.echo("note: per_second counts by the clock: --speed X keeps the pace of the trace's times", err=True)
+        typer.echo(
+            "note: a limit per_second counts seconds of the clock, and this replay is faster than the trace: "
+            "--speed 1 keeps the pace of its times",
+            err=True,
+        )
 
 
 def replay(

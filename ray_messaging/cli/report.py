@@ -117,7 +117,7 @@ def _first_difference(names: Sequence[str], logs: Sequence[EventLog]) -> str:
     except ConfigError as error:  # runs without steps cannot be compared
         return f"<p>{_escaped(str(error))}</p>"
     if found is None:
-        return "<p>Both runs sent the same.</p>"
+        return "<p>Both runs sent the same messages.</p>"
     fields = ("to_id", "step_read", "subtopic", "fate", "rule", "labels", "text")
     sides = [
         ["no such message" if row is None else _told(getattr(row, field)) for field in fields]
@@ -192,8 +192,12 @@ def _escaped(text: str) -> str:
 
 
 def report(
-    log_dir: Annotated[str, typer.Argument(metavar="LOG_DIR", help="A log_dir, or an exp_id that runs.")],
-    other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="Another one, to compare with.")] = None,
+    log_dir: Annotated[
+        str, typer.Argument(metavar="LOG_DIR", help="A log_dir, or the exp_id of a running experiment.")
+    ],
+    other: Annotated[
+        str | None, typer.Argument(metavar="[OTHER]", help="Another log_dir or exp_id, to compare with.")
+    ] = None,
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The new file.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:

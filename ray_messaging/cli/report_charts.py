@@ -69,7 +69,11 @@ def network_chart(log: EventLog) -> str:
     most = max(sizes.values())
     figure, axes = new_figure(10, 7)
     which = "All" if len(found) <= _PAIRS else "The busiest"
-    axes.set_title(f"{which} {len(pairs):,} pairs of sender and recipient; large: hears much", loc="left", fontsize=11)
+    axes.set_title(
+        f"{which} {len(pairs):,} pairs of sender and recipient; a larger circle got more messages",
+        loc="left",
+        fontsize=11,
+    )
     places = nx.spring_layout(graph, seed=_SEED, k=1.5 / len(graph) ** 0.5)
     largest = 300 if len(graph) <= _NAMED else 60
     nx.draw_networkx_edges(graph, places, ax=axes, width=0.4, edge_color="#9ecae1", arrows=False)

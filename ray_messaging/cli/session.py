@@ -48,6 +48,8 @@ def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> "Messa
     """Return a running experiment; raise ConfigError if it does not run.
 
     The error names `otherwise` as a remedy.
+
+    Args: `missing` is a sentence with which the error begins ("": none).
     """
     from ray_messaging.cluster.messaging import Messaging  # noqa: PLC0415 - it brings Ray, which takes a second
     from ray_messaging.cluster.ray_clusters import join_ray  # noqa: PLC0415

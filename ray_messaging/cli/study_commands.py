@@ -25,7 +25,7 @@ def study() -> None:
 @app.command()
 def show(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a study, finished or not.")],
-    level: Annotated[float, typer.Option(help="The level of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(help="The confidence level of the intervals.")] = 0.95,
     as_json: Json = False,
 ) -> None:
     """Show, for each row of parameters, the mean of each outcome with its interval; and the runs that failed."""

@@ -109,9 +109,15 @@ def ui(
     with bound.socket:
         found = _opened(target, model, beside, of_process=of_process)
         if beside is not None and isinstance(found, Messaging):
-            raise ConfigError(f"--beside compares two folders of logs, and {target!r} is a running experiment")
+            raise ConfigError(
+                f"--beside compares two folders of logs, but {target!r} is a running experiment: name its log_dir "
+                "instead"
+            )
         if control and not isinstance(found, Messaging):
-            raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log or study")
+            raise ConfigError(
+                f"--control steers a running experiment, but {target!r} is the folder of a log or study: leave out "
+                "--control"
+            )
         source = LiveSource(found) if isinstance(found, Messaging) else found
         examples = [known.example for known in KNOWN.values()]
         steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
@@ -148,7 +154,9 @@ def _open_folder(folder: str, beside: str | None) -> "RunFacts":
     if not StudyFolder(folder).is_study():
         return FolderFacts(folder, beside=beside)
     if beside is not None:
-        raise ConfigError(f"--beside compares two folders of logs, and {folder!r} is the folder of a study")
+        raise ConfigError(
+            f"--beside compares two folders of logs, but {folder!r} is the folder of a study: leave out --beside"
+        )
     from ray_messaging.inspector.sources.study_facts import StudyFacts  # noqa: PLC0415 - it takes a second
 
     return StudyFacts(folder)

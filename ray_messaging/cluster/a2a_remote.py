@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 4 << 20  # the most bytes of a response
 _CONNECT_S = 10.0
 _PORTS = {"http": 80, "https": 443}  # a URL without a port means these
-_POLL_S = 1.0  # between two questions whether a task has ended
+_POLL_S = 1.0  # seconds between two requests that ask whether a task has ended
 _ERROR_WIDTH = 500
 _CONCURRENCY = 100  # the most messages that an outside agent has at a time from one process
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -130,7 +130,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             async with asyncio.timeout(self._wait_s):
                 answer = await self._talk(message.id, _payload(message), None)
         except TimeoutError as error:
-            raise RemoteFailure(f"{self!r} has not answered within {self._wait_s:g} s") from error
+            raise RemoteFailure(
+                f"{self!r} has not answered within {self._wait_s:g} s: check that it runs, or raise wait_s="
+            ) from error
         except Exception as error:  # The outside agent may send anything.
             raise RemoteFailure(_said(error)) from error
         if message.expects_answer:
@@ -175,7 +177,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
         async def ask_remote(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             return await self._within_limit(message_id, payload, task, wait=me.step == since)
 
-        asks = by_content(ask_remote, sample=None)  # Another run must not get that an answer was late in this one.
+        asks = by_content(ask_remote, sample=None)  # Another run must not be told that an answer was late in this run.
 
         async def ask(message_id: str, payload: object, task: str | None, since: int) -> dict[str, Any]:
             try:
@@ -202,7 +204,12 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             me.stay_active()
 
     async def _within_limit(self, message_id: str, payload: object, task: str | None, *, wait: bool) -> dict[str, Any]:
-        """Return {"answer": payload} or {"error": text} of the outside agent, or {"late": its task}."""
+        """Return {"answer": payload} or {"error": text} of the outside agent.
+
+        Without an answer return {"late": its task}.
+
+        Args: with `wait`, wait for the answer up to the time limit.
+        """
         if message_id not in self._asked:
             self._asked[message_id] = self._own_loop().begin(self._outcome(message_id, payload, task))
         future = self._asked[message_id]
@@ -263,7 +270,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             for interface in card.supported_interfaces:
                 if _origin(interface.url) != _origin(self.url):
                     raise RemoteFailure(
-                        f"its card leads to {interface.url}, another host, which must not get the token"
+                        f"its card leads to {interface.url}, which is on another host, and that host must not get "
+                        "the token"
                     )
             async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
                 yield client

@@ -182,7 +182,10 @@ class AudienceFiles:
     @property
     def _home(self) -> AudienceHome:
         if self._experiment.audiences is None:
-            raise ConfigError(f"experiment {self._experiment.exp_id!r} was started without a folder for audiences")
+            raise ConfigError(
+                f"experiment {self._experiment.exp_id!r} was started without a folder for audiences, so it can have "
+                "none: start it by Messaging.start"
+            )
         return self._experiment.audiences
 
     def _here(self) -> bool:
@@ -219,7 +222,7 @@ class AudienceFiles:
         raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs (speaker, hearer) of exactly this version of an audience.
+        """Return the pairs (sender, hearer) of exactly this version of an audience.
 
         Raises: UnknownName if the version does not exist, FrameError if its files are damaged.
         """

@@ -39,13 +39,14 @@ _REASON = 300  # the most characters of an error of Ray that are shown
 _UNKNOWN = critical(
     "server",
     "not examined, because the interceptor did not give its address",
-    "repair the interceptor, or name the server's address: ray-messaging doctor EXP_ID --redis URL",
+    "fix what the finding about the interceptor says, or name the server: ray-messaging doctor EXP_ID --redis URL",
 )
 
 _NO_HEAD = critical(
     "Ray",
     "its head node does not answer, so only actors that this process knows were asked",
-    "check the head node (its GCS). Actors that run go on, but Ray cannot restart actors that die",
+    "check that Ray's head node runs, and its process gcs_server. Running actors go on, but Ray cannot restart "
+    "actors that die",
 )
 
 _NO_TASK = critical(

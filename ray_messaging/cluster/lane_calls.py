@@ -152,21 +152,31 @@ def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
     try:
         return _read_call(head), frames
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"a call over the group's socket cannot be read: {error}") from error
+        raise FrameError(
+            f"a call over the group's socket cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
 
 
 def parts_of(body: bytes | memoryview) -> list[bytes]:
     """Split a call or an answer into copies of its header and its frames; raise FrameError if the sizes do not fit."""
     if len(body) < _COUNT.size:
-        raise FrameError("a call over the group's socket has no table of sizes")
+        raise FrameError(
+            "a call over the group's socket has no table of the sizes of its parts: do all processes use the same "
+            "version of ray_messaging?"
+        )
     (count,) = _COUNT.unpack_from(body)
     at = _COUNT.size * (1 + count)
     if count < 1 or at > len(body):
-        raise FrameError("a call over the group's socket ends within its table of sizes")
+        raise FrameError(
+            "a call over the group's socket was cut within the table of the sizes of its parts: do all processes "
+            "use the same version of ray_messaging?"
+        )
     sizes = memoryview(body)[_COUNT.size : at].cast("I")
     if at + sum(sizes) != len(body):
         raise FrameError(
-            f"a call over the group's socket has {len(body)} bytes, but {at + sum(sizes)} by its table of sizes"
+            f"a call over the group's socket has {len(body)} bytes, but its parts have {at + sum(sizes)}: do all "
+            "processes use the same version of ray_messaging?"
         )
     parts: list[bytes] = []
     for size in sizes:
@@ -199,7 +209,10 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
     try:
         return decoder.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"the answer of a group's actor cannot be read: {error}") from error
+        raise FrameError(
+            f"the answer of a group's actor cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
 
 
 # -- receipts -----------------------------------------------------------------------------------------------------
@@ -231,7 +244,10 @@ def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
     # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
     broadcast = bool(batches) and (batches[0].unspread or any(fates.pairs is not None for fates in sent))
     if not broadcast and len(sent) != len(batches):
-        raise FrameError(f"a group's actor gave fates of {len(sent)} batches for {len(batches)} batches")
+        raise FrameError(
+            f"a group's actor was sent {len(batches)} batches, but gave receipts of {len(sent)} batches: please "
+            "report this"
+        )
     parts = []
     for fates, batch in zip(sent, repeat(batches[0]) if broadcast else batches, strict=False):
         outcome = Outcome(batch)
@@ -241,7 +257,10 @@ def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
         if fates.pairs is not None:
             _add_pairs(outcome, fates.pairs, batch.topics)
         elif len(outcome) != batch.rows:
-            raise FrameError(f"a group's actor gave {len(outcome)} fates for {batch.rows} messages")
+            raise FrameError(
+                f"a group's actor was sent {batch.rows} messages, but gave receipts of {len(outcome)} messages: "
+                "please report this"
+            )
         elif UNDELIVERABLE in outcome.codes:
             outcome.keep_addresses(batch)
         parts.append((outcome, 0, len(outcome)))
@@ -260,7 +279,9 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
             ids = IdColumn(np.frombuffer(values, "<i8", rows), found, strings)
             outcome.addresses = Addresses(ids, topics, None)  # all broadcasts of a call have the same topic
     except ValueError as error:
-        raise FrameError(f"a group's actor gave fates of pairs that do not fit each other: {error}") from error
+        raise FrameError(
+            f"a group's actor gave receipts of broadcasts that cannot be read ({error}): please report this"
+        ) from error
 
 
 # -- fetched and committed messages -------------------------------------------------------------------------------

@@ -361,7 +361,11 @@ def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
     """End the event log after it has written everything. If it cannot do so, log an error, and return False."""
     done, written = log.close.remote(), False
     if not wait([done], timeout=_LOG_S)[0]:
-        logger.error("the event log was not complete after %g s, and remains incomplete", _LOG_S)
+        logger.error(
+            "the event log was not complete after %g s, so its last rows are missing: `ray-messaging log finish` "
+            "writes them if the server still has them",
+            _LOG_S,
+        )
     else:
         try:
             result(done, actor_name="the event log")

@@ -246,8 +246,8 @@ class Messaging(AbstractContextManager["Messaging"]):
             try:
                 connection = connect(exp_id)
             except UnknownName:
-                # This process leaves the cluster, because the next experiment may run in another one, and must not be
-                # started here.
+                # This process leaves the cluster, because the next experiment may run in another cluster, and must not
+                # start in this one.
                 if not in_cluster:
                     ray.shutdown()
                 raise
@@ -377,7 +377,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def metrics_text(self) -> str:
         """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
 
-        The text has metrics of groups only with `Messaging.start(..., metrics=True)`.
+        Metrics of groups are included only after `Messaging.start(..., metrics=True)`.
 
         Raises: ImportError if prometheus-client is not installed.
         """
@@ -453,7 +453,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._groups.host_of(agent_id)
 
     def agents(self) -> "HostedAgents":
-        """Return a mapping from each agent, also those of `open_messager`, to its group. It has `to_pandas()`."""
+        """Return a mapping from each agent to its group, agents of `open_messager` included. It has `to_pandas()`."""
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
@@ -590,6 +590,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         You must close the messager. An open messager makes the garbage collector of your process run less often, unless
         you have set the collector's thresholds.
 
+        Args: `subtopics` are the subtopics on which the agents listen. `observer` is an `Observer` that is told what
+        the messager does.
         Raises: AlreadyExists if a living actor has the name, or an agent is taken.
         """
         from ray_messaging.cluster.handles.messagers import open_messager

@@ -56,7 +56,7 @@ class Placement:
         return {name: _comparable(option) for name, option in self._options[group].items()}
 
     def warn(self, groups: Collection[str]) -> None:
-        """Log a warning for each group among `groups`, which wait, if no node has the resources that it requests."""
+        """Log a warning for each of the waiting `groups` whose requested resources no node has."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for name in groups:
             wanted = _resources(self._options[name])

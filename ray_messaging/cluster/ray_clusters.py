@@ -237,7 +237,7 @@ def local_clusters(*, with_tokens: bool = False) -> list[str]:
     driver would refuse the calls of that cluster's workers, and its actors would never run.
     """
     found = set()
-    for process in own_processes():  # another user's cluster would only refuse the connection
+    for process in own_processes():  # another user's cluster would refuse the connection
         program, *arguments = process.command
         if program.endswith(b"/raylet") and (not with_tokens or _has_token(process.folder)):
             found |= {given[len(_OPTION) :].decode() for given in arguments if given.startswith(_OPTION)}
@@ -272,7 +272,10 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
 
 
 def _join(address: str, *, as_driver: bool) -> str:
-    """Connect to a cluster; return "", or the reason for a failure."""
+    """Connect to a cluster; return "", or the reason for a failure.
+
+    Args: with `as_driver`, this process prints the output of actors and tasks.
+    """
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=as_driver)
     except (ConnectionError, RuntimeError, RayError) as error:

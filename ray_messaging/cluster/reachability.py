@@ -68,7 +68,7 @@ def place_groups(nodes: Sequence[NodeFacts], owners: Mapping[str, str], deadline
 
     A group is found through the owner of its mailbox.
 
-    Args: The search stops at `deadline`, in monotonic seconds.
+    Args: `deadline` is the time, in monotonic seconds, at which the search stops.
     """
     by_id = {node.node: node for node in nodes}
     for group, owner in owners.items():

@@ -76,7 +76,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class SeatFacts(msgspec.Struct):
-    """What is kept of a seat on the server: a later start of the experiment goes on with it, and links still work."""
+    """Facts about a seat, which the server keeps.
+
+    A later start of the experiment goes on with them, and links still work.
+    """
 
     token: str
     consent: str = ""
@@ -129,7 +132,10 @@ class _Seat:
         self.change()
 
     def lines_after(self, question: SeatQuestion, answer: SeatAnswer, note: str = "") -> list[Line]:
-        """Return the conversation with what was heard and said in a step."""
+        """Return the conversation with what was heard and said in a step.
+
+        Args: `note` is a line that is added at the end ("": none).
+        """
         heard = [Line("heard", question.step, each.text, (each.from_id,)) for each in question.heard]
         said = [Line("said", question.step, each.text, each.to) for each in answer.messages]
         notes = [Line("note", question.step, note)] if note else []

@@ -309,7 +309,7 @@ class SuperstepRunner(RunnerImpl):
         found = await self._carrier.superstep(self._shared, tell if self._ctx.is_streaming() else None)
         for delivery, acts in found:
             if isinstance(acts, Blocked):
-                told = f"a message for executor {delivery.target!r} of {delivery.sources} was blocked: {acts.reason}"
+                told = f"a message from {delivery.sources} to executor {delivery.target!r} was blocked: {acts.reason}"
                 await self._ctx.add_event(WorkflowEvent.warning(told))
                 continue
             for what, told in acts:
@@ -567,6 +567,8 @@ class _Groups(_Carrier):
         """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
 
         The first message also has the data that are needed only once.
+
+        Args: `streaming` says that the workflow was started with stream=True.
         """
         changed, gone = state.news(delivery.target)
         told = message_told(state.values, delivery.message, f"the message for executor {delivery.target!r}")
@@ -615,7 +617,9 @@ class _Groups(_Carrier):
                 receipts = await user.messager.send_messages(outgoing)
                 if opens and any(each.fate in STORED for each in receipts):
                     self._opening = asyncio.create_task(open_step(), name="ray_messaging superstep")
-                    self._opening.add_done_callback(logs_failure(f"step {step} was not opened; its groups ask for it"))
+                    self._opening.add_done_callback(
+                        logs_failure(f"step {step} could not be opened at once; it begins when its groups ask for it")
+                    )
                 return receipts
 
             try:

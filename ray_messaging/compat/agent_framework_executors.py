@@ -187,7 +187,7 @@ async def run_deliveries(
 ) -> list[list[Act]]:
     """Let an executor handle its messages, one by one, until an error; return what it did for each message.
 
-    Args: `tell` is called with the events for which a `Recorder` calls it.
+    Args: `tell` is called with each event at once, up to the executor's first request for information.
     """
     done: list[list[Act]] = []
     for each in deliveries:

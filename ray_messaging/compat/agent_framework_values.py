@@ -127,7 +127,10 @@ class Values:
             return {_TAG: tag, "v": [self.encode(each, f"{place}[{n}]") for n, each in enumerate(value)]}
         if (plain := _PLAIN.get(kind)) is not None:
             if getattr(value, "fold", 0) or not isinstance(getattr(value, "tzinfo", None), timezone | None):
-                raise InvalidPayload(f"{place} is {short_repr(value)}: use a datetime.timezone as tzinfo, and fold=0")
+                raise InvalidPayload(
+                    f"{place} is {short_repr(value)}, which JSON cannot represent exactly: use a datetime.timezone "
+                    "as tzinfo, and fold=0"
+                )
             return {_TAG: plain[0], "v": plain[1](value)}
         return self._encode_object(value, kind, place)
 
@@ -157,7 +160,10 @@ class Values:
     def _encode_type(self, value: Any, place: str) -> Any:
         if (origin := typing.get_origin(value)) is None:
             if value.__module__ != "builtins" and self._known(key_of(value)) is not value:
-                raise InvalidPayload(f"{place} is the type {key_of(value)}: pass it as RayWorkflowRunner(types=[...])")
+                raise InvalidPayload(
+                    f"{place} is the type {key_of(value)}, which the workflow does not know: pass it as "
+                    "RayWorkflowRunner(types=[...])"
+                )
             return {_TAG: "type", "v": key_of(value)}
         name = "union" if origin in (typing.Union, types.UnionType) else self.encode(origin, place)
         return {_TAG: "alias", "t": name, "v": [self.encode(each, place) for each in typing.get_args(value)]}
@@ -167,7 +173,10 @@ class Values:
         with suppress(ValueError):
             if kind.model_validate(told) == value:
                 return self.encode(told, place)  # it may have numbers that JSON lacks
-        raise InvalidPayload(f"{place} is {short_repr(value)}, which is no longer equal when its JSON is read again")
+        raise InvalidPayload(
+            f"{place} is {short_repr(value)}, which becomes another object when its JSON is read again: let "
+            "model_validate accept what model_dump(mode='json') returns"
+        )
 
     def _form(self, kind: type) -> str | None:
         """Return the form in which objects of a class are sent; None: they cannot be sent."""

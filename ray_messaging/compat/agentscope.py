@@ -55,7 +55,7 @@ TESTED: Final = "2.0.11"
 logger = logging.getLogger(__name__)
 
 _LEASE_S, _BEAT_S = 3.0, 1.0
-_LOCK_GLANCE_S = 0.5  # how often a lock is checked whose owner may have died; a release is announced at once
+_LOCK_GLANCE_S = 0.5  # seconds between two checks of a lock whose owner may have died; a release is announced at once
 _WRITES = 1000  # the most entries that one call to the server writes
 _FRAMES = 32  # the most frames that are read from the mailbox at once
 _KINDS = {"q": "queue", "l": "log"}

@@ -195,7 +195,8 @@ class MsgHub:
                     break
                 if backoff.exhausted:
                     raise NoAnswer(
-                        f"no process hosts agent {to_id!r} of hub {self.name!r}: enter the hub there, or delete it",
+                        f"no process hosts agent {to_id!r} of hub {self.name!r}: enter the hub in that agent's "
+                        "process, or delete the agent from this hub",
                         question=receipt.message_id,
                         fate=receipt.fate,
                         **facts,

@@ -120,12 +120,17 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         found = [value for variable, value in copy_context().items() if variable.name.startswith(_REQUEST)]
         trace, _, actor = found[0] if found else (None, None, None)
         if trace in self._given_up:
-            raise RuntimeError(f"agent {agent_id} has begun this step again elsewhere: this attempt is ignored")
+            raise RuntimeError(
+                f"agent {agent_id} has begun this step again in another process, so what it does in this process is "
+                "ignored"
+            )
         if trace and actor == agent_id and self._in_step:
             if self._attempts.get(agent_id, (trace,))[0] != trace:
                 begun, self._mailboxes[agent_id], self._turns[agent_id] = self._attempts.pop(agent_id)
                 self._given_up.add(begun)
-                logger.warning("agent %s begins its step at %s again: its earlier attempt is taken back", actor, self.t)
+                logger.warning(
+                    "agent %s begins its step at %s again: what it did before in this step is undone", actor, self.t
+                )
             if agent_id not in self._attempts:
                 now = self._mailboxes[agent_id].copy(), self._turns[agent_id].model_copy(deep=True)
                 self._attempts[agent_id] = trace, *now
@@ -275,7 +280,9 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         await self._messager.ack()
         async with self._messager.transaction() as tx:
             if tx.state == step:
-                logger.warning("the step at %s was sent before its process died: those messages count, not new ones", t)
+                logger.warning(
+                    "the messages of the step at %s were sent before its process died, so they are not sent again", t
+                )
             else:
                 # These messages are already in the restored state, or belong to another run.
                 await tx.fetch_messages(complete=True)

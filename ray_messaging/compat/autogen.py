@@ -181,6 +181,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         All processes must report this twice. If no message came to a mailbox between the two reports, no message was on
         its way, even if a process has died.
 
+        Args: with `save`, the reports have the states of agents.
         Returns: the last reports.
         """
         backoff, before = Backoff(AT_REST_RETRY), None
@@ -245,7 +246,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         for each in state["messages"]:
             receipt = await messager.send(each["from"], each["to"], each["payload"])
             if receipt.fate not in STORED:
-                raise UndeliverableException(f"the event for {each['to']} is {receipt.fate}: {receipt}")
+                raise UndeliverableException(
+                    f"the saved event for {each['to']} is {receipt.fate}, not delivered: {receipt}"
+                )
             self._unbegun += 1
 
     async def send_message(self, message: Any, recipient: core.AgentId, **given: Any) -> Any:
@@ -291,7 +294,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         delivered = int(IS_STORED[receipts.codes].sum())
         self._unbegun += delivered
         level = logging.WARNING if delivered < len(others) else logging.INFO
-        logger.log(level, "%d of %d messages of topic %s: %r", delivered, len(others), context.topic_id, receipts)
+        logger.log(
+            level, "delivered %d of %d messages of topic %s: %r", delivered, len(others), context.topic_id, receipts
+        )
 
     @property
     def unprocessed_messages_count(self) -> int:
@@ -425,7 +430,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         The agent is made only once, even if several messages to it come together.
         """
         if agent_id.type in self._planned:
-            raise NotAccessibleError(f"agent {agent_id} lives in a Ray actor")
+            raise NotAccessibleError(
+                f"agent {agent_id} lives in a Ray actor, so this process has no object of it: send it a message"
+            )
         if (found := self._instantiated_agents.get(agent_id)) is None:
             async with self._locks.setdefault(agent_id, asyncio.Lock()):
                 found = await super()._get_agent(agent_id)
@@ -472,7 +479,9 @@ class _ActorRuntime(RayAgentRuntime):
         sender, messager = context.sender and str(context.sender), await self._opened()
         receipt = await messager.send(sender, f"{_TOPICS}/{context.topic_id.type}", payload)
         if receipt.fate not in STORED:
-            logger.warning("an event of topic %s is %s: %r", context.topic_id, receipt.fate, receipt)
+            logger.warning(
+                "an event of topic %s was not delivered, it is %s: %r", context.topic_id, receipt.fate, receipt
+            )
 
 
 @lru_cache(100_000)
@@ -486,7 +495,7 @@ def _travels(factory: object) -> bool:
     class Pickler(ray.cloudpickle.CloudPickler):
         def persistent_id(self, given: object) -> None:
             if isinstance(given, (asyncio.Queue, asyncio.Event, asyncio.Lock, asyncio.Condition, asyncio.Future)):
-                raise TypeError(f"{given!r} belongs to this process")
+                raise TypeError(f"{given!r} cannot be sent to another process")
 
     try:
         cast("Any", Pickler)(io.BytesIO()).dump(factory)

@@ -198,7 +198,10 @@ class Channel:
                 read += 1
             for place, error in answers.errors.items():
                 actions[place].fail(error)
-        late = f"platform {self.name!r} gave none within {self._timeout} s, and may have done it: look at its process"
+        late = (
+            f"platform {self.name!r} gave no result within {self._timeout} s. It may have carried out the action: "
+            "look at its process"
+        )
         for action in actions:
             action.fail(action.no_result(late, self.name))
 
@@ -258,7 +261,11 @@ class Channel:
         found = await self._server.fetch_messages(limit=self._window, timeout=None, commit="acked")
         for message in found:
             if not message.expects_answer:
-                logger.warning("message %s to platform %r is no action: it expects no answer", message.id, self.name)
+                logger.warning(
+                    "message %s to platform %r is ignored: it is not an action, because it expects no answer",
+                    message.id,
+                    self.name,
+                )
             elif problem := self._problem(message.payload):
                 self._results.put((message, {"result": {"success": False, "error": problem}}))
             else:
@@ -365,7 +372,10 @@ T = TypeVar("T")
 
 
 class _Gathered(Generic[T]):
-    """Items that one task sends, in order. Items that come while others are being sent are then sent together."""
+    """Items that one task sends, in order.
+
+    Items that come while others are being sent are sent together after these.
+    """
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]]) -> None:
         self._send = send

@@ -42,6 +42,7 @@ class CannotStart(Exception):
 def take_lock(path: Path, *, create: bool) -> int:
     """Lock a directory; return the file descriptor of the lock.
 
+    Args: with `create`, a lock file is made if there is none.
     Raises: BlockingIOError if another process has the lock.
     """
     name = path / LOCK_NAME

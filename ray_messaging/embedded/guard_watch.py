@@ -60,7 +60,10 @@ class GuardWatch:
         self._successor: Path | None = None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """After the owner's death, wait `grace_s` for a successor's file `path`, while the process `host_pid` lives."""
+        """Wait for a successor after the owner's death: for `grace_s` seconds, while the process `host_pid` lives.
+
+        The successor shows itself by the file `path`.
+        """
         self._host = operating_system.pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
         self._successor = path

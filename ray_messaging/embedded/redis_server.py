@@ -193,7 +193,7 @@ class EmbeddedServer:
         path = Path(self._kept_dir or self._temporary_dir())
         try:
             if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):
-                raise PermissionError(f"{path} is not ours")
+                raise PermissionError(f"{path} is a link, or belongs to another user")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
             # The file is incomplete, because the process that wrote it was killed, or the disk was full.
             if found is None:
@@ -229,7 +229,10 @@ class EmbeddedServer:
         return config
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
-        """Start a guard and its server. Return the event that describes a failure, or None if both have started."""
+        """Start a guard and its server. Return the event that describes a failure, or None if both have started.
+
+        Args: with `take_over`, the guard takes over a server that runs in the directory.
+        """
         if (former := self._guard) is not None:
             former.stop(None)
         self._started = {}  # other processes may have got these process ids since
@@ -271,6 +274,8 @@ class EmbeddedServer:
         """Return the order for the guard.
 
         It goes through a pipe, because a list of processes would show the password.
+
+        Args: with `take_over`, the guard takes over a server that runs in the directory.
         """
         return {
             "binary": find_binary(),

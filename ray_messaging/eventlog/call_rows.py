@@ -119,9 +119,10 @@ def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Da
     parts: list[ds.Dataset] = [ds.dataset(calls_table(entries))]
     if files:
         parts.append(ds.dataset(files, _SCHEMA, _FORMAT, folder.filesystem))
-    stored = ds.UnionDataset(_SCHEMA, parts)
-    named = stored.count_rows(filter=ds.field("agent_name").is_valid())
-    return stored, {"agent": "coalesce(agent_name, agent::varchar)"} if named else {}
+    # Each file is read by itself, so that an error names the file.
+    names = [parts[0].to_table(["agent_name"]), *(_read(folder, file, columns=["agent_name"]) for file in files)]
+    named = any(table["agent_name"].null_count < len(table) for table in names)
+    return ds.UnionDataset(_SCHEMA, parts), {"agent": "coalesce(agent_name, agent::varchar)"} if named else {}
 
 
 def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
@@ -173,11 +174,11 @@ def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Ta
         yield row | ({} if row["agent_name"] is None else {"agent": row["agent_name"]})
 
 
-def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:
-    """Return the rows of a file, or only the rows of one step."""
+def _read(folder: Folder, file: str, step: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a file, or only the rows of one step, with some columns (None: with all)."""
     try:
         stored = ds.dataset(file, _SCHEMA, _FORMAT, folder.filesystem)
-        return stored.to_table(filter=None if step is None else ds.field("step") == step)
+        return stored.to_table(columns, filter=None if step is None else ds.field("step") == step)
     except (OSError, pa.ArrowInvalid) as error:
         raise folder.damaged(file, error) from error
 

@@ -33,7 +33,7 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
     facts = {_STEP: b"%d" % step, _FORMAT: b"%d" % FORMAT}
     table = pa.table([*map(pa.array, columns, _SCHEMA.types)], schema=_SCHEMA.with_metadata(facts))
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=["key", "kind"])
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["key", "kind"], write_page_checksum=True)
     folder.write_file(_file(step), sink.getvalue())
 
 
@@ -52,10 +52,10 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
             path=f"{folder.where}/{name}",
         )
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         if table.schema.metadata.get(_STEP) != b"%d" % step:
             raise ValueError(f"the file is not the checkpoint after step {step}")  # noqa: TRY301 - one way out
-    except (pa.ArrowInvalid, ValueError, AttributeError) as error:
+    except (OSError, pa.ArrowInvalid, ValueError, AttributeError) as error:
         where = f"{folder.where}/{name}"
         raise LogError(
             f"the checkpoint {where} is damaged or was cut short ({error}): copy it again if it is a copy, or move "

@@ -1,6 +1,6 @@
 """Data that groups collect in steps: values recorded with `collect=`, and calls made with `me.remember`.
 
-The data are in files beside the event log, and the newest data only on the server. The files of a kind are
+The data are in files beside the event log, and the newest data are only on the server. The files of a kind are
 `_{kind}/{born}/{first step}-{last step}.parquet`; `folder.py` describes the names on object stores. Each file begins
 with the step after the last step of the file before it, and is complete or absent. `born` is the time at which the
 server began to count the steps. A server that has lost its data counts from 0 again, and its files go to a new folder.

@@ -13,7 +13,7 @@ from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.call_rows import summed_calls
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.folder_records import has_ended, read_account, unended
+from ray_messaging.eventlog.folder_records import absent_rows, has_ended, read_account, unended
 from ray_messaging.eventlog.log_schema import NUMBERS
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.causes import DEPTH, MOST, Why
@@ -36,10 +36,13 @@ class FolderSource:
 
     live = False
     unended: str | None = None  # advice if no end of the run is recorded; None: the run has ended
+    absent: str  # which rows are missing because a file is gone; "" if none
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
-        if self._folder.segments():
+        segments = self._folder.segments()
+        self.absent = absent_rows(self._folder, segments, View(self._folder, segments).end)
+        if segments:
             self.unended = unended(self._folder)
             return
         missing = "; ".join(read_account(self._folder).missing)
@@ -96,13 +99,13 @@ class EventLog:
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
         If no end of the run is recorded, a warning is logged: either the run is still going on, or it was killed and
-        rows may be missing.
+        rows may be missing. If a file of the log is gone, another warning says which rows are missing.
 
         Raises: LogError if the folder contains no event log, or cannot be read.
         """
         source = FolderSource(log_dir)
-        if source.unended:
-            logger.warning("%s", source.unended)
+        for lacking in filter(None, (source.unended, source.absent)):
+            logger.warning("%s", lacking)
         return cls(source)
 
     @property
@@ -180,11 +183,11 @@ class EventLog:
         prices of this run. `agent` is int64, or str if any id is a str. Tokens and cost include failed tries, and are
         null if nothing was reported.
 
-        `source` is "model" if the function was called, "kept" if the result is from an earlier attempt at the step,
-        "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is "failed" if the
-        call has used tokens, but has no result. It is "unused" if the call was made ahead of its step, but the step did
-        not need it. `by_content` is False if the arguments could not be encoded. Then a call is identified only by its
-        function and by its number among the agent's calls.
+        `source` is "model" if the function was called, "kept" if the result was stored when the same step ran before,
+        and failed, "parent" if it is from the run that was forked, and "store" if it is from `Calls(store=)`. It is
+        "failed" if the call has used tokens, but has no result. It is "unused" if the call was made ahead of its step,
+        but the step did not need it. `by_content` is False if the arguments could not be encoded. Then a call is
+        identified only by its function and by its number among the agent's calls.
 
         Args:
             by: One or several of the columns agent, step, model, function and source. The result then has one row for
@@ -227,7 +230,10 @@ class EventLog:
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:
-        """Return the messages between two agents, in both directions, by time; None is the user."""
+        """Return the messages between two agents, in both directions, by time; None is the user.
+
+        Args: `text` and the fields are as for `query`.
+        """
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
@@ -235,6 +241,8 @@ class EventLog:
 
         The rows have the columns of `query`. Each generation of answers is in order of time. The table is empty if no
         message has the id.
+
+        Args: `text` is as for `query`.
         """
         return self._table("thread", message_id=message_id, text=text)
 
@@ -325,7 +333,7 @@ class EventLog:
         checked only as a whole.
 
         Raises: Unbalanced if a send has no fate, two fates or repeated rows; the error has these sends. Unbalanced is
-        also raised if the log says that the server has lost rows.
+        also raised if the log says that the server has lost rows, or if a file of the log is gone.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
@@ -337,6 +345,8 @@ class EventLog:
         step. Messages from outside that a rule blocked or rewrote are left out. The digest is final once all groups
         have ended the step. A step that did not run has the same digest as a step without messages. To tell them apart,
         use `messaging.steps.digest`. See docs/steps.md.
+
+        Raises: LogError if a file of the log is gone.
         """
         return bytes(self._source.ask("digest", step=step))
 
@@ -344,6 +354,8 @@ class EventLog:
         """Return the digest of all steps up to `step`.
 
         Two runs give the same result if each of these steps has the same digest in both runs.
+
+        Raises: LogError if a file of the log is gone.
         """
         return bytes(self._source.ask("history_digest", step=step))
 
@@ -364,7 +376,11 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, in JSON's types. `reading.counting.stats` lists them."""
+        """Return statistics of the matching rows, as a dict of JSON's types with times in unix seconds.
+
+        These are the number of rows, the first and last times of sending, the rows by fate, by rule, by writer, by
+        reader, by group and over time, and the size of the files.
+        """
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 
@@ -391,7 +407,8 @@ class EventLog:
 
         The log is read up to the row that is the last one now. There is at least one table, which may be empty.
 
-        Args: with `expand` a table may have more than `rows` rows, because each broadcast becomes one row per hearer.
+        Args: `text`, `expand` and the fields are as for `query`. With `expand` a table may have more than `rows` rows,
+        because each broadcast becomes one row per hearer.
         """
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)

@@ -25,7 +25,7 @@ from ray_messaging.eventlog.log_uri import IN_URL
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 if TYPE_CHECKING:  # the import would load pyarrow, which interceptors do not need
-    from ray_messaging.eventlog.folder import Folder
+    from ray_messaging.eventlog.folder import Folder, Segment
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ class RunStart(msgspec.Struct, frozen=True):
 
     `ended` is None while the run goes on. If the run was killed, `ended` stays None until `ray-messaging log finish`
     has completed the log. If the run has exactly one embedded server, `data` is the folder in which that server stores
-    its data. Otherwise `data` is None.
+    its data. Otherwise `data` is None. `rows` is the number of rows in the log at the recorded end. It is None before
+    the end, and in records of version 1.0.0.
     """
 
     run: str
@@ -58,6 +59,7 @@ class RunStart(msgspec.Struct, frozen=True):
     ended: str | None = None
     killed: bool = False
     data: str | None = None
+    rows: int | None = None
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -140,8 +142,10 @@ def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) 
     return None if before.model is None or before.model.get("run") == model["run"] else before.model
 
 
-def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
-    """Add the end of a run's start, and the groups that took part, to the run's record.
+def note_end(
+    folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False, rows: int | None = None
+) -> None:
+    """Add the end of a run's start, the groups that took part, and the log's number of rows to the run's record.
 
     If there is no record, do nothing.
 
@@ -149,7 +153,7 @@ def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool
     """
     if (before := read_run(folder)) is not None:
         ended = [
-            msgspec.structs.replace(start, ended=utc_now(), killed=killed) if start.run == run else start
+            msgspec.structs.replace(start, ended=utc_now(), killed=killed, rows=rows) if start.run == run else start
             for start in before.starts
         ]
         write_run(folder, msgspec.structs.replace(before, starts=ended, groups=before.groups | groups))
@@ -185,6 +189,27 @@ def unended(folder: "Folder") -> str | None:
         f"the run in {folder.where} that began at {start.began} has no recorded end: it is still running, or it was "
         f"killed; if it was killed, the rows of its last messages are missing here; {where}"
     )
+
+
+def absent_rows(folder: "Folder", segments: "Sequence[Segment]", end: int) -> str:
+    """Return a text that says which rows are in no file, because a file of the log is gone; "" if there are none.
+
+    Args: `end` is the position after the last row that is there.
+
+    Raises: the same errors as `read_run`.
+    """
+    begin = 0
+    for segment in segments:
+        if segment.first_row > begin:
+            return _absent(begin, segment.first_row, f"the file before {segment.path}")
+        begin = segment.first_row + segment.rows
+    record = read_run(folder)
+    rows = None if record is None or not record.starts else record.starts[-1].rows
+    return _absent(end, rows, f"the last file in {folder.where}") if rows is not None and rows > end else ""
+
+
+def _absent(begin: int, end: int, file: str) -> str:
+    return f"the rows at the positions from {begin:,} to {end - 1:,} are missing, because {file} is gone: put it back"
 
 
 def run_facts(folder: "Folder") -> dict[str, Any] | None:

@@ -254,7 +254,7 @@ def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa
     If `columns` are given, the table has only these, as far as the file has them.
     """
     try:
-        file = pq.ParquetFile(path, filesystem=parent.filesystem)
+        file = pq.ParquetFile(path, filesystem=parent.filesystem, page_checksum_verification=True)
         there = set(file.schema_arrow.names)
         return file.read(None if columns is None else [name for name in columns if name in there])
     except (OSError, pa.ArrowInvalid) as error:

@@ -113,7 +113,7 @@ def head_of(exp_id: str) -> dict[bytes, str]:
 
 
 def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema, or a file's metadata
-    """Return the text that begins the channels of rows with typed payloads; b"" if there are none.
+    """Return the metadata with the text that begins the channels of rows with typed payloads; {} if there is none.
 
     A channel that is stored as null consists of this text, the recipient's id, ":" and the subtopic.
     """

@@ -90,7 +90,7 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 def series_file(table: pa.Table) -> pa.Buffer:
     """Return the content of a Parquet file for a table from `series_table`."""
     sink = pa.BufferOutputStream()
-    pq.write_table(with_exact_integers(table), sink, compression="zstd")
+    pq.write_table(with_exact_integers(table), sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()
 
 
@@ -102,6 +102,6 @@ def read_series(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
 
 def _read(folder: Folder, file: str) -> pa.Table:
     try:
-        return pq.read_table(file, filesystem=folder.filesystem, partitioning=None)
+        return pq.read_table(file, filesystem=folder.filesystem, partitioning=None, page_checksum_verification=True)
     except (OSError, pa.ArrowInvalid) as error:
         raise folder.damaged(file, error) from error

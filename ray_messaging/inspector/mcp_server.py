@@ -160,7 +160,7 @@ class RunAnswers:
         self._sql = Lock()  # one query at a time, because a query may use 2 GB of memory
 
     def list_runs(self, limit: Limit = 200, offset: Offset = 0) -> dict[str, Any]:
-        """List the runs: name, whether the run has ended, its experiment, first start, and the run that it forked."""
+        """List the runs: name, whether the run has ended, its experiment, first start, and the parent of a fork."""
         runs = self._folders.found()
         rows = [self._listed(run, folder) for run, folder in islice(runs.items(), offset, offset + limit)]
         names = ("run", "state", "experiment", "began", "fork_of")
@@ -215,7 +215,7 @@ class RunAnswers:
         query: Annotated[str, Field(description="One SELECT, in DuckDB's SQL, over the tables messages and calls.")],
         limit: Limit = 100,
     ) -> dict[str, Any]:
-        """Answer a SELECT over the messages and remembered calls of a run. It can only read this run.
+        """Answer a SELECT over the messages and remembered calls of a run. It can read nothing but this run.
 
         Count and group in the query where you can: at most 1,000 rows are returned.
         """

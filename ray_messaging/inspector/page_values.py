@@ -110,7 +110,10 @@ class SocietyInStep:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The messages in which two runs differ. `first` describes the first such message, `lines` count them by step."""
+    """The messages in which two runs differ.
+
+    `first` describes the first such message; `lines` counts these messages by step.
+    """
 
     first: str
     lines: Series
@@ -129,9 +132,10 @@ class CallSums:
 
 @dataclass(frozen=True, slots=True)
 class SlowAgent:
-    """An agent whose calls took the longest in a step: `seconds` in all, `longer` more than the next agent's.
+    """An agent whose calls took longer than those of all other agents in a step.
 
-    `hears` is how many agents it wrote to in that step, and `named` has some of them.
+    Its calls took `seconds` in sum, which is `longer` seconds more than those of the next agent. `hears` is how many
+    agents it wrote to in that step, and `named` has some of them.
     """
 
     step: int
@@ -166,7 +170,10 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallAtWork:
-    """An agent whose calls are under way now. `hears` is None if all agents wait for it."""
+    """An agent whose calls are under way now.
+
+    `hears` is how many agents wait for it (None: all agents do), and `named` has some of them.
+    """
 
     agent: str
     step: int

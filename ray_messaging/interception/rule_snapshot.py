@@ -66,7 +66,10 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
         try:
             return tuple(map(_build, self.rules or ()))
         except (RuleError, InvalidAddress) as error:
-            raise FrameError(f"the rules of the interceptor's snapshot cannot be built: {error}") from error
+            raise FrameError(
+                f"the rules that the interceptor sent cannot be used ({error}): do all processes use the same "
+                "version of ray_messaging?"
+            ) from error
 
 
 def _entries(rule: BlackListSnapshot | AllowGraphSnapshot) -> int:
@@ -119,7 +122,10 @@ def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
     try:
         return _request.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"a request for a rule snapshot cannot be read: {error}") from error
+        raise FrameError(
+            f"a request for the interceptor's rules cannot be read ({error}): do all processes use the same version "
+            "of ray_messaging?"
+        ) from error
 
 
 def decode_snapshot(data: bytes) -> RuleSnapshot:
@@ -127,9 +133,18 @@ def decode_snapshot(data: bytes) -> RuleSnapshot:
     try:
         snapshot = _snapshot.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"the interceptor's rule snapshot cannot be read: {error}") from error
+        raise FrameError(
+            f"the rules that the interceptor sent cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
     if snapshot.number and not MIN_SNAPSHOT_NUMBER <= snapshot.number < 2**62:
-        raise FrameError(f"the interceptor's rule snapshot cannot be read: the number {snapshot.number} is not valid")
+        raise FrameError(
+            f"the rules that the interceptor sent cannot be read, because their number {snapshot.number} is not "
+            "valid: do all processes use the same version of ray_messaging?"
+        )
     if snapshot.entries > MAX_ENTRIES:
-        raise FrameError(f"the interceptor's rule snapshot has {snapshot.entries} entries, the limit is {MAX_ENTRIES}")
+        raise FrameError(
+            f"the rules that the interceptor sent have {snapshot.entries} entries, but the limit is {MAX_ENTRIES}: "
+            "do all processes use the same version of ray_messaging?"
+        )
     return snapshot

@@ -62,7 +62,10 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
         for each in self.rewritten:
             if b"\n" in each.line:
-                raise FrameError("the interceptor's answer is damaged: it rewrites a payload in several lines")
+                raise FrameError(
+                    "the interceptor's answer is damaged, because it rewrites a payload in several lines: please "
+                    "report this"
+                )
             found.rewritten.update(dict.fromkeys(_numbers(each.rows, count), (each.rule, each.line)))
         for each_label in self.labelled:
             found.labels[each_label.label] = set(_numbers(each_label.rows, count))
@@ -106,7 +109,10 @@ class BatchVerdict(msgspec.Struct, array_like=True):
         )
 
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
-        """Encode these verdicts as a `VerdictReply`."""
+        """Encode these verdicts as a `VerdictReply`.
+
+        Args: `wants_payload` and `snapshot` are the fields of the reply.
+        """
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))
         groups, changes = _rows_of(self.blocked), _rows_of(self.rewritten)
@@ -136,11 +142,15 @@ def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
 
 def _numbers(rows: bytes, count: int) -> list[int]:
     if len(rows) % 4:
-        raise FrameError(f"the interceptor's answer is damaged: row numbers of 4 bytes each take {len(rows)} bytes")
+        raise FrameError(
+            f"the interceptor's answer is damaged, because row numbers of 4 bytes each cannot take {len(rows)} "
+            "bytes: please report this"
+        )
     numbers = np.frombuffer(rows, "<u4")
     if len(numbers) and int(numbers.max()) >= count:
         raise FrameError(
-            f"the interceptor's answer names row {int(numbers.max())}, but the batch has only {count} rows"
+            f"the interceptor's answer is damaged, because it names row {int(numbers.max())}, but the batch has only "
+            f"{count} rows: please report this"
         )
     found: list[int] = numbers.tolist()
     return found
@@ -159,9 +169,18 @@ def decode_verdicts(data: bytes) -> VerdictReply:
     try:
         verdicts = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"the interceptor's answer cannot be read: {error}") from error
+        raise FrameError(
+            f"the interceptor's answer cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: its epoch {verdicts.epoch} is not valid")
+        raise FrameError(
+            f"the interceptor's answer cannot be read, because its epoch {verdicts.epoch} is not valid: do all "
+            "processes use the same version of ray_messaging?"
+        )
     if not 0 <= verdicts.snapshot < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: its snapshot {verdicts.snapshot} is not valid")
+        raise FrameError(
+            f"the interceptor's answer cannot be read, because its number of rules {verdicts.snapshot} is not valid: "
+            "do all processes use the same version of ray_messaging?"
+        )
     return verdicts

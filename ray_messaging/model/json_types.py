@@ -94,7 +94,8 @@ class JsonTypes:
             if node is True:
                 return Any
             raise ConfigError(
-                f"the schema of {where} is {node!r}, which senders cannot check: write it as a JSON object"
+                f"the schema of {where} is {node!r}, which senders cannot check: write a schema, such as {{'type': "
+                "'string'}"
             )
         if unknown := [key for key in node if key not in _KNOWN]:
             raise ConfigError(f"the schema of {where} has {unknown[0]!r}, which senders cannot check: leave it out")
@@ -116,7 +117,10 @@ class JsonTypes:
     def _of_reference(self, reference: object, where: str) -> Any:  # noqa: ANN401 - as above
         name = self._name(reference)
         if name in self._open:
-            raise ConfigError(f"the schema of {where} contains itself ({name}), which senders cannot check")
+            raise ConfigError(
+                f"the schema of {where} contains itself ({name}), and senders cannot check such a schema: give the "
+                "inner field the schema {}, which allows all values"
+            )
         self._open.append(name)
         try:
             return self.type_of(self._defs[name], where)
@@ -126,7 +130,10 @@ class JsonTypes:
     @staticmethod
     def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - as above
         if not all(value is None or type(value) in (str, int) for value in values):
-            raise ConfigError(f"the schema of {where} lists the values {values!r}: senders check only strs and ints")
+            raise ConfigError(
+                f"the schema of {where} lists the values {values!r}: senders can check only strs, ints and None, so "
+                "leave the other values out, or give a type instead"
+            )
         return Literal[tuple(values)]
 
     def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - as above
@@ -174,7 +181,7 @@ def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a typ
     except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"senders cannot check this schema: {error}") from error
+        raise ConfigError(f"senders cannot check this schema: {error}. Leave this part out") from error
 
 
 def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema

@@ -185,7 +185,10 @@ class DeliveryLeases:
         return over, late
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge all rows of a lease (None) or some of them; return whether all its rows are acknowledged now."""
+        """Acknowledge `some` rows of a lease, or all of them if `some` is None.
+
+        Return whether all its rows are acknowledged now.
+        """
         lease = self._leases.get(token[:2])
         if lease is None:
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)

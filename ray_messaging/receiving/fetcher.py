@@ -92,7 +92,10 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the transaction's changes of the mailbox, or None if it has neither changed nor sent anything."""
+        """Return the transaction's changes of the mailbox, or None if it has neither changed nor sent anything.
+
+        Args: `sends` says that the transaction sends messages.
+        """
         assert self._commits is not None
         assert self._before is not None
         flight, changed = self._commits.in_flight, state != self.state

@@ -182,7 +182,11 @@ class Inbox:
         return slices
 
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
-        """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken."""
+        """Return up to which row (exclusive) the rows of a piece may be taken, or -1 if no row may be taken.
+
+        Args: `known` says that the rows were acknowledged earlier, so that no agent gets them, and they are not held
+        back.
+        """
         if self.paused:
             self._arrived.clear()
             return -1

@@ -86,13 +86,12 @@ class LeaseWatch:
 
 
 async def outlast(transport: "RedisTransport", mailbox: str, held: HeldMailbox, is_dead: IsDead | None) -> str:
-    """Wait until another owner's lease of a mailbox has ended. Return the lease, or "" if the lease was removed.
+    """Make sure that another owner's lease of a mailbox has ended. Return the lease, or "" if the lease was removed.
 
-    If `is_dead` says that the owner is dead, do not wait. If the lease has ended by the server's clock, wait until it
-    has ended by our clock too, because the server's clock may have been changed. If the lease has not ended by the
-    server's clock, raise AlreadyExists at once.
+    If `is_dead` says that the owner is dead, return at once. If the lease has ended by the server's clock, wait until
+    it has ended by our clock too, because the server's clock may have been changed.
 
-    Raises: AlreadyExists if the owner lives.
+    Raises: AlreadyExists if the lease has not ended by the server's clock, or if its owner renews it meanwhile.
     """
     if is_dead is not None and await is_dead(held.owner):
         return held.lease

@@ -182,7 +182,10 @@ class Reader:
                 await asyncio.sleep(0)
 
     async def _put(self, frames: Sequence[tuple[str, bytes]], *, full: bool) -> int:
-        """Put the frames of a read into the inbox; return the number of messages of the largest frame."""
+        """Put the frames of a read into the inbox; return the number of messages of the largest frame.
+
+        Args: `full` says that the read has returned as many frames as it may, so that the mailbox may have more.
+        """
         inbox, most, turned_at = self._inbox, 0, time.monotonic()
         for entry, frame in frames:
             try:

@@ -272,7 +272,10 @@ READERS: dict[str, Reader] = {
 
 
 def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
-    """Raise RowError if the first line is not an edge."""
+    """Raise RowError if the first line is not an edge.
+
+    Args: `at_tabs` says that lines are split at tabs, and not at white space.
+    """
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
         raise RowError("the line has the names of columns")

@@ -186,9 +186,9 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
 
 
 def parse_time(raw: Any) -> float:  # noqa: ANN401 - a cell of a trace
-    """Return a time as a float.
+    """Return a time as a float: a number unchanged, and a date in ISO-8601 in unix seconds.
 
-    A number is returned unchanged, a date in ISO-8601 (UTC without an offset) in unix seconds.
+    A date without an offset is in UTC.
 
     Raises: RowError if the time is neither of these, or if a float cannot represent it exactly.
     """

@@ -243,6 +243,7 @@ class Worker:
 
         Only one message is in flight at any time.
 
+        Args: `first` says that this worker sends the first message.
         Raises: MessagingError if a message is blocked or does not arrive.
         """
         channel, found = self._messager.get_agent_chat_channel(other), []

@@ -407,6 +407,11 @@ class Accumulator:
         pending = self._pending
         return bool(pending) and pending[0] is not self._open and not isinstance(pending[0], TransactionBatch)
 
+    @property
+    def open_rows(self) -> int:
+        """Return how many messages the open batch has if it is the next batch, otherwise 0."""
+        return len(self._open) if self._pending and self._pending[0] is self._open else 0
+
     def take(self) -> PendingBatch | None:
         """Return the next batch, or None if no batch waits. Later messages go into another batch."""
         if not self._pending:

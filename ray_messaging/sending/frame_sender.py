@@ -54,6 +54,9 @@ _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
 # only exceed their timeout.
 _SLOW_S = 0.5
+# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time that its bytes take.
+# A nearer server replies before a further call would be worth its fixed cost.
+_FAR_S, _BYTE_S, _TRIPS = 0.004, 5e-9, 32
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
@@ -100,6 +103,11 @@ class FrameSender(Destination):
         self.replied: Callable[[], None] = lambda: None
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
+        # How long the latest calls took, in s, without the time of their bytes. `far_s` is the least of these times if the
+        # server is far, otherwise 0.
+        self._trips = deque[float](maxlen=_TRIPS)
+        self.far_s = 0.0
+        self.called_at = 0.0  # the loop time of the last call that `send` has left under way
         self._some_refused = False  # whether the first frame of some queue may have been refused
         self.directory = directory
         self._keep_s = keep_s
@@ -270,7 +278,7 @@ class FrameSender(Destination):
 
     def _call_ahead(self) -> None:
         while self.has_room and (ready := self.next_call()):
-            began = asyncio.get_running_loop().time()
+            began = self.called_at = asyncio.get_running_loop().time()
             reply = asyncio.create_task(self._call(ready, ready[0].verdict_epoch), name="ray_messaging send")
             reply.add_done_callback(self._has_replied)
             nbytes = sum(frame.nbytes for frame in ready)
@@ -354,8 +362,12 @@ class FrameSender(Destination):
         reply = await self.transport.send(
             SendRequest(self.sender, self.epoch, self.router.routes.version, verdict_epoch, frames, conclusion)
         )
+        took_s = time.perf_counter() - began
+        self._trips.append(took_s - _BYTE_S * sum(frame.nbytes for frame in frames))
+        least_s = min(self._trips)
+        self.far_s = least_s if least_s >= _FAR_S else 0.0
         if self.observer is not None:
-            self.observer.call_made(len(frames), time.perf_counter() - began)
+            self.observer.call_made(len(frames), took_s)
         return reply
 
     async def _process(self, calls: Sequence[tuple[list[OutboundFrame], SendReply]], *, alone: bool = True) -> None:
@@ -489,7 +501,7 @@ class FrameSender(Destination):
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that would not fit even into its empty mailbox."""
+        """Build the error for a frame that its mailbox could not hold even if the mailbox were empty."""
         record = self.directory.records.get(frame.mailbox)
         # `MailboxRecord.frame_bytes` is a quarter of the mailbox's limit.
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)

@@ -1,5 +1,6 @@
 """A batch that is being sent. It has the state of each row, from the verdict to the receipt."""
 
+import asyncio
 import time
 from collections import Counter
 from typing import Protocol
@@ -36,13 +37,16 @@ class InFlightBatch:
     `pending` has the futures of the receipts, the trace, and the hearers of broadcasts. `batch` is the batch as it was
     accepted, which the rules judge. `outgoing` is the batch that is written, with labels and rewritten payloads. If
     rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
-    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox.
+    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox. With a `wave`, so
+    many callers of single messages get their receipts at once, and other tasks can run before the next callers get
+    theirs.
     """
 
     __slots__ = (
         "_open",
         "_owner",
         "_told",
+        "_wave",
         "_weights",
         "batch",
         "copies",
@@ -56,7 +60,7 @@ class InFlightBatch:
         "rewritten",
     )
 
-    def __init__(self, pending: PendingBatch, batch: Batch, owner: BatchOwner) -> None:
+    def __init__(self, pending: PendingBatch, batch: Batch, owner: BatchOwner, wave: int = 0) -> None:
         self.batch = self.outgoing = batch
         self.outcome = Outcome(batch)
         self.errors: dict[int, MessagingError] = {}
@@ -67,6 +71,7 @@ class InFlightBatch:
         self.left = batch.rows
         self.pending = pending
         self._owner = owner
+        self._wave = wave
         self._open: NDArray[np.bool_] | None = None  # whether each row is open; None: all rows are open, or none is
         self._told = False
         self._weights: RowWeights | None = None
@@ -214,12 +219,20 @@ class InFlightBatch:
         self.outcome.done_at = time.time()
         all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)
         if all_rows and pending.all_single:
-            set_receipts(pending.singles, self.outcome)  # type: ignore[arg-type]  # no future is None here
+            self._tell_singles(0)
         else:
             self._tell_some(rows)
         if not self.left:
             self._told = True
             self._owner.batch_done(self)
+
+    def _tell_singles(self, first: int) -> None:
+        """Set the receipts of all rows from row `first` on, each of which was sent alone and has a fate."""
+        singles = self.pending.singles
+        end = first + (self._wave or len(singles))
+        set_receipts(singles[first:end], self.outcome, first)  # type: ignore[arg-type]  # no future is None here
+        if end < len(singles):
+            asyncio.get_running_loop().call_soon(self._tell_singles, end)
 
     def _tell_some(self, rows: Rows | None) -> None:
         codes, singles = self.outcome.codes, self.pending.singles

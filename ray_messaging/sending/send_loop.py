@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# With a far server, the open batch is sent while calls are under way, once it has _WAVE messages, and an eighth of all
+# messages that have no receipt yet. A smaller batch is sent a quarter of a round trip after the last call. A call takes
+# processor time of its own, as much as some 100 messages that are sent one by one.
+_WAVE, _WAVES, _PAUSES = 200, 8, 4
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
 
@@ -34,7 +38,9 @@ class SendLoop:
     """A task that takes one batch after the other, gets the verdicts on it, and writes it.
 
     While a call is under way, the open batch collects messages. Closed batches, such as those of large sends, collect
-    no more messages, so they are written while earlier calls are under way.
+    no more messages, so they are written while earlier calls are under way. If the server is far, the open batch is
+    written too while calls are under way. So callers who wait for receipts do not all wait for the same reply, and some
+    of them send their next messages while the messages of the others are on their way.
     """
 
     def __init__(
@@ -133,11 +139,26 @@ class SendLoop:
     def _take(self) -> tuple[PendingBatch | None, bool]:
         """Return the next batch if it may be written now, otherwise None; and whether to leave calls under way.
 
-        Calls are left under way if the next batch is closed, or if earlier calls are under way.
+        Calls are left under way if the next batch is closed, if earlier calls are under way, or if the server is far.
         """
-        closed, under_way = self._source.has_closed, bool(self._frames.calls)
-        may_write = self._frames.has_room if closed else not under_way
-        return (self._source.take() if may_write else None), closed or under_way
+        source, frames = self._source, self._frames
+        closed, under_way = source.has_closed, bool(frames.calls)
+        follows = closed or (under_way and (at := self._follow_at) is not None and at <= self._loop.time())
+        may_write = frames.has_room if follows else not under_way
+        return (source.take() if may_write else None), closed or under_way or frames.far_s > 0
+
+    @property
+    def _follow_at(self) -> float | None:
+        """Return the loop time from which the open batch may be sent while calls are under way; None: never."""
+        far_s, rows = self._frames.far_s, self._source.open_rows
+        if not far_s or not rows:
+            return None
+        return self._frames.called_at + (0 if rows >= self._wave else far_s / _PAUSES)
+
+    @property
+    def _wave(self) -> int:
+        """Return how many messages are enough to be sent while calls are under way, or 0 if the server is near."""
+        return max(_WAVE, self._source.rows // _WAVES) if self._frames.far_s else 0
 
     async def _send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now. With `ahead`, leave the calls under way."""
@@ -150,8 +171,9 @@ class SendLoop:
             await self._judge_again()
 
     async def _sleep(self) -> None:
-        """Wait for a batch, or until frames for a full mailbox are to be sent again."""
-        retry_at = self._frames.retry_at
+        """Wait for a batch, until the open batch may be written, or until frames for a full mailbox are sent again."""
+        frames = self._frames
+        retry_at = self._follow_at if frames.calls and frames.has_room else frames.retry_at
         try:
             if retry_at is None:
                 await self._wake.wait()
@@ -173,7 +195,7 @@ class SendLoop:
         if self._observer is not None and batch.rows:
             self._observer.batch_taken(batch.rows, max(0.0, time.time() - batch.sent_time(0)))
         pending.trace.taken(batch)
-        return InFlightBatch(pending, batch, self._source)
+        return InFlightBatch(pending, batch, self._source, self._wave)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
         """Claim the first epoch, which is part of the messages' ids, and then begin to send a batch."""

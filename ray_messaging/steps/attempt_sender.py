@@ -168,16 +168,24 @@ class AttemptSender:
         """
         if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
             raise ConfigError(
-                "step.move needs Steps(wait_for='all'): in the next step, all groups read the new positions"
+                "step.move needs Steps(wait_for='all'), because all groups read the new positions in the next step"
             )
         await self.moved.check(moves, step, self._engine.directory)
         for write in moves.writes(step):
             reply = await self.boxes.send([write], FOREIGN)
             if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                raise self._aborted(step, f"the server did not accept its moves ({reply.fates[0].name})")
+                raise self._aborted(
+                    step,
+                    f"the server did not accept its new positions of agents ({reply.fates[0].name}). The group's "
+                    "next driver runs the step again",
+                )
 
     def _closing(self, step: Step, rows: int, *, changed: bool) -> tuple[Closing, StepCounts]:
-        """Return the facts with which a step is closed, and its counts."""
+        """Return the facts with which a step is closed, and its counts.
+
+        Args: `rows` is the number of rows that the step has written to boxes. `changed` says that the group's state has
+        changed.
+        """
         sent = [(each.outgoing, each.outcome) for each in self._ended]
         counts = self._account.of_step(step.number, sent)
         blocked = encode_blocked((batch, outcome.blocks) for batch, outcome in sent)
@@ -369,7 +377,10 @@ def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted |
             group=group,
             hearers=refused.deaf,
         )
-    why = f"the server has {refused.rows:,} of its messages, but {closing.rows:,} had been acknowledged"
+    why = (
+        f"the server had acknowledged {closing.rows:,} of its messages, but now has only {refused.rows:,}. The "
+        "group's next driver runs the step again"
+    )
     return StepAborted(
         f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group
     )

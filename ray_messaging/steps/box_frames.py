@@ -118,7 +118,7 @@ class GroupBoxes:
         return found
 
     async def _toward(self, broadcasts: Batch, box: OpenBox, record: MailboxRecord) -> FoldedBatch:
-        """Return broadcasts in which the hearers are agents that the group has in this step, and for which it reads.
+        """Return broadcasts with only those hearers that the group has in this step, and for which it reads this box.
 
         Raises: FrameError if the audience's pairs are damaged; UnknownName if the audience's version does not exist.
         """

@@ -210,7 +210,8 @@ class CallGate:
     async def enter(self, step: int = 0, text: str = "") -> None:
         """Wait until a call may begin. The caller must call `leave` when the call has ended.
 
-        Args: of the calls that wait, those of the lowest `step` begin first, in the order of their texts.
+        Args: `step` and `text` give the call its place among those that wait. Calls of the lowest step begin first, and
+        the calls of one step in the order of their texts.
         Raises: BudgetSpent if the budget is spent.
         """
         waiter: Future[None] = Future()

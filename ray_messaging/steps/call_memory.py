@@ -181,7 +181,7 @@ class CallMemory:
 
     def _end_pause(self) -> None:
         self._pause, self._idle = None, True
-        if self._new:  # such a result came just before, or in a long round of the callers' event loop
+        if self._new:  # some results came just before this, or in a long round of the callers' event loop
             self._idle = False
             self._begin()
 

@@ -52,7 +52,9 @@ class StepMoves:
     def add(self, audience: str, ids: IdColumn, points: object) -> None:
         """Add new positions; raise InvalidColumns if ids and points do not fit together, or an id is a str."""
         if ids.kinds is not None:
-            raise InvalidColumns("agents with positions must have int ids, but some of these ids are strs")
+            raise InvalidColumns(
+                "agents with positions must have int ids, but some of these ids are strs: leave these agents out"
+            )
         checked = checked_points(points, len(ids))
         if len(ids):
             self._moves.setdefault(audience, []).append(NewPositions(ids.values, checked))
@@ -84,7 +86,10 @@ def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
             ids, points = np.frombuffer(frame.ids, "<i8"), np.frombuffer(frame.points, "<f8")
             found.setdefault(frame.audience, []).append(NewPositions(ids, points.reshape(len(ids), frame.dimensions)))
         except (msgspec.MsgspecError, ValueError) as error:
-            raise FrameError(f"the moves of a step cannot be read: {error}") from error
+            raise FrameError(
+                f"the new positions of agents cannot be read ({error}): do all processes use the same version of "
+                "ray_messaging?"
+            ) from error
     return {name: _merged(name, parts) for name, parts in sorted(found.items())}
 
 

@@ -507,7 +507,8 @@ class StepSends:
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
         return UnknownSender(
-            f"from_id {from_id!r} is not an agent of this group: in a step, a group sends only for its own agents",
+            f"from_id {from_id!r} is not an agent of this group, and in a step a group sends only for its own "
+            "agents: let the group of that agent send",
             value=from_id,
         )
 

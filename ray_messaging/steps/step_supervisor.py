@@ -121,7 +121,7 @@ class StepSupervisor:
             if not isinstance(closed, Committed):
                 raise StepAborted(
                     f"step {number} is not closed: the server has acknowledged {closing.rows:,} messages that rules "
-                    f"sent in this step, but now has only {closed.rows:,} of them",
+                    f"sent in this step, but now has only {closed.rows:,} of them. The rules judge the step again",
                     step=number,
                     group=SUPERVISOR,
                 )
@@ -185,7 +185,8 @@ class StepSupervisor:
         if reply.status is not SendStatus.OK or lost:
             number = self._boxes.step
             raise StepAborted(
-                f"the server did not accept what the rules changed in step {number} ({reply.status.name}, {lost})",
+                f"the server did not accept what the rules changed in step {number} ({reply.status.name}, {lost}). "
+                "The rules judge the step again",
                 step=number,
                 group=SUPERVISOR,
             )

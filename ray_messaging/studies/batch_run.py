@@ -65,7 +65,8 @@ def batch_run(
 
     Args:
         model: The model, as for `run`, which may take parameters by name.
-        parameters: The rows of parameters: a dict of lists, each combination of which is a row; a list of dicts; or a
+        parameters: The rows of parameters: a dict that has a list of values for each parameter, so that each
+            combination of values is a row; a list of dicts; or a
             DataFrame.
         agents: As for `run`, or a function of parameters that returns it.
         until: The first step that is not run, or a function of parameters that returns it. With `max_steps`, a

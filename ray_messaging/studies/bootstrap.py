@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 def mean_interval(values: Sequence[float], *, level: float, resamples: int = RESAMPLES) -> Interval:
     """Return the mean of values with its bootstrap interval. `level` is the interval's level, such as 0.95.
 
-    Equal values give equal intervals.
+    The same values always give the same interval.
 
     The bounds are percentiles of the means of resamples. For few values the usual percentiles would give an interval
     that is too narrow. So the percentiles are moved outwards, by as much as Student's distribution is wider than the

@@ -74,7 +74,7 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
 
 
 def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
-    """Return the list of a parameter's values. A value that is not a list is the only one."""
+    """Return the list of a parameter's values. A single value that is not a list becomes a list of one."""
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         return [values]
     found = [*values]

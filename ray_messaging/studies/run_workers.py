@@ -282,7 +282,8 @@ def serve_runs(descriptor: int, begin: int) -> None:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     pipe = Connection(descriptor)
     server = LocalServer()  # one server for all runs, because starting a server takes as long as a short run
-    # Not in a thread beside the start of the server: libraries with circular imports fail if two threads import them.
+    # The import is not made in a thread while the server starts, because libraries with circular imports fail if two
+    # threads import them.
     import ray_messaging.studies.one_run  # noqa: F401, PLC0415 - imports what only workers need
 
     gc.enable()

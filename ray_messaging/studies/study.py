@@ -178,7 +178,7 @@ class Study:
         for key, runs in by_row.items():
             row = runs[0].row
             partner = {**row, **values}
-            if partner == row:
+            if _row_key(partner) == key:
                 continue
             if (theirs := by_row.get(_row_key(partner))) is None:
                 raise ConfigError(
@@ -246,8 +246,8 @@ class Study:
             by: The name of a parameter. The figure has a line for each of its values.
             level: The level of the bootstrap interval.
 
-        Raises: ConfigError for an unknown name, or if values are not numbers; ImportError, which says how to install
-        matplotlib, if it is not installed.
+        Raises: ConfigError for an unknown name, if values are not numbers, or if a parameter has a bool and an equal
+        number, such as False and 0; ImportError, which says how to install matplotlib, if it is not installed.
         """
         intervals, counts = self._curves(x, y, by, level)
         pooled = [name for name in self.parameters if name not in (x, by) and len(self._levels(name)) > 1]
@@ -264,6 +264,14 @@ class Study:
                 raise ConfigError(
                     f"{name!r} is not a parameter of the study, which has {_names(self.parameters)}; x may be 'step', "
                     "too"
+                )
+        for name in {*self.parameters} & {x, by}:
+            levels = self._levels(name)
+            if len({*map(_hashable, levels)}) < len({(type(each) is bool, _hashable(each)) for each in levels}):
+                raise ConfigError(
+                    f"the parameter {name!r} has a bool and a number that are equal in Python, as 0 and False are, so "
+                    f"that they would be drawn as one value: {', '.join(map(repr, levels[:20]))}. Use a text in place "
+                    "of the bool, such as 'none'"
                 )
         points: dict[Any, dict[Any, list[float]]] = {}
         for run, at, value in self._values(y, over_steps=x == STEP):
@@ -305,18 +313,23 @@ class Study:
         return found
 
     def _levels(self, name: str) -> list[Any]:
-        return [*{_hashable(run.row[name]): run.row[name] for run in self._runs}.values()]
+        # Values that are equal, such as 1, 1.0 and True, look different in a table, and are different levels.
+        return [*{repr(run.row[name]): run.row[name] for run in self._runs}.values()]
 
     def _base(self, base: Mapping[str, Any]) -> Row:
         if not isinstance(base, Mapping) or not base:
             raise ConfigError(f"base={short_repr(base)} must be a dict of parameters, as {{'rule': 'none'}}")
+        found = {}
         for name, value in base.items():
             if name not in self.parameters:
                 raise ConfigError(f"base= has {name!r}, not a parameter: the study has {_names(self.parameters)}")
-            if value not in (levels := self._levels(name)):
+            levels, plain = self._levels(name), plain_value(value)
+            if not (equal := [level for level in levels if level == plain]):
                 raise ConfigError(f"no run has {name}={value!r}: the study has {', '.join(map(repr, levels[:20]))}")
-        # The study's own value is returned, because 1, 1.0 and True are equal, but look different in a table.
-        return {name: next(v for v in self._levels(name) if v == plain_value(value)) for name, value in base.items()}
+            # The study's own value is returned, such as 1 for 1.0. If the study has several that are equal, such as
+            # 0 and False, the one of the same type is returned.
+            found[name] = next((level for level in equal if type(level) is type(plain)), equal[0])
+        return found
 
     def _numbers(self) -> list[str]:
         texts = {name for run in self._runs for name, value in run.outcomes.items() if isinstance(value, str)}

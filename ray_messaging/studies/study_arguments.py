@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
-from ray_messaging.cluster.run.model_source import held_by, name_of, source_of
+from ray_messaging.cluster.run.model_source import changed_values, name_of, source_of, values_used
 from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
@@ -182,7 +182,8 @@ def record_of(
 
     A later call compares its own record with this one, to check whether the folder has the same study.
     """
-    sources = {what: source_of(function) for what, (function, _) in template.functions().items()}
+    functions_of = {what: function for what, (function, _) in template.functions().items()}
+    sources = {what: source_of(function) for what, function in functions_of.items()}
     given = {name: value for name, value in template.given.items() if name not in sources}
     rules = given.pop("rules", None)
     # If an argument was not given, its digest is "". If it was given, but has no digest, None is stored.
@@ -190,13 +191,9 @@ def record_of(
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
     collect = template.options["collect"]
-    functions_by_name = {what: function for what, (function, _) in template.functions().items()}
     if (function := function_of(collect)[0]) is not None:
         sources["collect"] = source_of(function)
-        functions_by_name["collect"] = function
-    functions_by_name |= {each.name: each.of for each in aggregates_of(collect) if callable(each.of)}
-    for what, function in functions_by_name.items():
-        inputs |= {f"{name} of {what}": digest for name, digest in held_by(function).items()}
+        functions_of["collect"] = function
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -208,6 +205,7 @@ def record_of(
         "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
         "options": options | {"collect": [*map(_told, aggregates_of(collect)), *_rows_of(collect)]},
         "sources": sources,
+        "values": {what: values_used(each) for what, each in functions_of.items()},
         "inputs": inputs,
     }
 
@@ -240,11 +238,11 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
                 f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}), so "
                 f"its runs so far were made with other code. {advice[0].upper()}{advice[1:]}"
             )
+    _check_values(files, record, before, advice)
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)
         if now != then and None not in (now, then):
-            said = f"the value {name}=" if " of " in name else f"{name}="
-            raise ConfigError(f"{said} differs from that of the study in {files.where!r}: {advice}")
+            raise ConfigError(f"{name}= differs from that of the study in {files.where!r}: {advice}")
     planned, there = {run.key for run in design}, [*files.runs(before).values()]
     _check_currency(files, there, currency)
     others = [run for run in there if run.key not in planned]
@@ -253,6 +251,17 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
             f"the folder {files.where!r} has {len(others):,} runs that are not in this design, such as replicate "
             f"{others[0].replicate} of {others[0].row}: a study may get more runs, but not fewer; {advice}"
         )
+
+
+def _check_values(files: StudyFolder, record: Mapping[str, Any], before: Mapping[str, Any], advice: str) -> None:
+    """Raise ConfigError if a value that a function uses, such as an argument of a partial, has changed."""
+    known = before.get("values", {})  # version 1.0.0 recorded no values
+    for name in record["values"].keys() & known.keys():
+        if changed := changed_values(record["values"][name], known[name]):
+            raise ConfigError(
+                f"{changed[0]}, which {name}= uses, differs from that of the study in {files.where!r}, so its runs so "
+                f"far were made with another value: {advice}"
+            )
 
 
 def _check_currency(files: StudyFolder, there: Sequence[StoredRun], currency: str) -> None:

@@ -36,7 +36,8 @@ def carry_out_all(
 ) -> None:
     """Make the runs that have no result yet, and write all runs to the study's final files.
 
-    Args: `made` makes the workers.
+    Args: `made` makes the workers. `workers` is the number of runs at a time (None: one for each core). With
+    `progress`, the progress is shown.
     """
     there = files.runs(record)
     left = [run for run in design if run.key not in there or there[run.key].died]

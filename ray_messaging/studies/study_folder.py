@@ -29,7 +29,8 @@ LOGS = "logs"  # the subfolder for the event logs of the runs, each in a folder 
 RUNS, SERIES, TIMES = "runs.parquet", "series.parquet", "seconds.parquet"
 _PART = re.compile(r"(runs|series)-(\d{8,})\.parquet")
 _OF_SERIES = re.compile(r"series(-\d{8,})?\.parquet")
-_KEYS = b"ray_messaging.runs"  # the metadata key, in a file of series, of the runs' keys, one for each row group
+# In the metadata of a file of series: the key under which the keys of the runs are, one for each row group.
+_KEYS = b"ray_messaging.runs"
 
 
 class StoredRun(NamedTuple):
@@ -246,7 +247,7 @@ class StudyFolder:
             except FileNotFoundError:
                 return None
             with stream:
-                file = pq.ParquetFile(stream)
+                file = pq.ParquetFile(stream, page_checksum_verification=True)
                 table = file.read_row_group(group) if group < file.num_row_groups else None
         return table if table is not None and {*table[KEY].to_pylist()} <= {key} else None
 
@@ -276,7 +277,7 @@ class StudyFolder:
 
     def _columns(self, name: str) -> dict[str, list[Any]]:
         with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
-            return exact_values(pq.read_table(stream))
+            return exact_values(pq.read_table(stream, page_checksum_verification=True))
 
     def _schema(self, name: str) -> pa.Schema:
         with self._reading(name), self.folder.filesystem.open_input_file(self._path(name)) as stream:
@@ -290,7 +291,7 @@ class StudyFolder:
 
     def _write(self, name: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
+        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         self.folder.write_file(name, sink.getvalue())
 
     def _write_series(
@@ -303,7 +304,7 @@ class StudyFolder:
         filesystem = self.folder.filesystem
         with (
             filesystem.open_output_stream(temporary) as stream,
-            pq.ParquetWriter(stream, whole, compression="zstd") as writer,
+            pq.ParquetWriter(stream, whole, compression="zstd", write_page_checksum=True) as writer,
         ):
             for place, key in enumerate(keys):
                 table = fitted(read(place), schema)

@@ -116,7 +116,10 @@ async def _live(
     *,
     anew: bool,
 ) -> None:
-    """Run one group, and add what its agents did to `steps`."""
+    """Run one group, and add what its agents did to `steps`.
+
+    Args: with `anew`, `model` is called before each step, as after a restart.
+    """
     society = None
     for number, attempts in enumerate(steps):
         for attempt in attempts:

@@ -160,7 +160,9 @@ class BoxReader:
             more = len(found)
 
     async def covers(self, news: News) -> list[Cover]:
-        """Return the covers of the box, which list the committed attempts at earlier steps, whose messages are read.
+        """Return the covers of the box.
+
+        They list the attempts at earlier steps that were committed, and so are to be read.
 
         Args: `news` say that the box's step is open, so that no covers will be added. A beginning of the box that was
         read before these news may lack covers, so only a beginning that came with these news is used.
@@ -201,7 +203,7 @@ class BoxReader:
             found = counted(self._frames, covers)
         if found is None:
             raise FrameError(
-                f"box {self._box!r} lacks rows that a closed step has sent: its server lost data. Start the experiment "
-                "anew"
+                f"messages of mailbox and step {self._box!r} are missing on the server, which had confirmed them: "
+                "was it flushed, or restored from older data? Start the experiment anew"
             )
         return found

@@ -1,6 +1,6 @@
 """Dead letters: frames of an experiment that will not be delivered.
 
-They are in a stream, and their counts in a hash.
+They are in a stream, and their counts are in a hash.
 """
 
 import secrets

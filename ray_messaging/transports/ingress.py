@@ -198,7 +198,7 @@ class RedisIngress:
     def _ask(self) -> None:
         """Send further commands.
 
-        Only few may be unconfirmed, because the server disconnects clients that read too slowly.
+        Only a few commands may be unconfirmed at a time, because the server disconnects clients that read too slowly.
         """
         while self._connection is not None and self._commands and self._asked <= _CHUNK:
             command = next(self._commands[0], None)

@@ -172,7 +172,10 @@ class LocalSteps(RedisSteps):
         return Committed(step, step, await self.open(group, attempt, step + 1) if go_on else None)
 
     async def open_box(self, box: str, count: int) -> BoxStart:
-        """Return the frames of a box, without covers, which the answer that opened the box's step already had."""
+        """Return the frames of a box.
+
+        The covers are left out, because the answer that opened the box's step had them.
+        """
         return BoxStart((), self._boxes.get(box, ()))
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:

@@ -116,12 +116,15 @@ class Mailbox:
 
     @property
     def waits_for_its_name(self) -> bool:
-        """Whether the mailbox belongs to a closed messager whose name may be used again. Always False for a group."""
+        """Return whether the mailbox belongs to a closed messager whose name may be used again.
+
+        A group's mailbox never does.
+        """
         return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether the mailbox has the answers of a survey, which are read but never acknowledged."""
+        """Return whether the mailbox has the answers of a survey, which are read but never acknowledged."""
         return is_survey_mailbox(self.name)
 
 

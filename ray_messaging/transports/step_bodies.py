@@ -153,9 +153,9 @@ class StepBodies:
         if missing and await self.dropped() < step:
             shard = next(iter(missing.values()))
             raise BodyLost(
-                f"messages in {box!r} are missing on shard {shard} at {self.links[shard].where}, which had confirmed "
-                "them: was the shard flushed, restored from older data, or killed before it had written them to its "
-                "disk (with appendfsync always none are lost)? Start the experiment anew",
+                f"messages of mailbox and step {box!r} are missing on shard {shard} at {self.links[shard].where}, "
+                "which had confirmed them: was the shard flushed, restored from older data, or killed before it had "
+                "written them to its disk (with appendfsync always none are lost)? Start the experiment anew",
                 box=box,
                 shard=shard,
             )

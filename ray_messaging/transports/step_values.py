@@ -54,7 +54,7 @@ class StepSettings(NamedTuple):
     @classmethod
     def of(cls, steps: "Steps") -> "StepSettings":
         """Return the settings that a user gave, with defaults for the others."""
-        # If agents wait for their neighbours alone, only their calls begin earlier. A group still waits for all groups.
+        # With "neighbours", calls of agents begin earlier, but a group still waits for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)
         return cls(steps.seed, wait_for, groups=steps.groups or 0, digest=steps.digest)
 
@@ -361,8 +361,8 @@ def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFram
 def overtaken(group: str, attempt: int) -> Fenced:
     """Build the error for a driver whose group a later driver has taken over."""
     return Fenced(
-        f"a later driver has group {group!r}, or this driver, attempt {attempt}, gave the group up, so nothing of the "
-        "open step counts: end this task",
+        f"this driver (number {attempt}) of group {group!r} was replaced by a later one, or gave the group up, so "
+        "nothing that it does in the open step counts: end this task",
         name=group,
         epoch=attempt,
     )

@@ -91,7 +91,8 @@ class RedisSteps:
         self._steps = keys.steps()
         self.news = StepNewsReader(link, keys.news)
         self._told = BlockingReads(link)
-        self.openings = StepNewsReader(link, keys.openings, selected=True)  # of the news, those of `go_on`
+        # Reads only the news by which `go_on` opens a step.
+        self.openings = StepNewsReader(link, keys.openings, selected=True)
         self.bodies = bodies
 
     def close_readers(self) -> None:
@@ -120,7 +121,7 @@ class RedisSteps:
         A group's first step is one whose previous step no group has opened yet. The SUPERVISOR's first step is the open
         step, or the next step if no step is open.
 
-        Args: `again` lets a group join again that has left with its driver.
+        Args: With `again`, a group that has left with its driver may join again.
         Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
         """
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
@@ -544,8 +545,8 @@ def _not_ours(has: int, group: str, attempt: int) -> Fenced:
     if has == 0:
         return overtaken(group, attempt)
     return Fenced(
-        f"the server has no record of attempt {attempt} of group {group!r}, because it was flushed, or restored from "
-        "older data: end this task, and begin anew",
+        f"the server does not know this driver (number {attempt}) of group {group!r}, because the server was "
+        "flushed, or restored from older data: end this task, and begin anew",
         name=group,
         epoch=attempt,
     )

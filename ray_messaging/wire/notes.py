@@ -74,11 +74,20 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
         packed = [*(why.rows for why in note.why), *(before.rows for before in note.before)]
         named = [np.frombuffer(part, "<u4") for part in packed]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FrameError(f"a note for the event log cannot be read: {error}") from error
+        raise FrameError(
+            f"the server's note for the event log cannot be read ({error}): do all processes use the same version of "
+            "ray_messaging?"
+        ) from error
     if len(note.places) not in {0, 4 * rows}:
-        raise FrameError("a note for the event log does not have one place for each row")
+        raise FrameError(
+            "the server's note for the event log is damaged, because it does not have one place for each row of its "
+            "frame: please report this"
+        )
     if not 0 <= note.fate < len(FATES) or any(len(part) and int(part.max()) >= rows for part in named):
-        raise FrameError("a note for the event log names rows that are not there")
+        raise FrameError(
+            "the server's note for the event log is damaged, because it names rows that its frame does not have: "
+            "please report this"
+        )
     return note
 
 
@@ -118,7 +127,7 @@ def encode_service_note(note: ServiceNote) -> bytes:
 
 
 def decode_service_note(data: bytes) -> ServiceNote:
-    """Decode a note. Return an empty note for bytes that cannot be decoded, which another program has written."""
+    """Decode a note. Return an empty note for bytes that another program has written and that cannot be decoded."""
     try:
         return _decode_service_note(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):

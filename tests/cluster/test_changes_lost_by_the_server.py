@@ -51,7 +51,7 @@ def test_an_epoch_and_a_ban_lost_by_the_server_are_written_anew(start, own_serve
     forget(own_server, change)
     [finding] = noticed(messaging)
     assert finding.level == "warning"
-    assert "written to it anew" in finding.value
+    assert "and the interceptor wrote them again" in finding.value
     assert fates(west.send_columns([1, 3], [11, 11], numbered(2, 2))) == ["blocked", "delivered"]
     kill(messaging.interceptor)
     assert control(messaging, "black_set") == {(1, 11), (2, 12), (9, 19)}

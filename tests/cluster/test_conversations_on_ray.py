@@ -107,7 +107,7 @@ async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(m
         assert [found.failed.tolist() for found in (many, by_user)] == [[0], [0]]
         assert {letter.reason for letter in messaging.dead_letters} == {"its handler failed: ValueError: no model"}
         [finding] = [each for each in messaging.health().of("mailbox 'east'") if "failed on" in each.value]
-        assert finding.value == "the handler of its service has failed on 3 messages"
+        assert finding.value == "the handler of `serve` has failed on 3 messages"
         with redis.Redis(messaging.redis.server, messaging.redis.port, password=messaging.redis.password) as client:
             client.publish(f"exps:{messaging.exp_id}:agents:11:agent-chat", b'{"n": 1}')
         lost = "a message of a foreign client is lost: its handler failed: ValueError: no model"
@@ -129,7 +129,7 @@ async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at
     later = await told(west.aio.ask(1, 11, {"n": 2}, timeout=LONG_S))
     assert "nobody serves 'east': its service has ended (ValueError: no model)" in str(later)
     [finding] = [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
-    assert "its service has ended (ValueError: no model), 2 messages wait" in finding.value
+    assert "`serve` has ended (ValueError: no model), so 2 messages wait" in finding.value
     seen = asyncio.Queue()
 
     async def handler(message):

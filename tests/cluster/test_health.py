@@ -164,7 +164,7 @@ def test_hanging_and_dead_actors_are_found(doomed, hanging, run):
     assert "create the group again" in found["group 'all'"].remedy
     ray.kill(messaging.interceptor)
     found = problems(messaging.health())
-    assert "nothing is judged" in found["interceptor"].remedy
+    assert "no message can be sent" in found["interceptor"].remedy
     assert found["interceptor"].level == "critical"
     told = run(messaging.exp_id)
     assert told.exit_code == 1

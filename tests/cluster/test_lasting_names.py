@@ -57,7 +57,7 @@ async def test_many_closed_names_cause_a_finding_with_a_working_remedy(messaging
             await messager.close()
         [finding] = messaging.health().of("kept names")
         assert finding.level == "warning"
-        assert "20 for closed messagers" in finding.value
+        assert "the mailboxes of 20 closed messagers" in finding.value
         exec(finding.remedy.partition(";")[0], {"messaging": messaging})
         [finding] = messaging.health().of("kept names")
         assert finding.level == "ok"

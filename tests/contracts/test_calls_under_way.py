@@ -13,6 +13,7 @@ from support.sending_faults import know_the_directory
 
 from ray_messaging import MessagingError
 from ray_messaging.errors import OutcomeUnknown
+from ray_messaging.sending import frame_sender, send_loop
 
 LANES, SENDS = 8, 12
 RECEIVERS = (101, 102, 103)
@@ -73,6 +74,27 @@ async def test_single_messages_gather_while_a_call_is_under_way(pair):
     await asyncio.gather(*sends, *singles)
     assert gate.most == 1
     assert [message.payload["n"] for message in await fetch_all(receiver, 5)] == [*range(5)]
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """Have each server count as far, and a few messages as enough for a call."""
+    monkeypatch.setattr(frame_sender, "_FAR_S", 0.0)
+    monkeypatch.setattr(frame_sender, "_BYTE_S", 0.0)
+    monkeypatch.setattr(send_loop, "_WAVE", 3)
+
+
+async def test_single_messages_to_a_far_server_do_not_wait_for_calls_under_way(far, pair):
+    sender, receiver = pair
+    gate, channel = Gate(sender), sender.get_agent_chat_channel(1)
+    gate.open.clear()
+    singles = []
+    for under_way, numbers in ((1, [0]), (2, [1, 2, 3]), (3, [4, 5, 6, 7]), (4, [8])):
+        singles += [asyncio.create_task(sender.send_message(channel, {"n": n}, 7)) for n in numbers]
+        await until(lambda most=under_way: asyncio.sleep(0, gate.under_way == most))
+    gate.open.set()
+    assert [(await single).fate for single in singles] == ["delivered"] * 9
+    assert [message.payload["n"] for message in await fetch_all(receiver, 9)] == [*range(9)]
 
 
 async def test_a_transaction_waits_for_all_calls_under_way(messagers):
@@ -239,7 +261,9 @@ class Traffic:
 
 @pytest.mark.one_server("the faults lie before the server")
 @pytest.mark.parametrize("seed", seeds(16, 32, 200))
-async def test_random_faults_of_calls(messagers, seed, caplog):
+async def test_random_faults_of_calls(messagers, seed, caplog, request):
+    if seed % 4 > 1:
+        request.getfixturevalue("far")
     small = random.Random(seed).choice((5, 20, 10_000))
     receivers = [await messagers(host=[to], mailbox_messages=small) for to in RECEIVERS]
     sender = await messagers()
@@ -265,7 +289,9 @@ async def test_random_faults_of_calls(messagers, seed, caplog):
 
 @pytest.mark.one_server("it cuts the link to one server")
 @pytest.mark.parametrize("seed", seeds(6, 12, 40))
-async def test_random_cuts_of_the_connection(server, opener, seed, caplog):
+async def test_random_cuts_of_the_connection(server, opener, seed, caplog, request):
+    if seed % 2:
+        request.getfixturevalue("far")
     receivers = [await opener(server, host=[to]) for to in RECEIVERS]
     with Proxy(server, seed) as proxy:
         sender = await opener(proxy.config)

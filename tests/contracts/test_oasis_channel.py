@@ -160,7 +160,9 @@ async def test_a_successor_of_a_killed_platform_does_the_rest_and_nothing_twice(
     assert [agent for agent, _ in successor.done] == [*range(2, 20)]
     for n, error in enumerate(results[:2]):
         assert isinstance(error, NoAnswer)
-        assert str(error).startswith(f"action 'create_post' of agent {n} has no result: platform 'platform' gave none")
+        assert str(error).startswith(
+            f"action 'create_post' of agent {n} has no result: platform 'platform' gave no result"
+        )
 
 
 async def test_rules_judge_actions_and_results(channels, exp_id):

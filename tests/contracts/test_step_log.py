@@ -299,7 +299,7 @@ async def test_two_logs_differ_first_where_an_agent_sent_something_else(valkey_c
     assert (less.diff(log).mine, less.diff(log).theirs.from_id) == (None, 3)
 
     folders = {name: str(tmp_path / name) for name in ("log", "same", "other", "less")}
-    assert ended("log", "diff", folders["log"], folders["same"]) == (0, "Both runs sent the same.\n")
+    assert ended("log", "diff", folders["log"], folders["same"]) == (0, "Both runs sent the same messages.\n")
     code, told = ended("log", "diff", folders["log"], folders["other"])
     assert code == 1
     assert "differ first in step 2, in message 2-0-1 of agent 1" in told

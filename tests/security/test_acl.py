@@ -99,7 +99,7 @@ def test_a_health_check_needs_only_the_documented_rights_and_names_all_that_lack
         for facts in (ask_server(config, exp_id), ask_server(config, space=exp_id)):
             said = [finding.value for finding in check_server(facts) if finding.what == "server rights"]
             assert (facts.error, sorted(facts.lacking)) == ("", lacking)
-            assert said == ([f"the user lacks {' '.join(facts.lacking)}"] if lacking else [])
+            assert said == ([f"the server's user lacks the rights {' '.join(facts.lacking)}"] if lacking else [])
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,8 @@ class CallerAdmission:
         """
         caller = self._callers.get(caller_id) or _Caller(oldest)
         self._callers.put(caller_id, caller)
-        # All later calls are remembered as long as one call takes, so only the first of them are looked at.
+        # Calls are forgotten only after some time, so a caller may have many. They are ascending, so only the first are
+        # looked at.
         while caller.calls and next(iter(caller.calls)) < oldest:
             caller.calls.popitem(last=False)
         if number not in caller.calls:
@@ -197,7 +198,10 @@ class CallerAdmission:
                     caller.next = number + 1
                     caller.turn.notify_all()
         if number not in caller.calls:
-            raise OutcomeUnknown("this send was repeated, and whether its first try succeeded is no longer known")
+            raise OutcomeUnknown(
+                "this send was repeated, and whether its first try succeeded is no longer known: check whether the "
+                "messages arrived, or send them again"
+            )
         # The work goes on if this coroutine is cancelled, because a repeated call may wait for the same outcome.
         return await asyncio.shield(caller.calls[number])
 
@@ -227,7 +231,7 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
             yield f"handle {one.holder}: {again}{f'; it holds {now}' if one.messages else ''}", remedy
         elif one.messages and one.seconds > loan_s / 2:
             after = "which the next fetch gets" if one.seconds > loan_s else f"which come again after {loan_s:g} s"
-            yield f"handle {one.holder} holds {now}, {after}", remedy
+            yield f"handle {one.holder} holds messages, {now}, {after}", remedy
 
 
 class GroupHost:

@@ -118,7 +118,11 @@ class InterceptorActor:
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
     async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
-        """Answer a request for verdicts that was made by a Ray call instead of over the verdict lane."""
+        """Answer a request for verdicts that was made by a Ray call instead of over the verdict lane.
+
+        Args: `patient` says that the request is about deferred rows, and that the answer may wait for verdicts.
+        `exp_id` is the messager's experiment.
+        """
         self._check_ours(exp_id)
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer

@@ -180,7 +180,8 @@ class LogHost:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
             await self._writer.retire()
-            await self._note(partial(folder_records.note_end, killed=killed), self._experiment.run, groups)
+            note = partial(folder_records.note_end, killed=killed, rows=self._writer.rows)
+            await self._note(note, self._experiment.run, groups)
         finally:
             await self._transport.close()
             if self._importing is not None:

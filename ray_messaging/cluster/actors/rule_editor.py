@@ -180,7 +180,7 @@ class RuleEditor(RuleVersions):
         return result
 
     async def _open_step(self) -> int | None:
-        """Put the rules in force that apply to the latest step that any group has begun; return that step.
+        """Put in force the rules for the latest step that any group has begun; return that step.
 
         Return -1 if no step has begun, and None if the experiment has no steps.
         """

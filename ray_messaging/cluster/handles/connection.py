@@ -115,7 +115,10 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
 def translated(
     error: RayTaskError | RayActorError | ActorUnschedulableError, *, actor_name: str, sends: bool = False
 ) -> Exception:
-    """Return the error that the actor raised, or if the actor is gone, Closed or OutcomeUnknown."""
+    """Return the error that the actor raised, or if the actor is gone, Closed or OutcomeUnknown.
+
+    Args: `sends` says that the call was a send, so that it may have had its effect before the actor was gone.
+    """
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause

@@ -297,7 +297,7 @@ async def _letters(
 ) -> AsyncIterator[tuple[str, DeadFrame | None]]:
     """Yield (id, letter) for each of `ids`. The letter is None if no letter has the id.
 
-    If `ids` is None, yield the letters of `mailbox`, or of all mailboxes if `mailbox` is None, too.
+    If `ids` is None, yield all letters of `mailbox`; if `mailbox` is None too, yield the letters of all mailboxes.
     """
     for name in ids or ():
         yield name, await store.get(name)

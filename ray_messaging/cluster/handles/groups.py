@@ -18,7 +18,11 @@ from ray_messaging.model.columns import IdColumn
 
 
 class Groups:
-    """Groups of one experiment. `started` stops the groups; only the process that started the experiment has it."""
+    """Groups of one experiment.
+
+    Args: `started` is the experiment's life in the process that started it, and None in all other processes. A new
+    group is added to it, and is stopped with it.
+    """
 
     def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
         self.known: dict[str, Group] = {}

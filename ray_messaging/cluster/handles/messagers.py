@@ -40,7 +40,10 @@ def named_messager(
     *,
     traced: bool = True,
 ) -> M:
-    """Make the messager of a group for this process; it is not connected yet."""
+    """Make the messager of a group for this process; it is not connected yet.
+
+    Args: with `traced`, it records spans if the experiment has tracing.
+    """
     return kind(
         config_here(experiment.redis),
         experiment.exp_id,
@@ -89,7 +92,7 @@ async def open_messager(
 
 
 def gone_for(run: str) -> IsDead:
-    """Return a function that says whether the owner of a mailbox is gone, for the start `run` of the experiment.
+    """Return a function that says whether the owner of a mailbox is gone. `run` names this start of the experiment.
 
     This start has claimed the experiment, which fences the owners of earlier starts. So they are treated as gone, even
     if they live.

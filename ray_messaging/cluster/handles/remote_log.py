@@ -21,7 +21,7 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 logger = logging.getLogger(__name__)
 
 _ACTOR_NAME = "the event log"
-_GLANCE_S = 0.5  # seconds between the checks of a listener whether it was closed
+_GLANCE_S = 0.5  # a listener checks at this interval, in seconds, whether it was closed
 
 
 class Seen(NamedTuple):

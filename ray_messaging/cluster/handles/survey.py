@@ -118,9 +118,9 @@ class Survey(Generic[T]):
 
     @property
     def late(self) -> int:
-        """Return the number of answers that are not counted.
+        """Return the number of late answers, which are not counted.
 
-        An answer comes too late after an answer of the same agent that was counted, or after the end of the survey.
+        An answer is late if an earlier answer of the same agent was counted, or if the survey had ended.
         """
         return self._now().late
 

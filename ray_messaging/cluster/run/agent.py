@@ -372,7 +372,8 @@ class AgentLoop:
         self.calls = None if memory is None else self._calls_for(memory, shared=look is not None)
         here = self.seats and self.seats.intersection(agent.id for agent in agents)
         model: Model = self._seated if here and self._seated is not None else self._model
-        concurrency = min(self._concurrency + len(here), len(agents))  # people do not keep others waiting
+        # Seats come on top of the limit, so that people keep no other agents waiting.
+        concurrency = min(self._concurrency + len(here), len(agents))
         self._calls = StepCalls(
             model, self._model_thread, self._holder, self.calls, self._failed, concurrency, self._timeout, here
         )
@@ -398,7 +399,11 @@ class AgentLoop:
         self.last_step = step.number
 
     def _calls_for(self, memory: CallMemory, *, shared: bool, early: bool = False) -> RememberedCalls:
-        """Return the remembered calls of a step; with `shared` the look-ahead and the step share them."""
+        """Return the remembered calls of a step, whose results `memory` stores.
+
+        Args: with `shared` the look-ahead and the step share the calls. With `early` the result belongs to the
+        look-ahead.
+        """
         return RememberedCalls(
             memory,
             self._threads,
@@ -457,7 +462,10 @@ class AgentLoop:
         return [*unused, *(record for _, failed in found for record in failed)]
 
     def seat_people(self, seats: frozenset[AgentId], ask: AskSeat, tell: TellSeat) -> None:
-        """Let people act for the agents in `seats`. `ask` and `tell` are as for SeatedModel."""
+        """Let people act for the agents in `seats`.
+
+        Args: `ask` asks a person and returns the answer. `tell` shows a person a note.
+        """
         self.seats, self._seated = seats, SeatedModel(self._model, seats, ask, tell)
 
     def calls_now(self) -> CallsNow:
@@ -566,7 +574,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return each agent's state from a group's committed state, and whether the agent has stopped or is active."""
+        """Return each agent's state from a group's committed state, whether it has stopped, whether it is active."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)

@@ -61,7 +61,10 @@ async def beginning_of(
     *,
     supervised: bool,
 ) -> bytes:
-    """Return the beginning that a run leaves when it has ended before `step`. Other runs can go on from there."""
+    """Return the beginning that a run leaves when it has ended before `step`. Other runs can go on from there.
+
+    Args: `supervised` says that each step waited for the verdicts of rules for whole steps.
+    """
     copied = [(each.key, each.kind, [*each.content]) for each in await transport.checkpoints.read(step - 1)]
     memory = {name: (rules.get(name), {**table.dump()}) for name, table in interceptor._tables.items()}
     return encode_beginning(Beginning(step, [*groups], copied, memory, dict(digests), supervised))
@@ -79,8 +82,9 @@ async def go_on_from(
     for name, (digest, fields) in beginning.memory.items():
         if fields and name in rules and digest is None and name not in OWN_TABLES:
             raise ConfigError(
-                f"the rule {name!r} remembers something, but its attributes cannot be compared with those before step "
-                f"{beginning.step}: besides its Table, let it have only numbers, strs and lists of them"
+                f"the rule {name!r} has stored values in its Table before step {beginning.step}, and whether the "
+                "rule is still the same cannot be told, because its other attributes cannot be compared: let them "
+                "be only numbers, strs and lists of these"
             )
     transport = server.open_backend().transport(exp_id, MessagingConfig())
     try:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 _LONGEST_S: Final = 1.0
-_WALL: Final = 5  # a digest is given up after this many times its time limit, measured by the clock
+_WALL: Final = 5  # a digest is given up once the clock has run for this many times its limit of processor time
 _CHUNK: Final = 1 << 20  # the number of bytes between two checks of the time
 _BYTES_PER_S: Final = 1e9  # about the speed of blake2b, by which a digest that would take too long is not begun
 _OBJECTS_PER_S: Final = 5e6  # about the speed of pickle, by which a digest that would take too long is not begun
@@ -117,7 +117,7 @@ class _Written:
 
 
 class _ContentPickler(pickle.Pickler):
-    """A pickler whose result is only used for a digest."""
+    """A pickler whose result serves only to compute a digest."""
 
     time: _Time
 

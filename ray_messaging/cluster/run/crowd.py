@@ -205,7 +205,7 @@ def _encoded(crowd: Crowd) -> bytes:
     for name, array in crowd.state.items():
         found = _checked(name, array)
         kept[name] = type_name(found.dtype), found.shape, found.tobytes()
-        # A copy, so that no other key or object shares the array. After a restart this is the case, too.
+        # The array is copied, so that no other key or object shares it. After a restart nothing shares it either.
         crowd.state[name] = found.copy()
     return _encode((_ids_of(crowd.ids), kept))
 
@@ -260,7 +260,7 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
-    """Return the state of one agent from the committed state of its group, which hosts some agents.
+    """Return the state of one agent from the committed state of its group, which hosts the agents `hosted`.
 
     With by="group", the agent's state is its row of each array that has one row per agent. If the state was not
     committed by a run of `messaging.run`, the result is {}.

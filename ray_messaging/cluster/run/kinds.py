@@ -48,7 +48,7 @@ class AsyncByKind(ByKind):
 
 
 def as_one(given: Any, arguments: int) -> Any:  # noqa: ANN401 - a function, a dict of functions by kind, or None
-    """Return a function, or a dict of functions by kind, as one function that takes `arguments` arguments by place."""
+    """Return a function, or a dict of functions by kind, as one function of `arguments` positional arguments."""
     if not isinstance(given, Mapping):
         return without_partial(given, arguments)
     functions = {kind: without_partial(function, arguments) for kind, function in given.items()}
@@ -144,7 +144,7 @@ def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
 
 
 def plain_ids(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids as a list or an integer array. They may be in a pandas object."""
+    """Return ids as a list or an integer array. `ids` may be a pandas object."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 

@@ -212,8 +212,8 @@ class Part(NamedTuple):
     end: bytes | None = None
 
 
-# A function that drives a run. It gets a function that runs the groups up to a step; it returns the results of the
-# groups, and the step before which the run has ended.
+# A function that drives a run. It is given a function that runs the groups up to a step. Its result has the results of
+# the groups, and the step before which the run has ended.
 Pace = Callable[[Callable[..., Awaitable[Sequence[GroupResult]]]], Awaitable[tuple[Sequence[GroupResult], int]]]
 
 
@@ -240,7 +240,7 @@ def planned_part(
 ) -> Callable[[], Coroutine[Any, Any, Part]]:
     """Return an async function that runs a model as `run` does, from the start or from a `Beginning`.
 
-    With `keep`, the result has an `end`.
+    With `keep`, the `end` of the result is the `Beginning` from which other runs can go on.
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
     server. `log` says where the run keeps a log (None: nowhere); a run that goes on from a beginning cannot have one.
@@ -258,7 +258,10 @@ def planned_part(
     made = [_copy("the rule", rule) for rule in rules]
     former = None if beginning is None else decode_beginning(beginning)
     if former is not None and (names := [plan.name for plan in plans]) != former.groups:
-        raise ConfigError(f"the groups are {names}, but before step {former.step} they were {former.groups}")
+        raise ConfigError(
+            f"the groups are {names}, but before step {former.step} they were {former.groups}: use the same groups= "
+            "in all steps"
+        )
     ordered = None
     if log is not None:
         facts = facts_of(model, ending.most, options, inputs_of(agents, graph, shared, plans))
@@ -358,7 +361,7 @@ async def _run(
             actors.append(RunActor(messager, shown, limit_calls, own))
             runs_ahead = 0 if supervised else ahead
             inputs.append(RunInputs(_known(model), _known(options), _known(copied), plan_of, ahead=runs_ahead))
-        _end_with(stack, actors, calls)
+        _end_with(stack, actors, calls, supervising)
 
         async def go_on(last: int, **asked: bool) -> Sequence[GroupResult]:
             groups = zip(actors, plans, inputs, strict=True)
@@ -495,7 +498,10 @@ async def _run_until(
             if ending.is_fulfilled(step - 1, values):
                 until = step
                 if is_beginning:
-                    raise ConfigError(f"until= ends the run after step {step - 1}, before vary_from={ending.most}")
+                    raise ConfigError(
+                        f"until= ends the run after step {step - 1}, but the parameters vary only from step "
+                        f"{ending.most} on: lower vary_from=, or let until= end the run later"
+                    )
     first, *others = await go_on(step, with_states=True)
     return [first._replace(calls=first.calls + calls, spent=spent), *others], until
 
@@ -526,8 +532,13 @@ async def _series(store: "RedisSteps", last: int, log: "LogHost | None") -> Any:
     return series_table(await store.collected(last))
 
 
-def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence[asyncio.Task[Any]]) -> None:
-    """Close actors, and cancel their calls, when a stack is closed."""
+def _end_with(
+    stack: AsyncExitStack,
+    actors: Sequence[RunActor],
+    calls: Sequence[asyncio.Task[Any]],
+    supervising: Sequence[asyncio.Task[None]],
+) -> None:
+    """Close actors, and cancel their calls and the supervisor of their steps, when a stack is closed."""
 
     async def end_all() -> None:
         for call in calls:
@@ -539,6 +550,9 @@ def _end_with(stack: AsyncExitStack, actors: Sequence[RunActor], calls: Sequence
     for actor in actors:
         # Runs before the callbacks above, so that the results of calls under way are stored.
         stack.push_async_callback(actor.close)
+    # Before the actors, because the supervisor calls by the first messager, which is closed with its actor.
+    for task in supervising:
+        stack.push_async_callback(end, task)
 
 
 def _digests(later: Sequence[LaterDigests], steps: Iterable[int]) -> dict[int, str]:

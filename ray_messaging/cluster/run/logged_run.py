@@ -1,4 +1,4 @@
-"""A local run with an event log, which is written in the process of the run, and a server whose data are kept."""
+"""A local run with an event log, and a server whose data are kept. The run's own process writes the log."""
 
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
@@ -35,7 +35,9 @@ from ray_messaging.transports.transport import RedisTransport
 
 
 class LoggedRun(NamedTuple):
-    """The interceptor of a run with a log, which stores the state of its rules on the server, and the log's host.
+    """The interceptor of a run with a log, and the log's host.
+
+    The interceptor stores the state of its rules on the server.
 
     `step` is the first step that has not run, and `moved` are the groups that agents have left or joined.
     """
@@ -120,13 +122,15 @@ async def _take_steps(
 ) -> tuple[int, Collection[str]]:
     """Begin the steps, or go on with them.
 
+    Args: `supervised` says that there are rules for whole steps, so that a supervisor takes part in the steps.
     Returns: the first step that has not run, and the groups that agents have left or joined.
 
     Raises: ConfigError if the steps began with other settings, groups or agents.
     """
     store, directory = transport.steps, Directory(exp_id)
     await begin_steps(store, exp_id, steps)
-    # An earlier process may have stopped the steps, because its budget was spent, and may have kept boxes.
+    # An earlier process may have stopped the steps, because its budget was spent, and may have set holds, which keep
+    # messages of earlier steps on the server.
     await store.resume()
     await store.drop_hold(CTRL_C)
     await store.drop_hold(CHECKPOINT)

@@ -167,14 +167,18 @@ class _StepAhead:
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
         """Note an answer; raise the same errors as `Step.reply`."""
         if not message.expects_answer:
-            raise NoQuestion(f"message {message.id} is not a question", question=message.id, agent=message.to_id)
+            raise NoQuestion(
+                f"message {message.id} cannot be answered, because it is not a question: send an ordinary message",
+                question=message.id,
+                agent=message.to_id,
+            )
         assert message.to_id is not None
         topic = message.subtopic or AGENT_CHAT
         self._note(message.to_id, message.from_id, payload, topic, deliver_at, answers=message.id)
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
         """Build the error for an agent that acts outside of the model's function."""
-        return ConfigError(f"agent {agent!r} cannot {what} here")
+        return ConfigError(f"agent {agent!r} cannot {what} outside of the model's function: do so in that function")
 
     def _note(
         self,
@@ -205,7 +209,8 @@ class LookAhead:
 
     All methods except `prepare` are called in the model's event loop.
 
-    Agents of other groups that are known here have places after those of the group's agents.
+    Each agent has a place, which is a number. The group's own agents have the first places. Agents of other groups get
+    the following places when they become known here.
 
     Args: `reached` says to which agents of the group, according to the graph, agents of other groups may send. `news`
     gets the news of other groups, and `take_news` takes the news out.
@@ -247,7 +252,7 @@ class LookAhead:
         self._far_ids: list[AgentId] = []  # these agents, in the order of their places
         self._tells: set[int] = set()  # the places of agents for which agents of other groups may wait
         self._steps: dict[int, _StepAhead] = {}
-        self._next: list[int] = []  # by the agent's place, the first step of which it is not known that it has ended it
+        self._next: list[int] = []  # by the agent's place, the first step that the agent is not known to have ended
         self._running: dict[int, int] = {}  # by the agent's place, the step in which it runs
         self._states: list[dict[str, Any]] = []
         self._stopped: list[bool] = []
@@ -492,7 +497,7 @@ class LookAhead:
     # -- ahead ----------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Let agents begin that are ready, the earliest step first."""
+        """Let the agents that are ready begin, those in the earliest step first."""
         while self._ready and len(self._tasks) < self._most:
             number, place = heappop(self._ready)
             if number > self._ahead.last:

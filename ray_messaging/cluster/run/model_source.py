@@ -1,15 +1,15 @@
 """The name and the source of a model, and digests of its inputs. A later call of `run` compares them."""
 
+import dis
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from types import CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions
@@ -20,7 +20,7 @@ _INPUTS: Final = {
     "shared": "shared=",
 }  # fmt: skip
 _PLAIN = bool, int, float, str, type(None)
-_DATA = *_PLAIN, bytes, np.generic, np.ndarray
+_CODE = type, FunctionType, BuiltinFunctionType, ModuleType
 _encode = msgspec.msgpack.encode
 
 
@@ -79,57 +79,72 @@ def _parts_of_code(code: CodeType) -> Iterator[str]:
         yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
 
 
-def held_by(function: object) -> dict[str, str | None]:
-    """Return digests of what a function has from elsewhere than its source, by name.
+def values_used(model: object) -> dict[str, str | None]:
+    """Return digests of the values that a model uses besides its source, by name.
 
-    These are arguments of a partial, defaults, variables of enclosing functions and attributes of the function's
-    object, if they are data or functions. Other values, such as clients, may differ in each process, and are left out.
+    These are the arguments of a partial, the variables of a closure, the defaults of parameters, and the attributes of
+    an object. If the model is in the program that calls `run`, they are also the program's lists, dicts and other
+    objects that the model uses. A digest is None if the value has no digest.
     """
-    return dict(_held_by(function, "", set()))
+    return {name: content_digest(value) for name, value in _values_in(model, set())}
 
 
-def _held_by(function: object, of: str, seen: set[int]) -> Iterator[tuple[str, str | None]]:
-    if id(function) in seen:
+def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - a function, or an object
+    if isinstance(model, Mapping):
+        for each in model.values():
+            yield from _values_in(each, seen)
         return
-    seen.add(id(function))
-    if isinstance(function, Mapping):
-        for kind, each in function.items():
-            yield from _held_by(each, f" of {kind!r}{of}", seen)
-        return
-    for name, value in _given_to(function).items():
-        if _is_data(value):
-            yield f"{name}{of}", content_digest(value)
-        elif isinstance(value, FunctionType | MethodType | partial):
-            yield f"{name}{of}", source_of(value)
-            yield from _held_by(value, f" of {name}{of}", seen)
-    if isinstance(function, MethodType | partial):
-        yield from _held_by(function.__func__ if isinstance(function, MethodType) else function.func, of, seen)
+    while isinstance(model, partial):
+        named = {f"argument {place}": each for place, each in enumerate(model.args)} | model.keywords
+        yield from ((f"{name!r} of a partial of {name_of(model.func)}", each) for name, each in named.items())
+        model = model.func
+    if isinstance(model, MethodType):
+        yield f"the object of {model.__qualname__}", model.__self__
+        model = model.__func__
+    elif not hasattr(model, "__qualname__"):
+        yield f"the object of {type(model).__qualname__}", model
+        model = type(model)
+    if id(model) not in seen:
+        seen.add(id(model))
+        for function in filter(inspect.isfunction, vars(model).values() if inspect.isclass(model) else [model]):
+            yield from _values_of_function(function, seen)
 
 
-def _given_to(function: Any) -> dict[str, Any]:  # noqa: ANN401 - a function of any kind
-    """Return the values of a function, apart from those of functions within it, by name."""
-    if isinstance(function, partial):
-        return {f"argument {place}": each for place, each in enumerate(function.args)} | function.keywords
-    if isinstance(function, MethodType):
-        return dict(getattr(function.__self__, "__dict__", {}))
-    if not isinstance(function, FunctionType):
-        return dict(getattr(function, "__dict__", {}))
-    code = function.__code__
-    found = dict(
-        zip(reversed(code.co_varnames[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False)
-    )
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tuple[str, object]]:
+    name = function.__qualname__
+    given = (function.__defaults__, function.__kwdefaults__)
+    yield from ((f"a default of {name}", each) for each in given if each)
+    for variable, value in _variables_of(function):
+        if inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == "__main__"):
+            yield from _values_in(value, seen)
+        elif not isinstance(value, _CODE):
+            yield f"{variable!r} of {name}", value
+
+
+def _variables_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of a closure, and the objects of the main program that a function uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # the variable has no value yet
-            found[name] = cell.cell_contents
-    return found | (function.__kwdefaults__ or {})
+            yield name, cell.cell_contents
+    if function.__module__ == "__main__":
+        for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if not isinstance(value, _PLAIN):  # a plain value is in the source's digest
+                yield name, value
 
 
-def _is_data(value: Any) -> bool:  # noqa: ANN401 - any value
-    if isinstance(value, dict):
-        return all(map(_is_data, value)) and all(map(_is_data, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_data, value))
-    return isinstance(value, _DATA) or (hasattr(value, "itertuples") and hasattr(value, "iloc"))
+def _globals_in(code: CodeType) -> Iterator[str]:
+    yield from (str(each.argval) for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_in(constant)
+
+
+def changed_values(now: Mapping[str, str | None], before: Mapping[str, str | None]) -> list[str]:
+    """Return the names of the values that differ between two results of `values_used`."""
+    differ = {name for name in now.keys() & before.keys() if now[name] != before[name]}
+    unknown = {name for name in differ if None in (now[name], before[name])}
+    return sorted((differ - unknown) | (now.keys() ^ before.keys()))
 
 
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
@@ -158,6 +173,7 @@ def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapp
     return {
         "model": name_of(model),
         "source": source_of(model),
+        "values": values_used(model),
         "start": None if options.start is None else name_of(options.start),
         "by": options.by,
         "until": until,
@@ -179,9 +195,17 @@ def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[st
 
 
 def change_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return a line that says that a run's model has changed, or None if its source is the same as before."""
+    """Return a line that says that a run's model has changed, or None if its source and values are the same as before.
+
+    Version 1.0.0 recorded no values.
+    """
     sources = now["source"], before.get("source")
     if None in sources or sources[0] == sources[1]:
+        if "values" in before and (changed := changed_values(now["values"], before["values"])):
+            return (
+                f"{changed[0]}, which the model uses, differs from that at this run's last start: the steps so far "
+                "used the former value. To begin anew, pass on_existing='reset'\n"
+            )
         return None
     former = "" if before["model"] == now["model"] else f", in place of {before['model']},"
     return (

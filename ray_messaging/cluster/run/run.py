@@ -60,7 +60,7 @@ _REMEDY = "resume with the same agents and groups, or begin anew by on_existing=
 
 
 class RunActors:
-    """Actors that have run a model, which are kept for the next run, by group.
+    """Actors that have run a model, and that are kept for the next run, by group.
 
     The kept actors have left their mailboxes. They are ended after a minute without a run.
     """
@@ -591,7 +591,7 @@ def _watch(
 ) -> list[GroupResult]:
     """Wait for all groups, and show the progress on `bar`; raise the first error at once.
 
-    Returns: the groups' results. With `early`, if `opening` ends before the groups have answered: [].
+    Returns: the groups' results. With `early`, the result is [] if `opening` ends before the groups have answered.
 
     Args: `lost` returns an error if the loss of a machine ends the run. It is called with the error that a group has
     raised, or with None.

@@ -105,9 +105,10 @@ class RunActor:
     It gets its arguments by calls and not from the constructor, because Ray does not store large arguments of a
     constructor for a restart.
 
-    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` is passed to `ModelWatch`,
-    and `later` to `step_loop`. If the run belongs to no experiment, `limit_calls` applies the settings of calls
-    through `me.remember`.
+    Args: `messager` already hosts the group's agents (None: `open` opens a messager). `told` has the names of the
+    model's problems that were already logged. `later` keeps the messages of steps, and computes their digests only if
+    they are asked for. If the run belongs to no experiment, `limit_calls` applies the settings of calls through
+    `me.remember`.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class RunActor:
             await move_agents(self._messager, society.moves, step.number)
 
     def _may_run_ahead(self, step: Step, loop: StepLoop) -> Ahead:
-        """Return which steps may run ahead: only the open step if rules may change what agents hear."""
+        """Return how far agents may run ahead of the open step: not at all if rules may change what agents hear."""
         assert self._messager is not None
         engine = self._messager.engine
         self._is_judged = self._is_judged or bool(len(step.blocked))

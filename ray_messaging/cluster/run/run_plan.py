@@ -190,7 +190,7 @@ def plans_for(
 
 
 def _records(frame: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a DataFrame
-    """Return the rows of a DataFrame. They share no object that can be changed."""
+    """Return the rows of a DataFrame, each with its own copies of objects that can be changed."""
     records: list[dict[str, Any]] = frame.to_dict("records")
     for name in (name for name, dtype in frame.dtypes.items() if dtype.kind == "O"):
         if {type(record[name]) for record in records} <= _FIXED:

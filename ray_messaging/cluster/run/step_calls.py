@@ -351,7 +351,7 @@ class RememberedCalls:
     `gate` until the limits allow them (None: they do not wait). A call is not made if `store` has its answer. `counts`
     gets the numbers of calls by where their results came from, and the number of retries. `flights` has the calls that
     the step shares with the look-ahead (None: nothing looks ahead). With `early`, this object belongs to the
-    look-ahead, and a result counts only once the step itself asks for it.
+    look-ahead, and a result does not count until the step itself asks for it.
     """
 
     memory: CallMemory

@@ -230,7 +230,7 @@ class Messager(metaclass=_ActorClass):
         self._client, self._interceptor = client, message_interceptor
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return a dict for each of the latest sends, which has AgentSociety's keys and then the receipt's keys."""
+        """Return the latest sends as dicts, each with AgentSociety's keys, and then the receipt's keys."""
         return [row | {"payload": msgspec.json.decode(row["payload"])} for row in self._log]
 
     def clear_log_list(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
-from ray_messaging.eventlog.folder_records import read_account
+from ray_messaging.eventlog.folder_records import absent_rows, read_account
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import plain
@@ -56,7 +56,9 @@ class Balance:
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
     """Check the log as `EventLog.balance` does, with about `partition_rows` rows in memory at a time."""
-    missing = read_account(view.folder).missing
+    missing = [*read_account(view.folder).missing]
+    if absent := absent_rows(view.folder, view.segments, view.end):
+        missing.append(absent)
     if missing:
         raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])
     partitions = min(_MOST_FILES, max(1, -(-view.end // partition_rows)))

@@ -253,7 +253,10 @@ class _Search:
         return [named, *others][: self._most]
 
     def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
-        """Return the tree of a message, with `depth` levels below the message."""
+        """Return the tree of a message, with `depth` levels below the message.
+
+        Args: `answered` says that the message is the question that the message above it answers.
+        """
         hand = hand_of(row)
         calls = () if hand is None else tuple(self.calls.get(hand, ()))
         if not depth:
@@ -272,7 +275,7 @@ def _note(row: LogRow) -> str:
         return "it was sent outside of steps, by code that was handling no message"
     if row.ordinal >= FIRST_OUTSIDE:
         return "it came from outside of the steps"
-    return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had no message in hand"
+    return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had read no message"
 
 
 def _in_canonical_order(table: pa.Table) -> pa.Table:

@@ -66,7 +66,7 @@ class Effects:
         return "\n".join([line_of(self.message), *self._said()])
 
     def _said(self) -> Iterator[str]:
-        yield "no agent reads it in a step" if self.first is None else "agents that it could have moved:"
+        yield "no agent reads this message in a step" if self.first is None else "agents that it could have influenced:"
         for step, new, total in zip(*self.counts().to_pydict().values(), strict=True):
             yield f"  step {step}: {new:,} more, {total:,} in all"
 

@@ -133,7 +133,7 @@ class Expansion:
         if not stay.all():
             at, hearers = at[stay], hearers.take(stay)
         if not np.array_equal(np.bincount(at, minlength=len(rows)), counts):
-            raise self._unknown(audience, "the audience's files have other numbers of hearers than the log")
+            raise self._unknown(audience, "the audience's files give other numbers of hearers than the log has")
         return RowHearers(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:

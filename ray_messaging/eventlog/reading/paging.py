@@ -48,7 +48,7 @@ class LogSource(Protocol):
 
 
 class Tail(Iterator[LogRow]):
-    """Iterator over the rows of the log after a position, which waits for new rows.
+    """Iterator over the rows of the log after a position. It waits for new rows.
 
     `position` is the last position that was examined. The iteration ends when no row has come for `timeout_s` seconds
     (None: there is no timeout), after `limit` rows, or if no more rows can come.

@@ -23,7 +23,7 @@ from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
 
 _READS = ("SELECT", "EXPLAIN")
-_AGAIN_S = 0.1  # between two interrupts of a query that takes too long
+_AGAIN_S = 0.1  # seconds between two interrupts of a query that takes too long
 _LONGEST = 300  # the most characters of an error of DuckDB that are shown
 _SETTINGS = {
     "enable_external_access": "false",

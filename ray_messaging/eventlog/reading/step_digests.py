@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.hearer_pairs import Pairs
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.folder_records import absent_rows
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of, rows_of
 from ray_messaging.eventlog.reading.expansion import Expansion
 from ray_messaging.eventlog.reading.filters import Filters
@@ -52,10 +53,14 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, *, step: int | slice) -> tuple[Counter[int], Counter[int]]:
-    """Return, by step, the number and the digest of the messages.
+    """Return, by step, the number of messages, and the sum of their digests.
 
     All rows are read, because messages from outside may be logged before the messages of earlier steps.
+
+    Raises: LogError if a file of the log is gone.
     """
+    if absent := absent_rows(view.folder, view.segments, view.end):
+        raise LogError(f"the log has no digests: {absent}", path=view.folder.where)
     messages, sums = Counter[int](), Counter[int]()
     for row, weight in _rows(view, Filters(step=step)):
         messages[row.step] += weight

@@ -56,7 +56,7 @@ def decode_entry(item: LogItem, hearers_of: HearersOf = lambda _: None) -> Decod
     """
     batch = decode(item.frame)
     if batch.lines is None:
-        raise FrameError("this is not a valid frame: it has no payloads")
+        raise FrameError("the frame has no payloads: find the program that wrote it")
     if item.note is None and batch.ordinal is not None:
         return DecodedEntry(None, batch.messages)
     if item.note is None:
@@ -104,9 +104,8 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
         return note.fate
     if takers is None or len(takers) != rows:
         raise FrameError(
-            f"a note for the event log has the numbers of receivers for {len(takers or ())} messages, but its frame "
-            "has "
-            f"{rows} messages"
+            f"the server's note for the event log tells for {len(takers or ())} messages how many clients received "
+            f"them, but its frame has {rows} messages"
         )
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 

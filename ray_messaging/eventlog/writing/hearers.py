@@ -77,7 +77,8 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
             kept[row] = encode_kept(own, int(whole[row]))
     if int(pairs.sum()) != folded.pairs:
         raise FrameError(
-            f"the frame has {folded.pairs:,} pairs, but its audience gives {int(pairs.sum()):,} pairs for the same rows"
+            f"the frame has messages for {folded.pairs:,} pairs of its audience, but the audience's files give "
+            f"{int(pairs.sum()):,} pairs for the same agents: these files are not the ones that the sender used"
         )
     return Hearers(folded.agents.hex(), pairs, kept)
 
@@ -202,7 +203,10 @@ class BroadcastHearers:
                 if agents_digest(agents) == digest:
                     return agents
         raise UnknownName(
-            f"no mailbox has the set of agents with the hash {digest.hex()} any more", kind="agents", value=digest.hex()
+            f"the agents of a mailbox, which have the hash {digest.hex()}, are unknown, because no mailbox has these "
+            "agents any more",
+            kind="agents",
+            value=digest.hex(),
         )
 
     def _lack(self, batch: Batch, error: MessagingError) -> None:

@@ -210,8 +210,9 @@ class SegmentStore:
                 self._report(error)
                 if last:
                     raise LogError(
-                        f"the end of the event log could not be written to {self._folder.where}: {error}; its rows "
-                        "are still in the streams: remove the cause, and start a writer again",
+                        f"the end of the event log could not be written to {self._folder.where}: {error}; its last "
+                        "rows are still on the server. Remove the cause, then start the experiment again by "
+                        "on_existing='resume', which writes them",
                         path=self._folder.where,
                     ) from error
                 await self._pause(backoff.next_pause())

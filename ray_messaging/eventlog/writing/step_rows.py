@@ -63,7 +63,7 @@ _TEXT_BYTES = 2**30
 
 
 class StepFeed:
-    """Reader of the messages of an experiment's steps, which passes their rows to the event log.
+    """Reader of the messages of an experiment's steps. It passes their rows to the event log.
 
     The messages that were sent in a step are read when the step is sealed, even if they are delivered in a later step.
     The log sets a hold on the server, so that the server keeps the boxes until their rows are in a file.
@@ -256,9 +256,9 @@ class StepFeed:
     def _lost(self, box: str) -> LogError:
         where = self._reader.folder.where
         return LogError(
-            f"messages in {box!r} of experiment {self._reader.exp_id!r} are missing on the server, which had confirmed "
-            f"them: was it restored from older data? The log in {where} ends before that step. Shut the experiment "
-            "down, and start it anew by on_existing='reset', or in a new folder",
+            f"messages of mailbox and step {box!r} of experiment {self._reader.exp_id!r} are missing on the server, "
+            f"which had confirmed them: was it restored from older data? The log in {where} ends before that step. "
+            "Shut the experiment down, and start it anew by on_existing='reset', or in a new folder",
             path=where,
             lost=True,
         )
@@ -288,7 +288,7 @@ class StepFeed:
             if mailbox != NOTES and amends(frame, batch):
                 return None  # notes have the rows of these broadcasts
             if batch.lines is None or batch.ordinal is None:
-                raise FrameError("this is not a valid frame of a step")  # noqa: TRY301 - one way out
+                raise FrameError("the frame lacks the payloads or the numbers that messages of a step have")  # noqa: TRY301 - one way out
             if batch.fold is not None and amendments:
                 found = hearers_of.unamended(batch, amendments)
                 if found is None:
@@ -470,7 +470,7 @@ def _messages_sent(parts: Sequence[LoggedPart]) -> Counter[str]:
 
 
 def _missing(step: int, counts: Counter[str], found: Counter[str]) -> str:
-    return f"the groups counted {_text(counts)} in step {step}, but the log has {_text(found)}"
+    return f"of step {step}, the groups counted {_text(counts)}, but the log has {_text(found)}"
 
 
 def _text(counts: Counter[str]) -> str:

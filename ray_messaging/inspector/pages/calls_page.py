@@ -27,7 +27,7 @@ class CallsPage:
         with ui.row().classes("w-full gap-3"):
             self._figures = {key: figure(key, label) for key, label in (now | (sums if logged else {})).items()}
         if cache.source.live:
-            with card("Under way now, the longest first"):
+            with card("Calls under way now, the longest first"):
                 self._now = ui.column().classes("gap-1 w-full").props("data-mark=now")
                 await_data(self._now)
             ui.timer(_NOW_S, self.renew_now)
@@ -41,7 +41,7 @@ class CallsPage:
         with card("Slowest agents, by the time for which a step waited for them alone"):
             self._slowest = ui.column().classes("gap-1 w-full").props("data-mark=slowest")
         with ui.row().classes("w-full gap-3 items-stretch stack"):
-            with card("By agent, the longest first", grow="1 1 0"):
+            with card("Calls by agent, the longest first", grow="1 1 0"):
                 self._agents = ui.column().classes("gap-0 w-full").props("data-mark=by-agent")
             with card("By model", grow="1 1 0"):
                 self._models = ui.column().classes("gap-0 w-full").props("data-mark=by-model")
@@ -128,7 +128,10 @@ def _some(count: int, named: Sequence[str]) -> str:
 
 
 def _sums(column: ui.column, found: Sequence[CallSums], *, linked: bool = False) -> None:
-    """Draw a table of sums."""
+    """Draw a table with the calls, tokens, cost and seconds of agents, models or steps.
+
+    Args: with `linked`, the names are links to the pages of agents.
+    """
     with refilled(column), ui.grid(columns="minmax(60px, 2fr) repeat(4, 1fr)").classes("w-full gap-x-3 gap-y-0"):
         for title in ("", *_COSTS[1:]):
             ui.label(title).classes("note").style("text-align: right" if title else "")

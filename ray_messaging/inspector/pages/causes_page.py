@@ -39,11 +39,12 @@ class CausesPage:
                 button("Show", self.show)
             self._problem = Problem()
             ui.label(
-                "To the right of a message: what its sender read in the step in which it sent the message."
+                "To the right of a message are the messages that its sender read in the step in which it sent this "
+                "message."
             ).classes("note")
             self._tree = ui.column().classes("w-full").props("data-mark=tree")
             self._fork = ui.label("").classes("note").props("data-mark=fork")
-        with card(f"Agents that it could have moved, in {_STEPS} steps"):
+        with card(f"Agents that it could have influenced, in {_STEPS} steps"):
             self._effects = chart("effects", 160)
         with card("These messages"):
             self._table = row_table()

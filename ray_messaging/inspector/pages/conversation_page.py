@@ -59,7 +59,7 @@ class ConversationPage:
     def _draw(self, rows: Sequence[Row]) -> None:
         with refilled(self._said):
             if not rows:
-                ui.label("They said nothing to each other.").classes("note")
+                ui.label("These two sent each other no messages.").classes("note")
             questions = {row.message_id: row for row in rows if row.asks}
             answers = {row.in_reply_to: row for row in rows if row.in_reply_to}
             for row in rows:

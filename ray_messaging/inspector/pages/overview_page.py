@@ -173,7 +173,9 @@ class OverviewPage:
     def _show(self, traffic: TrafficBins | None) -> None:
         self._rates.set_visibility(traffic is not None)
         if traffic is None:
-            self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
+            self._period.set_text(
+                "This experiment keeps no event log, so its messages cannot be seen: start it with log_dir=..."
+            )
             self._show_figures(**dict.fromkeys(_OF_A_LOG, number(None)))
             return
         self._blocks.set_visibility(bool(traffic.blocked))
@@ -199,10 +201,10 @@ class OverviewPage:
             who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
             if len(society.agents) == society.writers:
                 who = f"All {society.writers:,} agents that have written"
-            how = "darker and larger, the more"
+            how = "more messages make it darker and larger"
             if society.measure:
-                how = f"larger, the more; the colour is {society.measure} in the last step"
-            text = f"{who}, of {of}{_sampled(society)}: the {how}."
+                how = f"more messages make it larger; its colour is {society.measure} in the last step"
+            text = f"{who}, in {of}{_sampled(society)}. Each circle is an agent: {how}."
         self._members.set_text(text)
 
     def _show_series(self, found: Series | None) -> None:

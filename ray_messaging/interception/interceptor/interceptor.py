@@ -178,6 +178,8 @@ class Interceptor:
         """Answer a request about a batch of a step.
 
         If slow rules do not decide in time, the answer defers all rows of the batch, and the sender asks again.
+
+        Args: with `patient`, the answer waits longer for slow rules.
         """
         before = self.before_step(attempt.step)
         if before is not None:
@@ -407,7 +409,8 @@ class Interceptor:
                 rule.restored()
             except Exception as error:  # `restored` is the user's code
                 raise RuleError(
-                    f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix its `restored`",
+                    f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix the rule's method "
+                    "`restored`",
                     rule=rule.name,
                 ) from error
 

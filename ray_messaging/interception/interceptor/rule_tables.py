@@ -335,13 +335,16 @@ def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
         value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, float) and not math.isfinite(value):
             raise RuleError(
-                f"a rule cannot keep {short_repr(value)}: JSON has no such number, use None or a limit", rule=""
+                f"a rule cannot keep {short_repr(value)}: JSON has no such number. Use None, or a finite number",
+                rule="",
             )
     try:
         return _decode(_encode(value))
     except Exception as error:
         raise RuleError(
-            f"a rule cannot keep {short_repr(value)}, because JSON cannot represent it ({error})", rule=""
+            f"a rule cannot keep {short_repr(value)}, because JSON cannot represent it ({error}): use dicts, lists, "
+            "strs, numbers, bools and None",
+            rule="",
         ) from error
 
 

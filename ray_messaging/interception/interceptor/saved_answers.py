@@ -51,7 +51,7 @@ class AnswerRecord(msgspec.Struct, array_like=True, frozen=True):
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
         except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise FrameError(f"a saved answer of the interceptor is damaged: {error}") from error
+            raise FrameError(f"a saved answer of the interceptor is damaged ({error}): please report this") from error
 
 
 def _inflated(data: bytes) -> bytes:

@@ -107,7 +107,10 @@ class Block(SlowRule):
         return True
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return 1 for each sender, because the block may look at the sender's count after each message."""
+        """Return 1 for each sender: one blocked message may change a later verdict.
+
+        The block may look at the sender's count after each message.
+        """
         return [1] * len(senders)
 
     async def close(self) -> None:

@@ -25,9 +25,10 @@ class Ban(Rule):
     """Block the messages that `check` blocks, and all messages whose key has `after` violations.
 
     The key of a message is its sender, or the pair of its sender and receiver. A violation is a message that the check
-    blocks. A message on which the check fails is no violation. It is blocked too, unless `on_error` of the check or of
-    this rule is "allow". Violations by the user are blocked, but not counted. `state` has the number of violations of
-    each key, up to `after`, and the check's own state. The check sees no messages with banned keys.
+    blocks. A message is no violation if the check raises an error on it. Such a message is blocked too, unless
+    `on_error` of the check or of this rule is "allow". Violations by the user are blocked, but not counted. `state` has
+    the number of violations of each key, up to `after`, and the check's own state. The check sees no messages with
+    banned keys.
     """
 
     state: Table[Any]
@@ -219,7 +220,7 @@ class Ban(Rule):
         return self.inner.counts_blocked
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before a later verdict may differ."""
+        """Return, for each sender, how many of its messages must be blocked before this may change a later verdict."""
         with self._in_context():
             return self.inner.room(senders)
 

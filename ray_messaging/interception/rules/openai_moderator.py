@@ -149,7 +149,7 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a less strict form for a refused request, or None if the form was not the reason of the refusal."""
+        """Return a less strict form for a refused request, or None if the form was not the reason for the refusal."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()

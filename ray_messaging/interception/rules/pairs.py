@@ -65,7 +65,7 @@ def name_of(agent_id: AgentId | None) -> str:
 
 
 def blocks(rows: Iterable[int], reasons: Iterable[str]) -> dict[int, Verdict]:
-    """Return verdicts that block rows. Rows with the same reason share one object."""
+    """Return verdicts that block rows. Rows with the same reason share one `Verdict`."""
     made: dict[str, Verdict] = {}
     found: dict[int, Verdict] = {}
     for row, reason in zip(rows, reasons, strict=True):
@@ -85,7 +85,8 @@ class PairIndex:
     """An index of pairs, which finds the rows of a batch that may be among the pairs. None in a pair means any agent.
 
     The index finds all rows that are among the pairs, and a few other rows. So the caller must look up each found row
-    in the set of pairs. Pairs can only be added. A removed pair costs extra lookups until the index is rebuilt.
+    in the set of pairs. Pairs can be added to the index, but not removed from it. So a pair that has left the set costs
+    extra lookups until the index is rebuilt.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:

@@ -139,7 +139,7 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before a later verdict may differ.
+        """Return, for each sender, how many of its messages must be blocked before this may change a later verdict.
 
         If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
         messages as this method returns, but at least one.
@@ -245,8 +245,8 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any message is delivered.
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
-    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. Of
-    the messages to agents of groups, the rule sees all that the other rules have passed.
+    rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
+    rule sees every message to an agent of a group that no other rule has blocked.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.

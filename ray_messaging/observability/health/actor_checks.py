@@ -28,26 +28,32 @@ LOG_BEHIND_S = 60.0  # seconds; a healthy log is less far behind, because it wri
 MANY_ENTRIES = 1_000_000  # this many entries of a rule's tables take 300 MB
 LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # free bytes below which a disk is critical, or gets a warning
 _WITHOUT = {
-    "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
-    SERVER_ACTOR: "if the server dies, it is not restarted",
-    "log": "what was sent waits in the streams; once these are full senders wait, too",
+    "interceptor": "without it no message can be sent: senders wait, then get InterceptorUnavailable",
+    SERVER_ACTOR: "without it nobody restarts the server if the server dies",
+    "log": (
+        "without it sent messages wait on the server for the log; once the server's streams are full, senders wait"
+    ),
 }
 
 # Counters that are 0 in a healthy actor. For each, the text of the finding, and the remedy.
 _COUNTERS = {
-    "unreadable": ("{:,} entries were no valid frames", "see the dead letters: who writes to this experiment's keys?"),
+    "unreadable": (
+        "{:,} entries on the server were not valid frames, so they could not be read",
+        "find the program that writes to this experiment's keys: `ray-messaging deadletters list` shows the entries",
+    ),
     "ingress_dropped": (
-        "{:,} messages of foreign clients were dropped, because the inbox was full",
-        "fetch more often, or raise inbox_messages",
+        "{:,} messages that clients without ray_messaging published were dropped, because the inbox was full",
+        "fetch more often, or raise MessagingConfig.inbox_messages",
     ),
     "server_behind": (
-        "{:,} times the server had lost changes of rules that it had confirmed; they were written to it anew",
-        "find out why it went back (a torn append-only file, a failover to a replica that lagged): messages of that "
-        "time may be lost; set appendfsync always",
+        "{:,} times the server had lost changes of rules that it had confirmed, and the interceptor wrote them again",
+        "find out why the server lost data, such as by a torn append-only file, or by a failover to a replica that "
+        "lagged behind. Messages may be lost, too. CONFIG SET appendfsync always prevents this after a crash",
     ),
     "lane_refused": (
-        "{:,} connections were refused",
-        "somebody connects to its port without the token, or sends what is no frame: keep that port inside the cluster",
+        "{:,} connections to the verdict lane, the interceptor's socket, were refused",
+        "somebody connects to the interceptor's port without its token, or sends invalid frames: let only machines "
+        "of the cluster reach that port",
     ),
 }
 
@@ -75,7 +81,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
             actor.name,
             report.error,
             report.remedy
-            or _without(actor, ("mend the cause that the error names: the actor tries again by itself once a second")),
+            or _without(actor, ("remove the cause that the error names; the actor tries again every second")),
         )
     problems = [finding for loop in report.loops if (finding := _loop(actor.name, loop)) is not None]
     yield from problems
@@ -89,7 +95,8 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
         yield warning(
             f"{actor.name}: restarts",
             f"{restarts:,} so far",
-            "find out why in its log in Ray's session folder: memory, a rule, a disk?",
+            "read why it died in its log in Ray's session folder. Common causes are too little memory, a rule, or a "
+            "full disk",
         )
     clock = check_clock(f"clock of {actor.name}", actor.skew_s, actor.margin_s)
     if clock.level != "ok":
@@ -102,13 +109,16 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
 
 def _silent(actor: ActorFacts) -> Finding:
     if actor.state == "DEAD":
-        remedy = "start the experiment again by on_existing='resume': unread messages wait on the server"
+        remedy = "start the experiment again with on_existing='resume'; unread messages wait on the server"
         if actor.name.startswith("group"):
-            remedy = "create the group again under its name: unread messages wait on the server"
-        return critical(actor.name, f"its actor is dead ({actor.why or 'no reason known'})", _without(actor, remedy))
+            remedy = "create the group again under its name; unread messages wait for it on the server"
+        return critical(
+            actor.name, f"its actor is dead ({actor.why or 'Ray gives no reason'})", _without(actor, remedy)
+        )
     if actor.state in {"RESTARTING", "PENDING_CREATION", "DEPENDENCIES_UNREADY"}:
         remedy = (
-            "wait some seconds and look again; then see its log in Ray's session folder, and whether its node is up"
+            "wait some seconds, then check again. If it still does not answer, read its log in Ray's session folder, "
+            "and check that its node is up"
         )
         return critical(
             actor.name, f"its actor starts again ({actor.state}), and does not answer yet", _without(actor, remedy)
@@ -117,11 +127,11 @@ def _silent(actor: ActorFacts) -> Finding:
         text = f"does not answer: the network does not reach its node, {actor.where}, from {actor.cut_off_from}"
         return critical(actor.name, text, _without(actor, CUT_OFF))
     remedy = (
-        "a rule or a call holds its event loop, or its process stands still: py-spy dump --pid shows where; kill it, "
-        "and Ray starts it again"
+        "a rule or a call blocks its event loop, or its process has stopped. `py-spy dump --pid PID` shows where; "
+        "if you kill the process, Ray starts it again"
     )
     on = f" on node {actor.where}" if actor.where else ""
-    return critical(actor.name, f"does not answer{on} ({actor.why or 'no reason known'})", _without(actor, remedy))
+    return critical(actor.name, f"does not answer{on} ({actor.why or 'Ray gives no reason'})", _without(actor, remedy))
 
 
 def _without(actor: ActorFacts, remedy: str) -> str:
@@ -135,16 +145,19 @@ def _loop(actor: str, loop: TaskHealth) -> Finding | None:
         return critical(
             what,
             f"has ended ({loop.error})" if loop.error else "has ended",
-            "do what the error says; else kill the actor's process: Ray starts it again, and nothing is lost",
+            "do what the error says. If that does not help, kill the actor's process: Ray starts it again, and no "
+            "message is lost",
         )
     if loop.stuck:
         return warning(
             what,
-            f"has work, and has not got on for {loop.age_s:,.0f} s{f' ({loop.error})' if loop.error else ''}",
-            "see to the server, the interceptor and full mailboxes first: it waits for one of them",
+            f"has work, but has made no progress for {loop.age_s:,.0f} s{f' ({loop.error})' if loop.error else ''}",
+            "it waits for the server, the interceptor, or room in a mailbox: fix the findings about these first",
         )
     if loop.error:
-        return critical(what, f"gets nothing ({loop.error})", "do what the error says: it tries again by itself")
+        return critical(
+            what, f"does not work at present ({loop.error})", "do what the error says; it tries again by itself"
+        )
     return None
 
 
@@ -156,15 +169,16 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
     if stats.get("lag_s", 0.0) > LOG_BEHIND_S:
         yield warning(
             f"{actor}: lag",
-            f"the entries that it read last had waited for {stats['lag_s']:,.0f} s",
-            "give its disk and its process time; if it stays behind, senders wait for it",
+            f"the log is {stats['lag_s']:,.0f} s behind the messages that are sent",
+            "give the log's process more CPU time, or log_dir a faster disk; if the log stays behind, senders wait "
+            "for it",
         )
     for missing in stats.get("missing", ()):
         yield critical(
             f"{actor}: incomplete",
             missing,
-            "mend the cause, or later messages will be missing, too; log.balance() raises the same from now on, and "
-            "the other rows are right",
+            "remove the cause, or later messages will be missing, too. The other rows of the log are right, but "
+            "log.balance() raises this error from now on",
         )
     for rule, found in stats.get("rule_failures", {}).items():
         yield _failing(actor, rule, found)
@@ -176,7 +190,7 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
             stats["lane_connections"],
             CONNECTIONS,
             "{:,}".format,
-            "use fewer messagers: those that find no room ask by Ray call, which is slower",
+            "use fewer messagers: those without a connection ask for verdicts by Ray calls, which are slower",
         )
 
 
@@ -185,9 +199,10 @@ def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
     times = f"{found['failures']:,} time{'s' * (found['failures'] != 1)}"
     return critical(
         f"{actor}: rule {rule!r}",
-        f"has failed {times}; what it fails on {then}; the last error: {found['last_error']}",
-        f"mend it and messaging.rules.replace({rule!r}, ...), or pop({rule!r}); the log of the {actor} has the "
-        f"traceback; reset_rule_failures({rule!r}) if nothing else is to be done",
+        f"has failed {times}; a message on which it fails {then}; the last error: {found['last_error']}",
+        f"the log of the {actor} has the traceback. Replace the rule by messaging.rules.replace({rule!r}, ...), or "
+        f"remove it by messaging.rules.pop({rule!r}). If the cause is gone, "
+        f"messaging.interceptor.reset_rule_failures.remote({rule!r}) ends this finding",
     )
 
 
@@ -202,16 +217,16 @@ def _kept(actor: str, kept: dict[str, int]) -> Finding:
     return warning(
         f"{actor}: kept by rules",
         text,
-        "each takes up to 0.3 KB here and on the server: interceptor.new_round.remote() makes quotas and rates per "
-        "round forget; messaging.rules.replace(name, rule) begins a ban anew; "
-        "interceptor.reset_violation_counts.remote() forgets what was blocked",
+        "each entry takes up to 0.3 KB here and on the server. messaging.interceptor.new_round.remote() deletes the "
+        "entries of quotas and of rates per round; messaging.rules.replace(name, rule) deletes those of a ban; "
+        "messaging.interceptor.reset_violation_counts.remote() deletes the counts of blocked messages",
     )
 
 
 def check_disk(what: str, disk: Disk) -> Finding:
     """Check the free disk space of a folder."""
     text = f"{in_bytes(disk.free)} of {in_bytes(disk.total)} are free at {disk.path}"
-    remedy = "free disk space, or use a folder on another disk: without it nothing is kept, and senders wait"
+    remedy = "free disk space, or use a folder on another disk: on a full disk nothing can be stored, and senders wait"
     if disk.free < min(LITTLE_DISK, disk.total // 20):
         return critical(what, text, remedy)
     if disk.free < min(LOW_DISK, disk.total // 10):

@@ -12,8 +12,8 @@ MENDED: Final[Mapping[str, tuple[tuple[int, int, int], ...]]] = {
     "Valkey": ((7, 2, 14), (8, 0, 10), (8, 1, 9), (9, 0, 5), (9, 1, 1)),
 }
 _REMEDY: Final = (
-    "update it. The package of a distribution may have the fixes under the same number: look at its changelog "
-    "(apt-get changelog redis-server)"
+    "update the server. A distribution's package may have the fixes under the same version number: its changelog "
+    "tells (apt-get changelog redis-server)"
 )
 
 
@@ -29,11 +29,20 @@ def check_known_holes(info: Mapping[str, str]) -> Finding:
     mended = {each[:2]: each for each in MENDED[kind]}
     line = version[:2]
     if line > max(mended) or (line in mended and version >= mended[line]):
-        return ok("server version", f"{kind} {text} has no holes that were known in {AS_OF}")
+        return ok("server version", f"{kind} {text} has no security holes that were known in {AS_OF}")
     if line in mended:
-        return warning("server version", f"{kind} {text} has known holes, which {_text(mended[line])} mends", _REMEDY)
+        return warning(
+            "server version",
+            f"{kind} {text} has known security holes, which {kind} {_text(mended[line])} closes",
+            _REMEDY,
+        )
     lines = ", ".join(map(_text, mended.values()))
-    return warning("server version", f"{kind} {text} has known holes, and its line gets no fixes: {lines} do", _REMEDY)
+    return warning(
+        "server version",
+        f"{kind} {text} has known security holes, and this release line gets no fixes; releases without known holes "
+        f"are {lines}",
+        _REMEDY,
+    )
 
 
 def _text(version: tuple[int, int, int]) -> str:

@@ -32,7 +32,7 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
     ages = [mailbox.oldest_s for mailbox in kept.mailboxes if mailbox.oldest_s is not None]
     text = f"{kept.mailboxes_in_all:,}, in which {waiting:,} messages wait"
     if kept.mailboxes_in_all > len(kept.mailboxes):
-        text = f"{text} (of the first {len(kept.mailboxes):,}, which alone were looked at)"
+        text = f"{text} (only the first {len(kept.mailboxes):,} mailboxes were examined)"
     if ages:
         text += f", the oldest for {max(ages):,.1f} s"
     problems = (found for each in kept.mailboxes for found in _mailbox(each, dead=each.owner in dead_owners))
@@ -45,24 +45,30 @@ def _names(kept: Kept) -> Finding:
     Each such name has a mailbox and sender state on the server, and every sender has it in its directory.
     """
     closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
-    text = f"{closed:,} for closed messagers, until they are removed"
+    text = f"the server keeps the mailboxes of {closed:,} closed messagers, until they are removed"
     if kept.mailboxes_in_all > len(kept.mailboxes):
-        text += f" (of the first {len(kept.mailboxes):,} mailboxes of {kept.mailboxes_in_all:,})"
+        text += f" (only the first {len(kept.mailboxes):,} of {kept.mailboxes_in_all:,} mailboxes were examined)"
     if closed < MANY_NAMES:
         return ok("kept names", text)
     return warning(
         "kept names",
         text,
-        "for name in messaging.closed_messagers(): messaging.remove_messager(name); and give no name to messagers "
-        "that have no successor: of messagers without a name nothing is kept",
+        "for name in messaging.closed_messagers(): messaging.remove_messager(name); give a name only to a messager "
+        "that will be opened again, because of others nothing needs to be kept",
     )
 
 
 def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     name = f"mailbox {mailbox.name!r}"
-    remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
+    remedy = (
+        "fetch more often, or more messages at a time, or spread its agents over more groups; senders wait until "
+        "there is room"
+    )
     if mailbox.keeps_answers:
-        remedy = "messaging.remove_survey(id) for surveys of the past, or raise mailbox_bytes: agents wait with answers"
+        remedy = (
+            "remove old surveys by messaging.remove_survey(id), or raise MessagingConfig.mailbox_bytes; agents "
+            "cannot answer until there is room"
+        )
     if mailbox.max_messages:
         messages = (mailbox.messages, mailbox.max_messages, "{:,} messages".format)
         yield from _problems(name, remedy, messages, (mailbox.nbytes, mailbox.max_bytes, in_bytes))[:1]
@@ -72,26 +78,30 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     if dead and mailbox.lease_s is not None:
         yield warning(
             name,
-            f"its owner is dead, its lease lasts {mailbox.lease_s:,.0f} s more, and {mailbox.messages:,} messages wait",
-            "open its group or messager again under this name: in this Ray cluster it need not wait for the lease",
+            f"its owner is dead, and {mailbox.messages:,} messages wait; its lease expires in {mailbox.lease_s:,.0f} s",
+            "open its group or messager again under this name; in this Ray cluster that is possible before the lease "
+            "expires",
         )
     elif mailbox.messages and mailbox.lease_s is None:
         yield warning(
             name,
-            f"{mailbox.messages:,} messages wait, and nobody reads it",
-            "open its group or messager again under this name, or remove it: what is unread becomes dead letters",
+            f"{mailbox.messages:,} messages wait, and nobody reads this mailbox",
+            "open its group or messager again under this name, or remove that group or messager: then its unread "
+            "messages become dead letters",
         )
     elif mailbox.hosts and mailbox.lease_s is None and not mailbox.in_steps:
         yield warning(
             name,
-            "nobody reads it, and it is the mailbox of agents: what is sent to them will wait",
-            "create its group again under this name, or remove it: messages to its agents are undeliverable then",
+            "nobody reads this mailbox, so messages to its agents will wait",
+            "create its group again under this name, or remove the group: then messages to its agents are "
+            "undeliverable",
         )
     elif mailbox.messages and mailbox.oldest_s is not None and mailbox.oldest_s > OLD_S:
         yield warning(
             name,
             f"{mailbox.messages:,} messages wait, the oldest for {mailbox.oldest_s:,.0f} s",
-            "fetch from it; what was fetched counts as read once it is committed: by the next fetch, or ack()",
+            "fetch these messages. If they are fetched already, commit them by the next fetch or by ack(): until "
+            "then they count as waiting",
         )
 
 
@@ -99,15 +109,16 @@ def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
     if mailbox.ended:
         yield critical(
             name,
-            f"its service has ended ({mailbox.ended}), {mailbox.messages:,} messages wait, and whoever asks its agents "
-            "gets NoAnswer",
-            "mend its handler, and serve again: what waits is handled then",
+            f"`serve` has ended ({mailbox.ended}), so {mailbox.messages:,} messages wait, and questions to its "
+            "agents raise NoAnswer",
+            "fix the handler of `serve`, and call `serve` again: it handles the messages that wait",
         )
     if mailbox.failures:
         yield warning(
             name,
-            f"the handler of its service has failed on {mailbox.failures:,} messages",
-            "ray-messaging deadletters list says why; mend the handler, then requeue them",
+            f"the handler of `serve` has failed on {mailbox.failures:,} messages",
+            "`ray-messaging deadletters list` says why. Fix the handler, then send the messages again by "
+            "`ray-messaging deadletters requeue`",
         )
 
 
@@ -123,7 +134,9 @@ def _problems(name: str, remedy: str, *used: tuple[int, int, Callable[[int], str
 def _log(kept: Kept) -> Iterator[Finding]:
     if not kept.logged:
         return
-    remedy = "look at the log's actor: disk space in log_dir, its error; senders wait while the log is that far behind"
+    remedy = (
+        "see the findings about the log's actor and its disk; at the limit, senders wait until the log has caught up"
+    )
     behind: list[Finding] = []
     for mailbox in kept.mailboxes:
         messages = (mailbox.unlogged, mailbox.max_messages, "{:,} messages".format)
@@ -143,13 +156,16 @@ def _dead_letters(kept: Kept) -> Finding:
     if kept.dead_letters_dropped:
         return critical(
             "dead letters",
-            f"{kept.dead_letters:,}, and {kept.dead_letters_dropped:,} older ones were dropped at their limit",
-            "ray-messaging deadletters list says why: mend that, or raise dead_bytes; drop --all counts anew",
+            f"{kept.dead_letters:,} are kept, and {kept.dead_letters_dropped:,} older ones were dropped when the "
+            "limit was reached",
+            "`ray-messaging deadletters list` says why messages become dead letters: fix the cause, or raise "
+            "MessagingConfig.dead_bytes. After `ray-messaging deadletters drop --all` the count begins anew",
         )
     if kept.dead_letters:
         return warning(
             "dead letters",
             f"{kept.dead_letters:,}",
-            "ray-messaging deadletters list says what could not be delivered, and why; requeue sends it again",
+            "`ray-messaging deadletters list` says which messages could not be handled, and why. `ray-messaging "
+            "deadletters requeue` sends them again",
         )
     return ok("dead letters", "none")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from ray_messaging.observability.health.findings import SHOWN, Finding, critical, first_of, ok
 
 CUT_OFF = (
-    "see to that machine, and to the network between it and the others. Nothing that was acknowledged is lost: a step "
-    "waits up to MessagingConfig.cut_timeout_s; Ray finds a dead machine after 30 to 66 s, and starts its actors "
-    "elsewhere"
+    "check that the machine is up, and check the network between it and the others. No acknowledged message is lost: "
+    "a step waits up to MessagingConfig.cut_timeout_s. If the machine is dead, Ray notices that after 30 to 66 s, "
+    "and starts its actors elsewhere"
 )
 
 
@@ -57,14 +57,14 @@ def _all_reached(nodes: Sequence[NodeFacts]) -> str:
         for who, took in node.reached.items():
             slowest[who] = max(slowest.get(who, 0.0), took or 0.0)
     measured = ", ".join(f"{who} ({took:.1f} ms at most)" for who, took in slowest.items())
-    return f"{len(nodes):,} are reached by {measured or 'nobody, because nobody was asked'}"
+    return f"all {len(nodes):,} nodes are reached by {measured or 'nobody, because nobody was asked'}"
 
 
 def _unreached(node: NodeFacts) -> Finding:
     by = ", ".join(node.unreached_by)
     reached = [f"{who} in {took:.1f} ms" for who, took in node.reached.items() if took is not None]
-    but = f", but from {', '.join(reached)}" if reached else ""
-    text = f"the network does not reach it from {by}{but}"
+    but = f", but is reached from {', '.join(reached)}" if reached else ""
+    text = f"cannot be reached over the network from {by}{but}"
     return critical(f"node {node.where}", f"{text}{_what_waits(node.groups)}", CUT_OFF)
 
 
@@ -81,6 +81,6 @@ def _silent(silent: Mapping[str, float], where: Mapping[str, NodeFacts]) -> Iter
         on = "" if node is None else f" on node {node.where}"
         yield critical(
             f"group {group!r}",
-            f"the server has heard nothing for {seconds:.0f} s from its driver{on}, and the open step waits for it",
+            f"its driver{on} has not called the server for {seconds:.0f} s, and the open step waits for this group",
             CUT_OFF,
         )

@@ -27,7 +27,7 @@ from ray_messaging.transports.server_facts import (
 
 SLOW_MS = 20.0
 SKEW_S = 1.0
-_RAISE_MAXMEMORY = "raise maxmemory, or fetch the messages that wait: a full server takes no messages"
+_RAISE_MAXMEMORY = "raise the server's maxmemory, or fetch the messages that wait: a full server accepts no messages"
 
 
 def check_server(
@@ -39,13 +39,15 @@ def check_server(
     embedded server.
     """
     if facts.refused:
-        remedy = "give another user, or this one the rights: see docs/operations.md"
+        remedy = "pass another user, or give this user the missing rights: docs/security.md lists them"
         return [critical("server", facts.error, remedy), *_rights(facts)]
     if facts.error:
         remedy = (
-            "look at the log of its actor; an embedded server that died is started again on the same data"
+            "read the log of its actor. If an embedded server dies, it is started again with the same data"
             if embedded
-            else "start it, or see to the network between; nothing is lost meanwhile: senders wait up to send_timeout_s"
+            else (
+                "start the server, or check the network to it. Senders wait for it up to MessagingConfig.send_timeout_s"
+            )
         )
         return [critical("server", facts.error, remedy)]
     info = facts.info
@@ -70,12 +72,15 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
         yield ok("server", kind)
     if is_replica(facts.info):
         primary = f"{facts.info.get('master_host')}:{facts.info.get('master_port')}"
-        yield critical("server role", "a replica that takes no writes", f"give its primary, {primary}")
+        yield critical(
+            "server role", "this server is a replica, which accepts no writes", f"pass its primary, {primary}"
+        )
     if facts.info.get("cluster_enabled") == "1" and not facts.by_cluster:
         yield warning(
             "server role",
-            "a node of a cluster",
-            "redirections are not followed: give redis+cluster://host:port,host:port (RedisConfig(cluster=[...]))",
+            "this server is a node of a Redis cluster",
+            "a connection to one node does not follow the cluster's redirections: pass "
+            "redis+cluster://host:port,host:port, or RedisConfig(cluster=[...])",
         )
 
 
@@ -83,14 +88,14 @@ def _rights(facts: ServerFacts) -> Iterator[Finding]:
     if facts.lacking is None:
         yield ok(
             "server rights",
-            "not examined, because the user may not use MULTI, in which rights are tested: docs/security.md lists "
-            "the rights",
+            "not examined, because that needs the command MULTI, which the user may not use: docs/security.md lists "
+            "the rights that are needed",
         )
     elif facts.lacking:
         yield critical(
             "server rights",
-            f"the user lacks {' '.join(facts.lacking)}",
-            "give the user these rights by ACL SETUSER: docs/security.md lists all of them",
+            f"the server's user lacks the rights {' '.join(facts.lacking)}",
+            "give the user these rights by ACL SETUSER; docs/security.md lists all rights that are needed",
         )
 
 
@@ -99,8 +104,9 @@ def _replicas(where: str, info: Info, wanted: int) -> Iterator[Finding]:
     if found < wanted:
         yield critical(
             "server replicas",
-            f"{found} of {wanted} are connected (MessagingConfig.wait_replicas is {wanted})",
-            "start them, look at their logs and at the network between: sends and fetches wait up to send_timeout_s",
+            f"{found} of {wanted} replicas are connected (MessagingConfig.wait_replicas is {wanted})",
+            "start the missing replicas, read their logs, and check the network to the primary. Sends and fetches "
+            "wait for them up to MessagingConfig.send_timeout_s",
         )
     elif wanted:
         listed = ", ".join(f"{where} ({lag:,} bytes behind)" for where, lag in replicas_of(info))
@@ -121,7 +127,8 @@ def _round_trip(facts: ServerFacts) -> Finding:
         return warning(
             "server round trip",
             took,
-            "each awaited send takes at least this time: run the server nearer, or send in bulk",
+            "each awaited send takes at least this time: run the server nearer to its clients, or send messages in "
+            "bulk",
         )
     return ok("server round trip", took)
 
@@ -134,10 +141,10 @@ def check_clock(what: str, skew_s: float, margin_s: float) -> Finding:
     if abs(skew_s) - margin_s > SKEW_S:
         return warning(
             what,
-            f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this process's",
-            "run NTP (chrony) on all machines: times of messages and of the log are compared across them",
+            f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this process's clock",
+            "run NTP (chrony) on all machines, because times of messages from different machines are compared",
         )
-    return ok(what, f"within {SKEW_S:g} s of this process's")
+    return ok(what, f"within {SKEW_S:g} s of this process's clock")
 
 
 def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Iterator[Finding]:
@@ -145,8 +152,8 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         yield warning(
             "server persistence",
             "snapshots only" if settings.get("save") else "none",
-            "what is acknowledged is lost when the server's process dies: CONFIG SET appendonly yes, and set it in its "
-            "configuration file, too",
+            "acknowledged messages are lost when the server's process dies: CONFIG SET appendonly yes, and set this "
+            "in the server's configuration file, too",
         )
         return
     fsync = settings.get("appendfsync", "unknown, because CONFIG is forbidden")
@@ -154,12 +161,12 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",
-            "a power cut may take half a minute of messages: CONFIG SET appendfsync everysec (a second) or always. "
-            "An embedded server needs none of that: its guard process makes the disk write its data",
+            "in a power cut, the messages of up to half a minute are lost: CONFIG SET appendfsync everysec (then at "
+            "most a second is lost) or always (then none)",
         )
     else:
         yield ok("server persistence", f"appendonly, appendfsync {fsync}")
-    where = "data directory of the embedded server" if embedded else "server's dir"
+    where = "data directory of the embedded server" if embedded else "server's data directory"
     for name, what in (
         ("aof_last_write_status", "the last write"),
         ("aof_last_bgrewrite_status", "the last rewrite of the AOF"),
@@ -167,25 +174,31 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
     ):
         if info.get(name, "ok") != "ok":
             yield critical(
-                "server disk", f"{what} failed", f"free disk space in the {where}, and read the server's log"
+                "server disk",
+                f"{what} failed",
+                f"free disk space in the {where}, and read the server's log for other causes",
             )
 
 
 def _eviction(info: Info, *, allow_eviction: bool) -> Iterator[Finding]:
     policy = info.get("maxmemory_policy", "unknown")
-    how = "CONFIG SET maxmemory-policy noeviction, and set it in its configuration file, too"
+    how = "CONFIG SET maxmemory-policy noeviction, and set this in the server's configuration file, too"
     if number(info, "evicted_keys"):
         yield critical(
             "server eviction",
-            f"{number(info, 'evicted_keys'):,} keys were evicted since it started",
+            f"{number(info, 'evicted_keys'):,} keys were evicted since the server started",
             f"messages may be among them: {how}",
         )
     elif evicts(info) and allow_eviction:
-        yield warning("server eviction", f"{policy}, allowed by allow_eviction", f"messages may vanish: {how}")
+        yield warning(
+            "server eviction",
+            f"the policy is {policy}, which RedisConfig(allow_eviction=True) permits",
+            f"messages may vanish: {how}",
+        )
     elif evicts(info):
         yield critical("server eviction", policy, f"unread messages are deleted when memory is full: {how}")
     elif policy not in {"noeviction", "unknown"}:
-        yield warning("server eviction", f"{policy}, without effect while maxmemory is 0", how)
+        yield warning("server eviction", f"the policy is {policy}, which has no effect while maxmemory is 0", how)
     else:
         yield ok("server eviction", policy)
 
@@ -199,7 +212,9 @@ def _memory(info: Info) -> Finding:
     if machine and used > WARNING_SHARE * machine:
         level = critical if used > CRITICAL_SHARE * machine else warning
         return level(
-            "server memory", f"{text}, the machine has {in_bytes(machine)}", "set maxmemory, and fetch what waits"
+            "server memory",
+            f"{text}, and the machine has {in_bytes(machine)}",
+            "set the server's maxmemory, and fetch the messages that wait",
         )
     return ok("server memory", text)
 
@@ -212,6 +227,6 @@ def _clients(info: Info) -> Finding:
             clients,
             most,
             "{:,}".format,
-            "raise maxclients and ulimit -n of the server: each messager takes up to 4 connections",
+            "raise the server's maxclients and its ulimit -n: each messager takes up to 4 connections",
         )
     return ok("server connections", f"{clients:,}")

@@ -94,6 +94,8 @@ def flush(file: str | Path | None = None) -> None:
     """Export all spans that have ended.
 
     OpenTelemetry does this only when a process exits, but Ray kills the processes of actors.
+
+    Args: `file` is the file to which the spans are written, as for `tracer_provider`.
     """
     found = trace.get_tracer_provider()
     if file is not None:

@@ -33,6 +33,8 @@ async def answers_of(
     """Return each server's answer or error, once more than half have answered or the time limit is exceeded.
 
     The first answer is not enough, because a server that was cut off from the others may name an old primary.
+
+    Args: `counts` says whether an answer counts as one of the more than half.
     """
     now, name = asyncio.get_running_loop().time, "ray_messaging question for the primary"
     tasks = {asyncio.create_task(question, name=name): where for where, question in questions.items()}

@@ -374,7 +374,10 @@ class RedisLink:
         return self.translated(error, last=True)
 
     def _from(self, *, last: bool) -> str:
-        """Return the part of an error text that names this machine, the group, and how long a step tried the server."""
+        """Return the part of an error text that names this machine, the group, and how long a step tried the server.
+
+        Args: `last` says that the call will not be repeated.
+        """
         if not self.who:
             return ""
         kind = "" if self.outage is None else "group "

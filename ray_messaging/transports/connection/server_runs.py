@@ -28,7 +28,9 @@ class ServerRuns:
         self._ahead_ms = -math.inf  # how far the server's clock is ahead of our monotonic clock
 
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
-        """Make the first call on a new connection. If the server was restarted, the call raises the next entry ids.
+        """Make the first call on a new connection.
+
+        If the server was restarted, the call makes the next entry ids higher.
 
         Args: `read` has, for each stream that will be read over the connection, the last entry that was read.
         Raises: ConfigError if, at the first connection, the experiment has another format or number of shards.

@@ -122,7 +122,7 @@ def test_moves_of_strangers_and_of_other_shapes_are_refused():
         layout.moved(IdColumn.of([0, 8]), [[1, 1], [2, 2]])
     with pytest.raises(InvalidColumns, match=r"shape \(1, 2\)"):
         layout.moved(IdColumn.of([0]), [[1, 1, 1]])
-    with pytest.raises(InvalidColumns, match="int ids, not 'a'"):
+    with pytest.raises(InvalidColumns, match="int ids, but one has the id 'a'"):
         placed([[0, 0]], ids=["a"])
 
 

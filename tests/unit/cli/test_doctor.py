@@ -78,20 +78,20 @@ def test_the_rights_of_a_user(run, redis_process, client):
     address = url(redis_process.config, "bob", "pw")
     found = run("--redis", address, "--json")
     assert found.exit_code == 0, found.output
-    assert "may not use MULTI" in told(found)["server rights"]["value"]
+    assert "MULTI, which the user may not use" in told(found)["server rights"]["value"]
     client.execute_command("ACL", "SETUSER", "bob", "+multi")
     assert "server rights" not in told(run("--redis", address, "--json"))
     for right in ("subscribe", "xadd", "hincrby", "unlink", "evalsha", "persist", "xinfo|stream"):
         client.execute_command("ACL", "SETUSER", "bob", f"-{right}")
         found = run("--redis", address, "--json")
         assert found.exit_code == 1
-        assert told(found)["server rights"]["value"] == f"the user lacks +{right}"
+        assert told(found)["server rights"]["value"] == f"the server's user lacks the rights +{right}"
         client.execute_command("ACL", "SETUSER", "bob", f"+{right}")
     assert client.dbsize() == 0
     client.execute_command("ACL", "SETUSER", "bob", "-info")
     found = run("--redis", address)
     assert found.exit_code == 1
-    assert "docs/operations.md" in found.stdout
+    assert "docs/security.md" in found.stdout
 
 
 def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
@@ -106,9 +106,12 @@ def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
         others = [each for each in channels if each != channel]
         client.execute_command("ACL", "SETUSER", "town", "resetchannels", *others)
         found = run("town", "--redis", address, "--json")
-        assert told(found)["server rights"]["value"] == f"the user lacks {channel}"
+        assert told(found)["server rights"]["value"] == f"the server's user lacks the rights {channel}"
     client.execute_command("ACL", "SETUSER", "town", "resetkeys", *channels)
-    assert told(run("town", "--redis", address, "--json"))["server rights"]["value"] == "the user lacks ~rm:{town}:*"
+    assert (
+        told(run("town", "--redis", address, "--json"))["server rights"]["value"]
+        == "the server's user lacks the rights ~rm:{town}:*"
+    )
     assert client.dbsize() == 0
 
 
@@ -205,7 +208,7 @@ def test_a_ray_with_known_holes(run, monkeypatch, version, warned):
     assert ("Ray's version" in found) == warned
     if warned:
         assert found["Ray's version"]["level"] == "warning"
-        assert "2.55.1 has known holes" in found["Ray's version"]["value"]
+        assert "Ray 2.55.1 has known security holes" in found["Ray's version"]["value"]
         assert "ray>=2.56" in found["Ray's version"]["remedy"]
 
 

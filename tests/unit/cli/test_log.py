@@ -147,7 +147,7 @@ def test_conversation(run):
     assert lines[0].endswith('{"content":"hello 0"}  [kind]')
     assert "blocked (black_list: this pair is on the black list)" in lines[2]
     assert len(objects(run("conversation", "", "--json", "--", -5))) == 1
-    assert run("conversation", 7, 8) == "They said nothing to each other.\n"
+    assert run("conversation", 7, 8) == "These two sent each other no messages.\n"
 
 
 def test_thread(run):
@@ -167,7 +167,7 @@ def test_why_and_effects(tmp_path):
     assert run("why", "1-0-2").stdout.splitlines() == [
         '1-0-2 in step 1: 2 -> 3  {"content":"hello 1"}',
         '+- 0-0-1 in step 0: 1 -> 2  {"content":"hello 0"}',
-        "|  +- its sender had no message in hand",
+        "|  +- its sender had read no message",
     ]
     first, second = objects(run("why", "1-0-2", "--depth", "1", "--json").stdout)
     assert (first["depth"], second["cause_of"], second["payload"]) == (0, "1-0-2", {"content": "hello 0"})

@@ -142,4 +142,4 @@ def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
 def test_a_rate_by_the_clock_is_noted(run, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")  # so that it goes no further
     found = run("replay", "trace.txt", "--rules", "rate-limit:per_second=5")
-    assert "note: per_second counts by the clock" in found.stderr
+    assert "note: a limit per_second counts seconds of the clock" in found.stderr

@@ -325,7 +325,8 @@ async def test_an_agent_whose_process_dies_acts_once_in_a_step(spaces, tmp_path,
         request.set((attempt, None, 1))
         await space.send_message(1, 3, "once")
     assert caplog.messages == [
-        f"agent {agent} begins its step at {space.t} again: its earlier attempt is taken back" for agent in (2, 1)
+        f"agent {agent} begins its step at {space.t} again: what it did before in this step is undone"
+        for agent in (2, 1)
     ]
     request.set(("second", None, 2))
     with pytest.raises(RuntimeError, match="agent 2 has begun this step again"):

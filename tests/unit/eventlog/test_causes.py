@@ -126,9 +126,9 @@ def test_the_tree_as_text_and_as_a_table(log):
     assert str(found).splitlines() == [
         '1-0-2 in step 1: 2 -> 4  {"content":"it is"}  [labels kind]',
         '+- 0-0-1 in step 0: 1 -> 2  {"content":"is it true?"}  (answered by the message above)',
-        "|  +- its sender had no message in hand",
+        "|  +- its sender had read no message",
         '+- 0-0-3 in step 0: 3 -> 2  {"content":"good <morning>\\u001b[2J"}',
-        "|  +- its sender had no message in hand",
+        "|  +- its sender had read no message",
         '+- 1-2147483648- in step 1: the user -> 2  {"content":"from the user"}',
         "|  +- it came from outside of the steps",
     ]
@@ -151,7 +151,7 @@ def test_the_effects_as_text_and_as_tables(log):
     assert "<td" in found._repr_html_()
     assert log.effects("0-0-1", depth=100).counts().equals(found.counts())  # no step after those of the log
     assert log.effects("0-0-1", depth=2).counts()["step"].to_pylist() == [1, 2]
-    assert "no agent reads it" in str(log.effects("0-1-3"))
+    assert "no agent reads this message" in str(log.effects("0-1-3"))
     assert len(log.effects("0-1-3").counts()) == 0
 
 

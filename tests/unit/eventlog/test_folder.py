@@ -20,11 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from support.log_writing import batch_of, read_segment
 
-from ray_messaging.errors import ConfigError, LogError
+from ray_messaging import Mean, run
+from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog import checkpoint_files
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
 from ray_messaging.eventlog.folder_records import claim, read_account
+from ray_messaging.eventlog.forking import copy_run
 from ray_messaging.eventlog.log_schema import OPTIONAL, POSITION, SCHEMA, VERSION
 from ray_messaging.eventlog.writing.log_columns import LoggedPart, record_batch
 from ray_messaging.model.extension import Extension
@@ -299,13 +301,79 @@ def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, tmp_pat
 
 def test_a_damaged_page_is_not_read_as_rows(folder):
     segment = folder.write(1, table_of(2), meta())
-    path = Path(segment.path)
-    data = bytearray(path.read_bytes())
-    column = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("to_id"))
-    data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
-    path.write_bytes(data)
+    flip_a_bit(Path(segment.path), "to_id")
     with pytest.raises(LogError, match=r"damaged .*CRC"):
         EventLog.open(folder.where).query()
+
+
+def copied(folder):
+    copy_run(Folder(folder), Folder(f"{folder}-fork"), "fork", 2)
+
+
+def test_a_file_that_is_gone_is_said_by_all_that_needs_every_row(tmp_path, caplog):
+    """Queries go on without the rows; a balance said that all is well, and digests were those of another run."""
+    folder = tmp_path / "log"
+    for until in (2, 4, 6):
+        how = "resume" if until > 2 else "error"
+        run(counts, agents=["ann", "bob", "eve"], until=until, log_dir=folder, on_existing=how, progress=False)
+    whole = EventLog.open(folder)
+    assert (whole.balance().rows, caplog.text) == (54, "")
+    digest = whole.history_digest(5)
+    for number, missing in enumerate(["from 0 to 17", "from 18 to 35", "from 36 to 53"], 1):
+        path = folder / f"events-0000000{number}.parquet"
+        path.rename(tmp_path / "away")
+        log = EventLog.open(folder)
+        assert f"the rows at the positions {missing} are missing" in caplog.text
+        with pytest.raises(Unbalanced, match=missing):
+            log.balance()
+        for step in (0, 5):
+            with pytest.raises(LogError, match=rf"the log has no digests: .*{missing}.*put it back"):
+                log.digest(step)
+            with pytest.raises(LogError, match=missing):
+                log.history_digest(step)
+        assert len(log.query()) == 36
+        (tmp_path / "away").rename(path)
+    assert EventLog.open(folder).history_digest(5) == digest
+
+
+@pytest.mark.parametrize(
+    ("beside", "column", "read"),
+    [
+        ("_series/*/*.parquet", "n", lambda folder: EventLog.open(folder).series()),
+        ("_calls/*/*.parquet", "result", lambda folder: EventLog.open(folder).calls()),
+        ("_calls/*/*.parquet", None, lambda folder: EventLog.open(folder).sql("select agent from calls")),
+        ("_checkpoints/00000002.parquet", "value", copied),
+        ("events-00000001.parquet", "payload", copied),
+    ],
+    ids=["series", "calls", "calls that are cut, in SQL", "checkpoint", "segment, by a fork"],
+)
+def test_a_damaged_page_beside_the_segments_is_not_read_either(tmp_path, beside, column, read):
+    """One bit of a series was another number, and one of a checkpoint or a segment another run in each fork."""
+    folder = str(tmp_path / "log")
+    run(counts, agents=["ann", "bob", "eve"], until=3, log_dir=folder, checkpoint=3, collect=Mean("n"), progress=False)
+    (path,) = (tmp_path / "log").glob(beside)
+    if column is None:
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        flip_a_bit(path, column)
+    with pytest.raises(LogError, match="damaged") as caught:
+        read(folder)
+    assert caught.value.path == str(path)
+
+
+async def counts(me, inbox):
+    me.state["n"] = await me.remember(float, me.step + 0.25)
+    for friend in ("ann", "bob", "eve"):
+        me.send(friend, {"n": me.step})
+
+
+def flip_a_bit(path, column):
+    """Flip the last bit of a column's values."""
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index(column))
+    first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    data[first + chunk.total_compressed_size - 1] ^= 1
+    path.write_bytes(data)
 
 
 def test_a_full_disk_does_not_change_existing_files(folder, monkeypatch):

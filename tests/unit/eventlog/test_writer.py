@@ -384,7 +384,7 @@ async def test_closing_does_not_wait_for_a_full_disk(society, writers, tmp_path,
     await society.send("a", 2)
     await within(writer.caught_up())
     disk.full = True
-    with pytest.raises(LogError, match=r"No space.*its rows are still in the streams"):
+    with pytest.raises(LogError, match=r"No space.*its last rows are still on the server"):
         await within(writer.close())
     disk.full = False
     await within((await writers()).close())

@@ -60,7 +60,7 @@ def test_replicas_that_are_waited_for_must_be_there(states, level):
     facts = ServerFacts("host:1", info=WELL | replicas | {"slave_read_only": "1"})
     found = [finding for finding in check_server(facts, wait_replicas=2) if finding.what == "server replicas"]
     assert [finding.level for finding in found] == [level]
-    assert level == "ok" or "start them" in found[0].remedy
+    assert level == "ok" or "start the missing replicas" in found[0].remedy
     assert not [finding for finding in check_server(facts) if finding.what == "server replicas"]
 
 
@@ -84,8 +84,8 @@ def test_a_healthy_server_has_no_findings():
         ({"maxmemory_policy": "allkeys-lru"}, None, "critical", "server eviction", "noeviction"),
         ({"maxmemory_policy": "volatile-ttl", "maxmemory": "0"}, None, "warning", "server eviction", "noeviction"),
         ({"evicted_keys": "3"}, None, "critical", "server eviction", "noeviction"),
-        ({"used_memory": str(int(0.81 * GIB))}, None, "warning", "server memory", "raise maxmemory"),
-        ({"used_memory": str(int(0.96 * GIB))}, None, "critical", "server memory", "raise maxmemory"),
+        ({"used_memory": str(int(0.81 * GIB))}, None, "warning", "server memory", "raise the server's maxmemory"),
+        ({"used_memory": str(int(0.96 * GIB))}, None, "critical", "server memory", "raise the server's maxmemory"),
         ({"connected_clients": "8100"}, None, "warning", "server connections", "maxclients"),
         ({"connected_clients": "9600"}, None, "critical", "server connections", "maxclients"),
         (NEARLY_FULL, None, "warning", "server memory", "maxmemory"),
@@ -168,7 +168,7 @@ def test_a_mailbox_that_waits_for_a_dead_owners_lease():
     assert problems(check_kept(held)) == []
     (found,) = [finding for finding in check_kept(held, ["run/one"]) if finding.level != "ok"]
     assert (found.level, found.what) == ("warning", "mailbox 'west'")
-    assert found.value == "its owner is dead, its lease lasts 20 s more, and 5 messages wait"
+    assert found.value == "its owner is dead, and 5 messages wait; its lease expires in 20 s"
 
 
 def test_the_log_that_is_behind_and_dead_letters():
@@ -201,25 +201,30 @@ def actor(name="group 'west'", *, report=True, **changes):
     [
         (actor(report=False, state="DEAD", why="killed"), "critical", "group 'west'", "create the group again"),
         (actor("interceptor", report=False, state="DEAD"), "critical", "interceptor", "on_existing='resume'"),
-        (actor("interceptor", report=False, state="RESTARTING"), "critical", "interceptor", "nothing is judged"),
+        (actor("interceptor", report=False, state="RESTARTING"), "critical", "interceptor", "no message can be sent"),
         (actor("log", report=False, state="ALIVE", why="no answer"), "critical", "log", "py-spy"),
-        (actor(SERVER_ACTOR, error="Valkey died"), "critical", SERVER_ACTOR, "mend"),
+        (actor(SERVER_ACTOR, error="Valkey died"), "critical", SERVER_ACTOR, "remove the cause"),
         (
             actor(loops=[TaskHealth("lease", False, True, 0.0, "Fenced")]),
             "critical",
             "group 'west': lease",
             "Ray starts it",
         ),
-        (actor(loops=[TaskHealth("outbox", True, True, STUCK_S + 1)]), "warning", "group 'west': outbox", "see to"),
-        (actor(stats={"unreadable": 2}), "warning", "group 'west': unreadable", "dead letters"),
+        (
+            actor(loops=[TaskHealth("outbox", True, True, STUCK_S + 1)]),
+            "warning",
+            "group 'west': outbox",
+            "it waits for the server",
+        ),
+        (actor(stats={"unreadable": 2}), "warning", "group 'west': unreadable", "deadletters list"),
         (actor(stats={"ingress_dropped": 2}), "warning", "group 'west': ingress_dropped", "fetch more"),
         (actor(stats={"lane_connections": 9_700}), "critical", "group 'west': lane connections", "fewer messagers"),
-        (actor(stats={"lane_refused": 3}), "warning", "group 'west': lane_refused", "inside the cluster"),
+        (actor(stats={"lane_refused": 3}), "warning", "group 'west': lane_refused", "only machines of the cluster"),
         (actor("interceptor", stats={"server_behind": 1}), "warning", "interceptor: server_behind", "replica"),
         (actor("log", stats={"lag_s": 90.0}), "warning", "log: lag", "disk"),
         (actor("log", stats={"missing": ["no hearers"]}), "critical", "log: incomplete", "log.balance()"),
-        (actor(restarts=7), "warning", "group 'west': restarts", "find out why"),
-        (actor(SERVER_ACTOR, stats={"restarts": 5}), "warning", f"{SERVER_ACTOR}: restarts", "find out why"),
+        (actor(restarts=7), "warning", "group 'west': restarts", "read why it died"),
+        (actor(SERVER_ACTOR, stats={"restarts": 5}), "warning", f"{SERVER_ACTOR}: restarts", "read why it died"),
         (actor(skew_s=5.0, margin_s=0.1), "warning", "clock of group 'west'", "NTP"),
         (actor("log", disk=Disk("/log", GIB // 2, 100 * GIB)), "critical", "log disk", "free disk space"),
     ],
@@ -269,11 +274,11 @@ def test_names_that_last_are_counted_without_groups_and_without_those_that_are_o
 
     few = [box("closed"), box("open", lease_s=9.0), box("nameless", leased=True), box("group", hosts=True)]
     [finding] = [finding for finding in kept(*few) if finding.what == "kept names"]
-    assert finding == ok("kept names", "1 for closed messagers, until they are removed")
+    assert finding == ok("kept names", "the server keeps the mailboxes of 1 closed messagers, until they are removed")
     many = [box(f"closed-{number}") for number in range(MANY_NAMES)]
     [finding] = [finding for finding in kept(*many, mailboxes_in_all=9_000) if finding.what == "kept names"]
     assert finding.level == "warning"
-    assert "of the first 500 mailboxes of 9,000" in finding.value
+    assert "only the first 500 of 9,000 mailboxes were examined" in finding.value
     assert "remove_messager" in finding.remedy
 
 
@@ -300,4 +305,4 @@ def test_a_log_with_lost_data_names_the_remedy():
     assert "resume" in finding.remedy
     report = log_report({"error": "the disk is full", "lost": False}, "s3://bucket/log")
     [finding] = [finding for finding in check_actor(ActorFacts("log", report)) if finding.level == "critical"]
-    assert "tries again by itself" in finding.remedy
+    assert "tries again every second" in finding.remedy

@@ -15,7 +15,7 @@ def told(findings):
 
 def test_nodes_that_all_reach_are_one_good_finding():
     nodes = [node("a", process=0.1, interceptor=0.2), node("bb", process=0.7, interceptor=0.1)]
-    expected = "2 are reached by process (0.7 ms at most), interceptor (0.2 ms at most)"
+    expected = "all 2 nodes are reached by process (0.7 ms at most), interceptor (0.2 ms at most)"
     assert told(check_nodes(nodes, {})) == [("ok", "nodes", expected)]
 
 
@@ -26,7 +26,8 @@ def test_of_a_single_node_nothing_is_said():
 
 def test_a_node_that_is_cut_off_is_named_with_its_groups_and_with_who_does_not_reach_it():
     nodes = [node("a", process=0.1, server=0.1), node("bb", ["north", "east"], process=None, server=1.0)]
-    text = "the network does not reach it from process, but from server in 1.0 ms; groups on it: 'east', 'north'"
+    text = "cannot be reached over the network from process, but is reached from server in 1.0 ms"
+    text = f"{text}; groups on it: 'east', 'north'"
     [finding] = check_nodes(nodes, {})
     assert told([finding]) == [("critical", "node bb (10.0.0.2)", text)]
     assert finding.remedy == CUT_OFF
@@ -35,9 +36,9 @@ def test_a_node_that_is_cut_off_is_named_with_its_groups_and_with_who_does_not_r
 def test_a_group_that_the_server_does_not_hear_is_named_with_its_node():
     nodes = [node("a", ["east"], process=0.1), node("bb", process=0.1)]
     found = {each.what: each.value for each in check_nodes(nodes, {"east": 14.2, "west": 20.0})}
-    after = "from its driver{}, and the open step waits for it"
-    assert found["group 'east'"] == f"the server has heard nothing for 14 s {after.format(' on node a (10.0.0.1)')}"
-    assert found["group 'west'"] == f"the server has heard nothing for 20 s {after.format('')}"
+    after = "its driver{} has not called the server for {} s, and the open step waits for this group"
+    assert found["group 'east'"] == after.format(" on node a (10.0.0.1)", 14)
+    assert found["group 'west'"] == after.format("", 20)
 
 
 def test_an_actor_on_a_node_that_is_cut_off_is_not_searched_for_with_a_debugger():

@@ -18,7 +18,7 @@ ROWS = 6
 class Made:
     """A batch in flight: rows with a future each, and rows of a bulk send."""
 
-    def __init__(self, singles, bulk=0):
+    def __init__(self, singles, bulk=0, wave=0):
         loop = asyncio.new_event_loop()
         pending = PendingBatch()
         self.singles = [loop.create_future() for _ in range(singles)]
@@ -32,7 +32,7 @@ class Made:
             pending.bulks.append(BulkWaiter(singles, singles + bulk, self.many, 0))
         self.finished = []
         self.closed = []
-        self.in_flight = InFlightBatch(pending, pending.seal("s", 1, 0), self)
+        self.in_flight = InFlightBatch(pending, pending.seal("s", 1, 0), self, wave)
         loop.close()
 
     def batch_done(self, in_flight):
@@ -152,3 +152,16 @@ def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
         in_flight.settle(rows(row), DELIVERED)
         in_flight.settle(rows(row), DELIVERED)
     assert closed == [(1, 0), (1, 100), (1, 0), (1, 10)]
+
+
+async def test_with_a_wave_some_callers_get_their_receipts_before_the_others():
+    made, found = Made(singles=ROWS, wave=4), []
+    made.singles[1].cancel()
+    made.in_flight.settle(None, DELIVERED)
+    assert made.finished == [made.in_flight]
+    for _ in range(2):
+        found.append([row for row in range(ROWS) if made.singles[row].done()])
+        await asyncio.sleep(0)
+    assert found == [[0, 1, 2, 3], [*range(ROWS)]]
+    expected = map(made.in_flight.outcome.message_id, (0, 5))
+    assert [made.singles[row].result().message_id for row in (0, 5)] == [*expected]

@@ -429,6 +429,62 @@ def test_a_study_that_was_opened_before_it_grew_or_ended_has_the_series_of_its_r
         _ = first.series
 
 
+def valued(me, inbox, scale):
+    me.state["knows"] = scale
+
+
+class Valued:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, me, inbox):
+        valued(me, inbox, self.scale)
+
+    def live(self, me, inbox):
+        valued(me, inbox, self.scale)
+
+
+def closed(scale):
+    def person(me, inbox):
+        valued(me, inbox, scale)
+
+    return person
+
+
+def defaulted(scale):
+    def person(me, inbox, *, _scale=scale):
+        valued(me, inbox, _scale)
+
+    return person
+
+
+MODELS = {
+    "'scale' of a partial": lambda scale: partial(valued, scale=scale),
+    "'scale' of closed": closed,
+    "a default of defaulted": defaulted,
+    "the object of Valued": Valued,
+    "the object of Valued.live": lambda scale: Valued(scale).live,
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_another_value_that_a_model_is_bound_to_is_another_study(here, tmp_path, what):
+    """The study had the results of the former value, as the source was the same."""
+
+    def study(scale):
+        return batch_run(
+            MODELS[what](scale), agents=2, until=1, outcomes=Mean("knows"), folder=tmp_path / "s", progress=False
+        )
+
+    assert study(1).to_pandas()["knows"].tolist() == study(1).to_pandas()["knows"].tolist() == [1]
+    with pytest.raises(ConfigError, match=f"^{what}.*, which model= uses, differs from that of the study in"):
+        study(2)
+    record = json.loads((tmp_path / "s" / "_study.json").read_text())
+    del record["values"]  # version 1.0.0 recorded none
+    (tmp_path / "s" / "_study.json").write_text(json.dumps(record))
+    assert len(study(2)) == 1
+
+
 def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
     from ray_messaging.eventlog.folder import Folder
 
@@ -449,74 +505,6 @@ def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):
     assert len(Study(tmp_path / "s")) == 2
     monkeypatch.setattr(Folder, "write_file", write)
     assert len(sweep(tmp_path / "s", replicates=2)) == 4
-
-
-class Agents:
-    def __init__(self, strength):
-        self.strength = strength
-
-    def __call__(self, me, inbox, *, chance):
-        me.state["knows"] = self.strength * chance
-
-    def person(self, me, inbox, *, chance):
-        me.state["knows"] = self.strength * chance
-
-
-def given_strength(me, inbox, *, strength, chance):
-    me.state["knows"] = strength * chance
-
-
-def enclosed(strength):
-    def person(me, inbox, *, chance):
-        me.state["knows"] = strength * chance
-
-    return person
-
-
-def by_helper(strength):
-    def helper(chance):
-        return strength * chance
-
-    def person(me, inbox, *, chance):
-        me.state["knows"] = helper(chance)
-
-    return person
-
-
-def default(strength):
-    def person(me, inbox, *, chance, given=strength):
-        me.state["knows"] = given * chance
-
-    return person
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda strength: partial(given_strength, strength=strength),
-        lambda strength: Agents(strength).person,
-        Agents,
-        enclosed,
-        by_helper,
-        default,
-    ],
-    ids=["partial", "method", "object", "enclosed", "helper", "default"],
-)
-def test_a_model_with_another_value_from_elsewhere_is_another_study(here, tmp_path, make):
-    """Its source is the same, so the runs in the folder would be taken for those of the new value."""
-    first = sweep(tmp_path / "s", model=make(1.5)).to_pandas()
-    pd.testing.assert_frame_equal(sweep(tmp_path / "s", model=make(1.5)).to_pandas(), first)
-    with pytest.raises(ConfigError, match=r"the value .* of model= differs from that of the study"):
-        sweep(tmp_path / "s", model=make(2.5))
-
-
-def test_an_outcome_with_another_value_from_elsewhere_is_another_study(here, tmp_path):
-    def ended(goal):
-        return {"ended": lambda result, goal=goal: result.steps > goal}
-
-    sweep(tmp_path / "s", outcomes=ended(1))
-    with pytest.raises(ConfigError, match=r"the value goal of outcomes\['ended'\]= differs"):
-        sweep(tmp_path / "s", outcomes=ended(2))
 
 
 def test_two_programs_in_one_folder(here, tmp_path):

@@ -6,12 +6,13 @@ import re
 import statistics
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 from support.studies import work_here, written_study
 
-from ray_messaging import Mean, batch_run
-from ray_messaging.errors import ConfigError
+from ray_messaging import Mean, Study, batch_run
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.studies.bootstrap import effect_size, mean_interval, student_quantile
 
 
@@ -169,3 +170,36 @@ def test_a_study_without_logs_says_how_to_keep_them(tmp_path, monkeypatch):
         )
     with pytest.raises(ConfigError, match=r"another study: its options is .*'logs': True"):
         batch_run(chatter, {"limit": ["none", "one"], "loud": [0]}, logs=True, **asked)
+
+
+def test_levels_that_are_equal_in_python_are_not_taken_for_each_other(tmp_path):
+    """False is no limit, 0 is a limit of 0: a base of one left out the rows of the other, and a plot pooled both."""
+    levels = [False, 0, 1, True, 1.5]
+    study = written_study(
+        tmp_path / "s",
+        {"limit": levels},
+        3,
+        lambda run: {"sick": 10.0 * [*map(repr, levels)].index(repr(run.row["limit"]))},
+    )
+    for base in (False, 0, True, np.int64(0)):
+        effects = study.effects(base={"limit": base})
+        found = {
+            repr(limit): difference for limit, difference in zip(effects["limit"], effects["difference"], strict=True)
+        }
+        at = [*map(repr, levels)].index(repr(int(base) if isinstance(base, np.integer) else base))
+        assert found == {repr(limit): 10.0 * (n - at) for n, limit in enumerate(levels) if n != at}
+    with pytest.raises(ConfigError, match="'limit' has a bool and a number that are equal"):
+        study.plot("limit", "sick")
+
+
+def test_a_damaged_bit_of_a_study_is_not_another_outcome(tmp_path):
+    """The file was read, and the study had another mean."""
+    folder = tmp_path / "s"
+    written_study(folder, {"rule": ["none", "mask"]}, 6, lambda run: {"sick": 10.0 * run.replicate})
+    path = folder / "runs-00000000.parquet"
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("sick"))
+    data[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LogError, match=r"runs-00000000.parquet .* cannot be read"):
+        Study(folder).summary()

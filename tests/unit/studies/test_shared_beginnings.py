@@ -185,7 +185,7 @@ class Limited(Quota):
 def test_a_rule_that_cannot_be_compared_is_told(tmp_path):
     given = {"rules": lambda quota: [Limited(Limit(3))] if quota else [], "outcomes": None}
     study = sweep(tmp_path / "a", person, {"quota": [3], "chance": [0.9]}, vary_from=FROM, before={"quota": 4}, **given)
-    assert study.to_pandas().error.str.contains("remembers something, but its attributes").all()
+    assert study.to_pandas().error.str.contains("because its other attributes cannot be compared").all()
 
 
 def test_a_beginning_is_run_once_for_each_replicate_and_the_other_parameters(tmp_path):
@@ -326,4 +326,6 @@ def test_a_condition_ends_rows_as_whole_runs(tmp_path):
     for at in (int(shared.series.step.max()) + 1, 20):
         early = sweep(tmp_path / f"{at}", person, {"chance": [0.5]}, vary_from=at, before={"chance": 0.5}, **ends)
         errors = early.to_pandas().error
-        assert errors.str.contains(rf"until= ends the run after step \d+, before vary_from={at}").all()
+        assert errors.str.contains(
+            rf"until= ends the run after step \d+, but the parameters vary only from step {at}"
+        ).all()

@@ -31,6 +31,7 @@ from ray_messaging.interception.rules import (
     Table,
     block,
 )
+from ray_messaging.messager import GroupMessager
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
 
@@ -328,6 +329,20 @@ def test_rules_that_cannot_go_on_end_a_run():
 
 def test_no_steps_are_a_result_too():
     assert (run(tell_next, agents=6, until=0).steps, run(tell_next, agents=6, until=0).digests) == (0, {})
+
+
+def test_no_rules_judge_when_the_connection_is_closed(monkeypatch):
+    """A line on stderr said that rules will judge a step again, of a run that had ended well."""
+    judging = []
+    close = GroupMessager.close
+
+    async def closed(messager):
+        judging.extend(task for task in asyncio.all_tasks() if task.get_name() == "ray_messaging step rules")
+        await close(messager)
+
+    monkeypatch.setattr(GroupMessager, "close", closed)
+    run(tell_next, agents=6, groups=2, until=3, rules=[RateLimit(per_round=3)], progress=False)
+    assert judging == []
 
 
 @pytest.mark.parametrize("rules", [[], [BlackList([(10, 33), (1, 10)])], [RateLimit(per_round=3)]])

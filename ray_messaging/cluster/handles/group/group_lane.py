@@ -6,9 +6,9 @@ socket takes a fraction of that time (`python -m benchmarks.driven --processor`)
 socket of the actor. Ray calls are used to open the socket, to return errors, and for calls that get no answer over the
 socket.
 
-Outside of steps, handles do not write to the server themselves. Each handle would need an epoch, a connection, the
-directory, the delegated rules and the server's password. So only the group's actor sends under the group's name. A task
-that drives a group's steps does write to the server itself (see `group_steps.py`).
+Outside of steps, handles do not write to the server themselves. For that, each handle would need an epoch, a
+connection, the directory, the delegated rules and the server's password. So only the group's actor sends under the
+group's name. A task that drives a group's steps does write to the server itself (see `group_steps.py`).
 """
 
 import asyncio
@@ -227,10 +227,15 @@ class LaneConnection:
             return None
         (count,) = _PREFIX.unpack(self._read(_PREFIX.size))
         if not 1 <= count <= size // _PREFIX.size:
-            raise FrameError("the answer of a group's actor has no header")
+            raise FrameError(
+                "the answer of a group's actor has no header: do all processes use the same version of ray_messaging?"
+            )
         sizes = unpack(f"<{count}I", self._read(_PREFIX.size * count))
         if NUMBER.size + _PREFIX.size * (1 + count) + sum(sizes) != size:
-            raise FrameError("the answer of a group's actor has another size than its parts")
+            raise FrameError(
+                "the parts of a group's actor's answer do not add up to its size: do all processes use the same "
+                "version of ray_messaging?"
+            )
         header, *frames = (self._read(each) for each in sizes)
         return header, frames
 

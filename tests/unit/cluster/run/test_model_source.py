@@ -9,7 +9,15 @@ import networkx as nx
 import pandas as pd
 import pytest
 
-from ray_messaging.cluster.run.model_source import change_of, changes_of, inputs_of, name_of, source_of
+from ray_messaging.cluster.run.model_source import (
+    change_of,
+    changed_values,
+    changes_of,
+    inputs_of,
+    name_of,
+    source_of,
+    values_used,
+)
 from ray_messaging.cluster.run.run_plan import plan_groups
 
 MODEL = """
@@ -128,6 +136,25 @@ def test_of_a_program_only_what_the_model_uses_is_in_the_digest(tmp_path):
     start = source_of(in_a_program(path)["start"])
     assert start == source_of(in_a_program(path, added=22)["start"])
     assert start != source_of(in_a_program(path, mood=33)["start"])
+
+
+def test_the_objects_of_a_program_that_the_model_uses_are_its_values(tmp_path):
+    text = "import threading\nFRIENDS = {friends}\nOTHERS = []\nLOCK = threading.Lock()\n"
+    text += "def helper():\n    return FRIENDS, LOCK\n\ndef person(me, inbox):\n    return helper, me.OTHERS\n"
+
+    def values(friends):
+        names = {"__name__": "__main__"}
+        exec(compile(text.format(friends=friends), "<program>", "exec"), names)
+        return values_used({"town": names["person"]})
+
+    one, same, other = values({3: [1], 4: {2, 5}}), values({3: [1], 4: {5, 2}}), values({3: [1], 4: {2, 6}})
+    assert one == same
+    assert one.keys() == {"'FRIENDS' of helper", "'LOCK' of helper"}
+    assert one["'LOCK' of helper"] is None  # it has no digest
+    assert changed_values(one, other) == ["'FRIENDS' of helper"]
+    now = {"model": "m.person", "source": "a", "values": one}
+    assert change_of(now, now) is change_of(now, {"model": "m.person", "source": "a"}) is None
+    assert change_of(now, now | {"values": other}).startswith("'FRIENDS' of helper, which the model uses, differs from")
 
 
 def test_another_kind_of_an_agent_in_a_later_call_is_named():
