@@ -132,6 +132,11 @@ class Half:
         others = itertools.cycle(self.addresses())
         return await talk(self.plain_send(), ((each, others) for each in agents), seconds)
 
+    async def awaited_by(self, seconds: float, talkers: int) -> int:
+        """Measure as `awaited` does, with so many agents that talk at the same time."""
+        self.at_once = talkers
+        return await self.awaited(seconds)
+
     async def one_by_one(self, seconds: float) -> int:
         """Send for one agent after the other: the `awaited` of peers with sends that never wait."""
         agents, others = itertools.cycle(self.agents), itertools.cycle(self.addresses())

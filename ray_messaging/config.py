@@ -576,7 +576,9 @@ class MessagingConfig(_Settings):
     mailbox_bytes: PositiveInt = _setting(
         MAILBOX_BYTES, "bytes that may wait unread in a mailbox; senders wait while it is full"
     )
-    inbox_messages: PositiveInt = _setting(100_000, "messages that a receiver reads ahead of fetches")
+    inbox_messages: PositiveInt = _setting(
+        100_000, "messages that a receiver reads ahead of fetches; as many again from a far server"
+    )
     outbox_messages: PositiveInt = _setting(
         200_000, "messages that may wait in a messager to be sent; `send` waits while it has that many"
     )

@@ -15,6 +15,10 @@ def person(me, inbox):
             me.send(friend, {"active": True})
 
 
+def begins(limits):
+    return lambda me: {"active": False, "heard": 0, "since": -1, "threshold": limits[me.id]}
+
+
 def main():
     limits = thresholds()
     result = ray_messaging.run(
@@ -22,7 +26,7 @@ def main():
         agents=len(limits),
         until=STEPS,
         graph=edges(),
-        start=lambda me: {"active": False, "heard": 0, "since": -1, "threshold": limits[me.id]},
+        start=begins(limits),
         progress=False,
     )
     states = result.states.values()

@@ -26,7 +26,8 @@ from ray_messaging.steps.step import Step
 WARM_S, WARM_STEPS = 0.3, 6
 WINDOWS = 5  # a rate is the median of so many: other work on this machine halves it for parts of a second
 HALF = AGENTS // 2
-WEST, EAST = range(1000), range(1000, 2000)  # who talks outside of steps
+FEW, MANY = 1_000, 4_000  # how many agents await one message after the other
+WEST, EAST = range(MANY), range(MANY, MANY + 1_000)  # who talks outside of steps
 Row = tuple[int, int, dict[str, Any]]  # to, from, payload
 
 
@@ -44,8 +45,12 @@ class Talk:
         self._arrived = 0
 
     def awaited(self, plan: dict[str, Any]) -> float:
-        """Return how many messages arrive in a second if each of 1,000 agents awaits one after the other."""
-        return self._rate(self._west.awaited, plan["seconds"])
+        """Return how many messages arrive in a second if each of FEW agents awaits one after the other."""
+        return self._rate(self._west.awaited_by, plan["seconds"], FEW)
+
+    def awaited_by_many(self, plan: dict[str, Any]) -> float:
+        """Return how many messages arrive in a second if each of MANY agents awaits one after the other."""
+        return self._rate(self._west.awaited_by, plan["seconds"], MANY)
 
     def bulk(self, plan: dict[str, Any]) -> float:
         """Return how many messages arrive in a second by the fastest calls."""
@@ -57,13 +62,13 @@ class Talk:
         self._settle(sent)
         return 1e3 * statistics.median(ray.get(self._east.latencies.remote()))
 
-    def _rate(self, send: Any, seconds: float) -> float:
-        self._settle(ray.get(send.remote(WARM_S)))
-        return statistics.median(self._rate_now(send, seconds) for _ in range(WINDOWS))
+    def _rate(self, send: Any, seconds: float, *how: int) -> float:
+        self._settle(ray.get(send.remote(WARM_S, *how)))
+        return statistics.median(self._rate_now(send, seconds, *how) for _ in range(WINDOWS))
 
-    def _rate_now(self, send: Any, seconds: float) -> float:
+    def _rate_now(self, send: Any, seconds: float, *how: int) -> float:
         begun, before = time.time(), self._arrived
-        at = self._settle(ray.get(send.remote(seconds)))
+        at = self._settle(ray.get(send.remote(seconds, *how)))
         return (self._arrived - before) / (at - begun)
 
     def _settle(self, sent: int) -> float:
@@ -83,7 +88,11 @@ def ours() -> Talk:
 
 def plain() -> Talk:
     """Start plain Ray's halves."""
-    west, east = (CallHalf.options(**on(host)).remote(*who) for host, who in (("b", (WEST, EAST)), ("c", (EAST, WEST))))
+    # Without max_concurrency, an actor carries out 1,000 calls at the same time, and others wait.
+    west, east = (
+        CallHalf.options(**on(host), max_concurrency=2 * MANY).remote(*who)
+        for host, who in (("b", (WEST, EAST)), ("c", (EAST, WEST)))
+    )
     ray.get([west.meet.remote(east), east.meet.remote(west)])
     return Talk(west, east)
 

@@ -7,7 +7,7 @@
     python -m benchmarks.steps --part checkpoint     # checkpoints of 1,000,000 agents
     python -m benchmarks.steps --part calls    # calls that agents remember
     python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
-    python -m benchmarks.steps --part local   # the same by `ray_messaging.run`, beside Mesa, without Ray
+    python -m benchmarks.steps --part local   # that and a contagion by `ray_messaging.run`, without Ray
     python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
 
@@ -152,15 +152,18 @@ def mesa(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
 
 
 def local(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
-    """Measure the rumour by `ray_messaging.run` beside Mesa, by turns in fresh processes."""
+    """Measure the contagion and the rumour by `ray_messaging.run` beside Mesa, by turns in fresh processes."""
     lines = []
-    for agents, (steps, most) in LOCAL.items():
-        found = [compare_local(envs, agents, steps) for _ in range(rounds)]
-        part = f"rumour, {agents:,} agents, one process"
-        lines += [Line(part, side, "ms", [each[side] for each in found]) for side in found[0]]
-        mesa_ms, telling_ms, ours_ms = ([each[side] for each in found] for side in found[0])
-        lines.append(Line(part, "ray_messaging.run / Mesa", "x", ratios(ours_ms, mesa_ms), most))
-        lines.append(Line(part, "ray_messaging.run / Mesa, with messages", "x", ratios(ours_ms, telling_ms)))
+    for model, sizes in LOCAL.items():
+        for agents, (steps, most) in sizes.items():
+            found = [compare_local(envs, model, agents, steps) for _ in range(rounds)]
+            part = f"{model}, {agents:,} agents, one process"
+            taken = {side: [each[side] for each in found] for side in found[0]}
+            lines += [Line(part, side, "ms", values) for side, values in taken.items()]
+            ours_ms = taken.pop("ray_messaging.run")
+            for side, values in taken.items():
+                limit = most if side == "Mesa" else None
+                lines.append(Line(part, f"ray_messaging.run / {side}", "x", ratios(ours_ms, values), limit))
     return lines
 
 

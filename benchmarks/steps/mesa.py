@@ -1,6 +1,7 @@
 """The rumour beside Mesa 3: `messaging.run` by agent and by group, at three sizes, with the same result.
 
-`local` compares `ray_messaging.run` by agent, which needs no cluster. Each side is a fresh process.
+`local` compares `ray_messaging.run` by agent, which needs no cluster, in the rumour and in the contagion of
+`benchmarks.contagion`. Each side is a fresh process.
 """
 
 import json
@@ -18,8 +19,11 @@ from ray_messaging import Messaging, Steps
 
 ENVIRONMENT = "mesa"
 SIZES = {1_000: 30, 100_000: 10, 1_000_000: 6}  # agents: steps
-# Agents: steps, and the most times as long as Mesa's step.
-LOCAL: dict[int, tuple[int, float | None]] = {1_000: (200, 2.0), 10_000: (60, None), 100_000: (16, 1.2)}
+# For each model, agents: steps, and the most times as long as Mesa's step.
+LOCAL: dict[str, dict[int, tuple[int, float | None]]] = {
+    "contagion": {1_000: (40, 2.0), 20_000: (40, None), 100_000: (40, 1.2)},
+    "rumour": {1_000: (200, 2.0), 10_000: (60, None), 100_000: (16, 1.2)},
+}
 GROUPS = 2
 
 
@@ -32,26 +36,26 @@ def mesa(envs: Path, agents: int, steps: int) -> dict:
     return json.loads(done.stdout)
 
 
-def local(envs: Path, agents: int, steps: int) -> dict[str, float]:
-    """Run the rumour in Mesa, without and with messages, and by `ray_messaging.run`; return each side's ms of a step.
+def local(envs: Path, model: str, agents: int, steps: int) -> dict[str, float]:
+    """Run a model in Mesa and by `ray_messaging.run`; return each side's ms of a step.
+
+    The rumour runs in Mesa without and with messages.
 
     Mesa is in its own environment, or in this one. Raises RuntimeError where the results differ.
     """
     if not (here := find_spec("mesa")):
         environments.build(envs, [ENVIRONMENT], say=lambda _: None)
     mesas = sys.executable if here else environments.python(envs, ENVIRONMENT)
-    sides = {
-        "Mesa": [mesas, "mesa_side"],
-        "Mesa, with messages": [mesas, "mesa_side", "messages"],
-        "ray_messaging.run": [sys.executable, "local_side"],
-    }
+    kinds = {"Mesa": model} | ({"Mesa, with messages": "messages"} if model == "rumour" else {})
+    sides = {name: [mesas, "mesa_side", kind] for name, kind in kinds.items()}
+    sides["ray_messaging.run"] = [sys.executable, "local_side", model]
     found = {}
     for name, (python, side, *more) in sides.items():
         command = [python, "-m", f"benchmarks.steps.{side}", str(agents), str(steps), *more]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
         found[name] = json.loads(done.stdout)
     if len({values["known"] for values in found.values()}) > 1:
-        raise RuntimeError(f"the sides differ in how many know the rumour: {found}")
+        raise RuntimeError(f"the sides differ in how many agents were reached: {found}")
     return {name: values["mean_ms"] for name, values in found.items()}
 
 

@@ -1,8 +1,9 @@
-"""The rumour in Mesa 3, in one process: `python -m benchmarks.steps.mesa_side AGENTS STEPS` prints a line of JSON.
+"""A model in Mesa 3, in one process: `python -m benchmarks.steps.mesa_side AGENTS STEPS [MODEL]` prints a line of JSON.
 
 Written as Mesa's guide does it: an Agent with two stages, an AgentSet's `do` for each stage of a step. Agents hold
-references to their friends, so that telling is an assignment, and there are no messages. With a third argument,
-`messages`, agents have inboxes, and telling puts a message with sender, recipient, step and payload into one.
+references to their friends, so that telling is an assignment, and there are no messages. In the model `messages`,
+agents have inboxes, and telling puts a message with sender, recipient, step and payload into one. The model `contagion`
+is that of `benchmarks.contagion`. Without a third argument, the model is `rumour`.
 """
 
 import json
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 import mesa
 
+from benchmarks.contagion.mesa_side import Contagion
+from benchmarks.contagion.world import thresholds
 from benchmarks.steps.rumour import KNOWS_AT_FIRST, OFFSETS, choice
 
 
@@ -77,15 +80,19 @@ class Rumour(mesa.Model):
 
 
 def main():
-    """Run the steps; print Mesa's version, the milliseconds of one step (median, and mean), and how many know it."""
+    """Run the steps; print Mesa's version, the milliseconds of one step (median, and mean), and how many it reached."""
     count, steps = map(int, sys.argv[1:3])
-    model = Rumour(count, Correspondent if sys.argv[3:] == ["messages"] else Student)
+    name = sys.argv[3] if sys.argv[3:] else "rumour"
+    if name == "contagion":
+        model = Contagion(thresholds(count))
+    else:
+        model = Rumour(count, Correspondent if name == "messages" else Student)
     times = []
     for _ in range(steps):
         begun = time.perf_counter()
         model.step()
         times.append(1e3 * (time.perf_counter() - begun))
-    known = sum(student.knows for student in model.agents)
+    known = sum(agent.active if name == "contagion" else agent.knows for agent in model.agents)
     found = {"ms": statistics.median(times), "mean_ms": statistics.mean(times[1:]), "known": known}
     print(json.dumps({"version": mesa.__version__} | found))
 

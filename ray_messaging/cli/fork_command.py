@@ -24,7 +24,7 @@ def fork(
         str, typer.Argument(metavar="FOLDER", help=("The new run's folder; the run gets the folder's name."))
     ],
     model: Model,
-    until: Annotated[int, typer.Option(help="The first step that is not run.")],
+    until: Annotated[int, typer.Option(help="The run ends before this step.")],
     at_step: Annotated[
         int | None, typer.Option(help="The first step that may differ; default: the step after the last one.")
     ] = None,

@@ -255,7 +255,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
                 if known.status.state in _ENDED | _FAILED:
                     return _answer(known)
             if known is None:
-                raise RemoteFailure("its answer is neither a message nor a task")
+                raise RemoteFailure("the agent's answer is neither an A2A message nor an A2A task")
             return await _result(client, known)
 
     @asynccontextmanager
@@ -270,8 +270,8 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             for interface in card.supported_interfaces:
                 if _origin(interface.url) != _origin(self.url):
                     raise RemoteFailure(
-                        f"its card leads to {interface.url}, which is on another host, and that host must not get "
-                        "the token"
+                        f"the agent's card leads to {interface.url}, which is on another host, and that host must "
+                        "not get the token"
                     )
             async with ClientFactory(ClientConfig(httpx_client=http)).create(card) as client:
                 yield client
@@ -353,9 +353,9 @@ def _answer(task: Task) -> dict[str, Any]:
     if task.status.state in _FAILED:
         why = TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
         text = " ".join(part.text for part in task.status.message.parts if part.text)
-        raise RemoteFailure(f"its task is {why}{f': {text}' if text else ''}")
+        raise RemoteFailure(f"the agent's A2A task is {why}{f': {text}' if text else ''}")
     if not parts:
-        raise RemoteFailure("its task has ended without an answer")
+        raise RemoteFailure("the agent's A2A task has ended without an answer")
     return payload_of(parts)
 
 
@@ -371,7 +371,7 @@ class _Bounded(httpx.AsyncHTTPTransport):
         if (encoding := response.headers.get("content-encoding", "identity").lower()) != "identity":
             await response.aclose()
             raise RemoteFailure(
-                f"its response is compressed ({encoding[:20]}), although the request did not ask for that"
+                f"the agent's response is compressed ({encoding[:20]}), although the request did not ask for that"
             )
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
@@ -387,7 +387,7 @@ class _BoundedStream(httpx.AsyncByteStream):
         async for data in self._stream:
             size += len(data)
             if size > _MOST_BYTES:
-                raise RemoteFailure(f"its response has more than {_MOST_BYTES:,} bytes")
+                raise RemoteFailure(f"the agent's response has more than {_MOST_BYTES:,} bytes, which is the limit")
             yield data
 
     async def aclose(self) -> None:

@@ -5,7 +5,7 @@ ends.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -59,28 +59,25 @@ class OurActor:
         return repr(self._handle)
 
 
-class _Method:
+class _Method(NamedTuple):
     """A method of one of our actors."""
 
-    __slots__ = ("_exp_id", "_method")
-
-    def __init__(self, method: Any, exp_id: str) -> None:  # noqa: ANN401 - a method of a Ray actor handle
-        self._method = method
-        self._exp_id = exp_id
+    method: Any  # of Ray's actor handle
+    exp_id: str
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the method's arguments, and an ObjectRef
         """Call the method; raise Closed if the Ray in which the actor ran has ended."""
-        check_ray(self._exp_id)
+        check_ray(self.exp_id)
         try:
-            return self._method.remote(*args, **kwargs)
+            return self.method.remote(*args, **kwargs)
         except Exception as error:
             if type(error) is Exception and _STALE in str(error):
-                raise ended(self._exp_id, _OTHER_RAY, unsent=True) from error
+                raise ended(self.exp_id, _OTHER_RAY, unsent=True) from error
             raise
 
     def options(self, **options: Any) -> "_Method":  # noqa: ANN401 - Ray's options
         """Return this method with some of Ray's options for calls."""
-        return _Method(self._method.options(**options), self._exp_id)
+        return _Method(self.method.options(**options), self.exp_id)
 
 
 def start_actor(exp_id: str, actor_class: type, options: dict[str, Any], *arguments: object) -> OurActor:

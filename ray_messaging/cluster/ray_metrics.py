@@ -19,8 +19,8 @@ _PREFIX = "messaging_"  # Ray puts ray_ before this prefix
 class RayMetrics:
     """Reporter of metrics to Ray, every few seconds: the growth of counters, and the values of gauges.
 
-    The buckets of a histogram are reported as gauges. Ray appends `_total` to the name of a counter, and Ray's
-    histograms need each single value, so neither of them can be used.
+    The buckets of a histogram are reported as gauges, because Ray would append `_total` to their names if they were
+    counters, and because Ray's histograms need each single value.
     """
 
     def __init__(

@@ -106,16 +106,11 @@ class RuleStore:
         self._known[id(rule)] = rule, data
         return rule
 
-    def pickle_of(self, rule: Rule) -> PickledRule:
-        """Return the pickle from which a rule was made, or a new pickle if the rule was made in this process."""
-        _, known = self._known.get(id(rule), (rule, None))
-        return known or pickled(rule)
-
     async def save_rules(self, rules: Iterable[Rule]) -> None:
         """Store the rules in Ray, for a restart of this actor. The next write to the server puts them in force."""
         kept = tuple(rules)
         # A rule without a known pickle is a black list that was made in this process.
-        self._known = {id(rule): (rule, self.pickle_of(rule)) for rule in kept}
+        self._known = {id(rule): self._known.get(id(rule)) or (rule, pickled(rule)) for rule in kept}
         pickles = [data for _, data in self._known.values()]
         code = ray.cloudpickle.dumps((pickles, self.scheduled))
         name = self._code + secrets.token_hex(8)

@@ -273,7 +273,9 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         except NoAnswer as error:
             raise UndeliverableException(f"Recipient not found: {recipient}: {error}") from error
         except QuestionBlocked as error:
-            raise MessageDroppedException(f"rule {error.rule} blocked it: {error.reason}") from error
+            raise MessageDroppedException(
+                f"rule {error.rule} blocked the message to {recipient}: {error.reason}"
+            ) from error
         finally:
             found = self._asked.pop(context.message_id)
         if "error" in told.payload:

@@ -117,8 +117,8 @@ class Msg:
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
         """Build a Msg from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
-        The module that the dict names is not imported. So `Msg.from_dict` reads only dicts of a Msg, and that of a
-        subclass only dicts of the subclass.
+        The module that the dict names is not imported. So `Msg.from_dict` reads only dicts of a Msg, and
+        the `from_dict` of a subclass reads only dicts of the subclass.
 
         Raises: InvalidMsg for missing or extra keys, a dict of another class, or an invalid role.
         """

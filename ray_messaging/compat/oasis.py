@@ -262,7 +262,7 @@ class Channel:
         for message in found:
             if not message.expects_answer:
                 logger.warning(
-                    "message %s to platform %r is ignored: it is not an action, because it expects no answer",
+                    "message %s to platform %r is ignored, because it expects no answer, and so is no action",
                     message.id,
                     self.name,
                 )

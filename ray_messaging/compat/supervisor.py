@@ -55,8 +55,8 @@ class SupervisorBase:
         self.blocks = blocks
 
     async def forward(self, current_round_messages: list[Message]) -> tuple[dict[Message, bool], list[Message]]:
-        """Return which messages of a round are valid, and further messages to send.
+        """Return a dict that says which messages of a round are valid, and a list of further messages to send.
 
-        Messages that are left out of the dict are valid.
+        Messages that are not in the dict are valid.
         """
         raise NotImplementedError(f"{type(self).__name__} must override forward")

@@ -40,7 +40,7 @@ class HandlerFailure(NamedTuple):
         try:
             text = str(error)[:_MOST_TEXT]
         except Exception as broken:  # noqa: BLE001 - the text is the user's own code
-            text = f"its text cannot be made: {type(broken).__name__}"
+            text = f"its text is unknown, because str() of it raised {type(broken).__name__}"
         return cls(type(error).__name__, text.encode(errors="backslashreplace").decode(), attempts)
 
     @property

@@ -218,7 +218,11 @@ class EmbeddedServer:
             return self.start()
         if self._succession is not None and not is_alive(self._succession.host_pid):
             # A successor may already run on another node, so this server must not start again.
-            raise ServerFailed("this node's Ray has ended, and the embedded server with it", log="", host=self._host)
+            raise ServerFailed(
+                "Ray has ended on this node, and the embedded server with it: start Ray and the experiment again",
+                log="",
+                host=self._host,
+            )
         config, path = self._running
         if self._guard is None or self._guard.gone:
             failure = self._launch(config, path, take_over=True)

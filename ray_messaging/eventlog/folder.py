@@ -137,7 +137,7 @@ class Folder:
             for info in self._files(_LEFTOVER):
                 self.filesystem.delete_file(info.path)
         except OSError as error:
-            raise self._error(f"it cannot be written: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder cannot be written: {error}; {self._advice(error)}") from error
         for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
@@ -207,14 +207,14 @@ class Folder:
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
-            raise self._error(f"its segments cannot be removed: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder's segments cannot be removed: {error}; {self._advice(error)}") from error
 
     def exists(self) -> bool:
         """Return whether the folder exists; raise LogError if its path cannot be read."""
         try:
             return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
         except OSError as error:
-            raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder cannot be read: {error}; {self._advice(error)}") from error
 
     def read_file(self, name: str) -> bytes:
         """Return the content of a file beside the segments, or b"" if there is none. Raises LogError if that fails."""
@@ -224,7 +224,7 @@ class Folder:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise self._error(f"its {name} cannot be read: {error}; {self._advice(error)}") from error
+            raise self._error(f"the file {name} in it cannot be read: {error}; {self._advice(error)}") from error
 
     def names(self, path: str) -> list[str]:
         """Return the names of the files in a subfolder, sorted; [] if it does not exist."""
@@ -351,7 +351,7 @@ class Folder:
         try:
             found: list[pafs.FileInfo] = self.filesystem.get_file_info(selector)
         except OSError as error:
-            raise self._error(f"it cannot be read: {error}; {self._advice(error)}") from error
+            raise self._error(f"the folder cannot be read: {error}; {self._advice(error)}") from error
         return found
 
     def _read(self, info: pafs.FileInfo, *, any_schema: bool) -> Segment:
@@ -368,12 +368,12 @@ class Folder:
                     "ray_messaging that wrote it, which its _run.json names, and give this version another log_dir"
                 )
             if not split and (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
-                raise ValueError("its footer is that of another segment")  # noqa: TRY301 - one way out
+                raise ValueError("the file's footer belongs to another segment of a log")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except ConfigError:  # a ConfigError is also a ValueError, which the next clause would catch
             raise
         except (KeyError, msgspec.ValidationError) as error:
-            raise self.damaged(info.path, "its footer lacks the metadata of this library") from error
+            raise self.damaged(info.path, "the file's footer lacks the metadata that ray_messaging writes") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self.damaged(info.path, error) from error
 

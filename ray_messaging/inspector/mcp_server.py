@@ -349,9 +349,9 @@ class RunControl:
         self,
         run: Run,
         name: Annotated[str, Field(description="The name of the new run. Its folder will be beside that of the run.")],
-        until: Annotated[int, Field(ge=1, description="The first step that is not run.")],
+        until: Annotated[int, Field(ge=1, description="The run ends before this step.")],
         at_step: Annotated[
-            int | None, Field(description="The first step that may differ. null: after the end.")
+            int | None, Field(description="The first step that may differ. null: the step after the last one.")
         ] = None,
         rules: Annotated[list[Rule] | None, Field(description="Rules in place of those of the run.")] = None,
     ) -> dict[str, Any]:
@@ -381,7 +381,7 @@ class RunControl:
     def fork_state(self, name: Annotated[str, Field(description="The name that fork was given.")]) -> dict[str, Any]:
         """Say whether a fork still runs, and what it has printed."""
         if name not in self._forks:
-            raise ConfigError(f"this server has begun no fork {name[:200]!r}")
+            raise ConfigError(f"this server has begun no fork {name[:200]!r}: begin it by the tool fork")
         process, output = self._forks[name]
         code = process.poll()
         with output.open("rb") as said:

@@ -172,7 +172,7 @@ class CallFacts:
 class CallAtWork:
     """An agent whose calls are under way now.
 
-    `hears` is how many agents wait for it (None: all agents do), and `named` has some of them.
+    `hears` is how many agents wait for this agent (None: all), and `named` has some of these agents.
     """
 
     agent: str

@@ -118,7 +118,7 @@ class BarredPairs:
     ) -> None:
         """Add the blocked pairs of new senders to the cache, each sender once.
 
-        If they do not all have room, add none.
+        If there is not enough room for all of them, add none.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]

@@ -177,7 +177,7 @@ class LaneClient(FrameProtocol):
         verdicts, or after PATIENCE_S.
         """
         if not self.alive:
-            raise ConnectionResetError("the verdict lane is closed")
+            raise ConnectionResetError("the verdict lane, the socket to the interceptor, is closed")
         number = self._numbers
         self._numbers = (number + 1) % 2**32
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -218,4 +218,8 @@ class LaneClient(FrameProtocol):
         lost: list[asyncio.Future[Any]] = [] if self._opening is None else [self._opening]
         for future in (*lost, *self._waiting.values()):
             if not future.done():
-                future.set_exception(ConnectionResetError(f"the verdict lane was cut ({exc or 'closed'})"))
+                future.set_exception(
+                    ConnectionResetError(
+                        f"the verdict lane, the socket to the interceptor, was cut ({exc or 'closed'})"
+                    )
+                )

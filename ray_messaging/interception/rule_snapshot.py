@@ -139,8 +139,8 @@ def decode_snapshot(data: bytes) -> RuleSnapshot:
         ) from error
     if snapshot.number and not MIN_SNAPSHOT_NUMBER <= snapshot.number < 2**62:
         raise FrameError(
-            f"the rules that the interceptor sent cannot be read, because their number {snapshot.number} is not "
-            "valid: do all processes use the same version of ray_messaging?"
+            f"the rules that the interceptor sent cannot be read, because their version number {snapshot.number} is "
+            "not valid: do all processes use the same version of ray_messaging?"
         )
     if snapshot.entries > MAX_ENTRIES:
         raise FrameError(

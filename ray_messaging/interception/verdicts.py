@@ -180,7 +180,7 @@ def decode_verdicts(data: bytes) -> VerdictReply:
         )
     if not 0 <= verdicts.snapshot < _EPOCHS:
         raise FrameError(
-            f"the interceptor's answer cannot be read, because its number of rules {verdicts.snapshot} is not valid: "
-            "do all processes use the same version of ray_messaging?"
+            f"the interceptor's answer cannot be read, because its version number of the rules, {verdicts.snapshot}, "
+            "is not valid: do all processes use the same version of ray_messaging?"
         )
     return verdicts

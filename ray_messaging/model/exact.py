@@ -4,14 +4,14 @@ The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple,
 extension type.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from gc import get_referents
-from itertools import chain
+from itertools import chain, compress
 from sys import getrefcount
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -47,7 +47,9 @@ _NUMPY_KINDS = "biufcMmSU"  # numpy's kinds of types, without those of Python ob
 _encode = msgspec.msgpack.Encoder().encode
 _MICROSECOND = timedelta(microseconds=1)
 _LISTED = max(map(getrefcount, [{}]))  # what getrefcount returns for an object to which only a list refers
-_BLOCK = 2048  # so many dicts are examined together, because they stay in the processor's cache meanwhile
+BLOCK = 1024  # so many states are read, encoded and examined together: they stay in the processor's cache meanwhile
+_SHORT, _LONG = 16, 2**16  # msgpack's head of a list has 1 byte below 16 items, 3 bytes below 65,536, otherwise 5
+_HEAD = 3  # the size of the head of a list of `BLOCK` items
 
 
 def encode_exactly(value: object, place: str) -> bytes:
@@ -88,11 +90,8 @@ def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> 
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     try:
-        encoded, plain, alone = _encode(values), True, True
-        for low in range(0, len(values), _BLOCK):
-            # Three objects may refer to each dict: `values`, the block, and the dict's one owner.
-            found = _examined(values[low : low + _BLOCK], kinds, _LISTED + 2)
-            plain, alone = plain and found[0], alone and found[1]
+        encoded = _encode(values)
+        plain, alone = _examined(values, kinds)
     except (TypeError, ValueError, OverflowError, RecursionError):
         plain = alone = False  # the code below finds the part that cannot be encoded
     if not plain:
@@ -100,15 +99,29 @@ def kept_exactly(values: list[dict[Any, Any]], kinds: set[type], place: str) -> 
     return encoded, values if alone else decode_exactly(encoded)
 
 
-def _examined(values: list[Any], kinds: set[type], most: int = _LISTED + 1) -> tuple[bool, bool]:
+def joined_lists(parts: Sequence[bytes], count: int) -> bytes:
+    """Return encoded lists as one encoded list of `count` items.
+
+    Args: each of the `parts` but the last has `BLOCK` items.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    head = b"\xdc" + count.to_bytes(2) if count < _LONG else b"\xdd" + count.to_bytes(4)
+    last = count - (len(parts) - 1) * BLOCK
+    return b"".join([head, *(part[_HEAD:] for part in parts[:-1]), parts[-1][_HEAD if last >= _SHORT else 1 :]])
+
+
+def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
     """Return whether msgpack alone encodes values exactly, and whether each dict and list in them has one owner.
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
     value must not contain itself; the caller has made sure of that by encoding the values first.
 
-    Args: `kinds` has the types of the values. `most` is what getrefcount returns at most for a value with one owner.
+    Args: `kinds` has the types of the values.
     """
     level, alone = values, True
+    # Two objects may refer to each part: the list `level`, and the part's one owner.
+    most = _LISTED + 1
     while True:
         within = kinds - _LEAVES
         if not within <= _CONTAINERS:
@@ -116,14 +129,13 @@ def _examined(values: list[Any], kinds: set[type], most: int = _LISTED + 1) -> t
         if not within:
             return True, alone
         if kinds != within:
-            level = [part for part in level if type(part) in within]
+            level = [*compress(level, map(within.__contains__, map(type, level)))]
         alone = alone and max(map(getrefcount, level)) <= most
         # `get_referents` is faster than `_parts`. It also returns the keys of dicts, but no key is a dict or a list,
         # because these have no hash. In Python 3.13 it leaves out the contents of an object's `__dict__`. But the
         # object refers to this dict, too, so `alone` is false, and `_parts` is used.
         level = get_referents(*level) if alone else [*chain.from_iterable(map(_parts, level))]
-        # Two objects may refer to each part: the list `level`, and the part's one owner.
-        kinds, most = {*map(type, level)}, _LISTED + 1
+        kinds = {*map(type, level)}
 
 
 def _parts(container: Any) -> Iterable[Any]:  # noqa: ANN401 - a dict or a list
@@ -239,7 +251,9 @@ def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
     name, shape, data = parts
     dtype = np.dtype(name)
     if dtype.kind not in _NUMPY_KINDS:
-        raise InvalidPayload(f"a kept value is damaged: it is an array of the type {name!r}, which is never kept")
+        raise InvalidPayload(
+            f"a stored value is damaged, because it is an array of the type {name!r}, which is never stored"
+        )
     return np.ndarray(shape, dtype, data).copy()
 
 
@@ -318,7 +332,10 @@ _JOINED = {form.code: form.joined for form in _FORMS.values()}
 def _extension(code: int, data: memoryview) -> object:
     joined = _JOINED.get(code)
     if joined is None:
-        raise InvalidPayload(f"a kept value has the type {code}, which this version of ray_messaging does not know")
+        raise InvalidPayload(
+            f"a stored value has the type {code}, which this version of ray_messaging does not know: use the version "
+            "that stored it"
+        )
     return joined(decode_exactly(data))
 
 

@@ -74,7 +74,8 @@ def slices_of(messages: Acked) -> list[Slice]:
                 found.append(part)
     except (TypeError, AttributeError):
         raise ConfigError(
-            f"pass a Message, a list of Messages, or the result of a fetch, not {type(messages).__name__}"
+            f"an object of type {type(messages).__name__} is no message: pass a Message, a list of Messages, or the "
+            "result of a fetch"
         ) from None
     return found
 

@@ -10,19 +10,29 @@ One call to the server changes the records of both mailboxes in the directory, o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, MailboxRecord, agents_of, claims_of
-from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, STALE_DIRECTORY_RETRY, Backoff
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, STALE_DIRECTORY_RETRY, Backoff, RetryPolicy
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, FrameError, MoveFailed, UnknownName
+from ray_messaging.errors import (
+    AlreadyExists,
+    ConfigError,
+    ConnectionFailed,
+    FrameError,
+    MailboxFull,
+    MoveFailed,
+    ServerRefused,
+    UnknownName,
+)
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch, Origin
@@ -31,7 +41,6 @@ from ray_messaging.receiving.ack_ranges import runs_of
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
-from ray_messaging.receiving.reader import persist
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.agent_moves import ARRIVAL, Attempted, MoveAttempt, MoveOutcome, UnreadFrames
 from ray_messaging.transports.cursors import following, keep_of, order
@@ -42,6 +51,9 @@ from ray_messaging.wire.frames import decode, encode
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Mask = NDArray[np.bool_]
 _NEWS_S = 1.0  # the longest wait for news of steps in one call
 
@@ -60,7 +72,11 @@ def check_leaving(agents: AgentSet, record: MailboxRecord, target: str | None) -
     missing = agents - record.agents()
     if missing:
         agent = next(iter(missing))
-        raise UnknownName(f"group {record.mailbox!r} hosts no agent {agent!r}", kind="agent", value=agent)
+        raise UnknownName(
+            f"group {record.mailbox!r} hosts no agent {agent!r}, so the agent cannot leave it",
+            kind="agent",
+            value=agent,
+        )
 
 
 def moved_records(
@@ -215,7 +231,11 @@ class AgentMover:
                 f"agents cannot go from group {self._source!r} to {self._target!r}, because group {self._target!r} "
                 "is leaving the steps, or has left them: let that group go on with its steps, or choose another group"
             )
-        raise UnknownName(f"there is no group {self._target!r} to move to", kind="group", value=self._target)
+        raise UnknownName(
+            f"there is no group {self._target!r} to which agents can move: create it, or name another group",
+            kind="group",
+            value=self._target,
+        )
 
     def _late(self, outcome: MoveOutcome, timeout: float) -> MoveFailed:
         why = {
@@ -280,7 +300,7 @@ class UnreadMessages:
                 # An attempt of this move may still reach the server, or may have made the mailbox refuse messages.
                 if self._number > before:
                     give_up = partial(self._transport.moves.give_up, self._name, self._epoch, self._number)
-                    await persist(give_up, LEASE_RETRY, f"the agents stay in {self._name}")
+                    await _persist(give_up, LEASE_RETRY, f"the agents stay in {self._name}")
                 raise
             finally:
                 self._inbox.withhold(None)
@@ -370,7 +390,7 @@ class UnreadMessages:
                     unread = self._frames(attempt, agents, commits.in_flight.copy(), aside)
                     move = partial(self._transport.moves.move, attempt._replace(unread=unread))
                     # Until the server answers, it is unknown in which mailbox the agents are.
-                    found = await persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
+                    found = await _persist(move, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
                     if found.outcome is MoveOutcome.DONE:
                         pass_over(commits.in_flight, aside)
                         commits.note_stored(unread.acks)
@@ -409,6 +429,23 @@ def _leaving(batch: Batch, agents: AgentSet, subtopics: set[str]) -> Mask:
     """Return a mask of the rows that leave with the agents: rows to `agents` with one of `subtopics`."""
     claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
     return agents.find(batch.to_ids) & (claimed[0] if batch.topic is None else claimed[batch.topic])
+
+
+async def _persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
+    """Repeat a call while the server does not answer or has no memory.
+
+    There is no time limit, because the messages wait on the server during this time. Each repetition logs a warning
+    that begins with `why`.
+    """
+    backoff = Backoff(policy)
+    while True:
+        try:
+            return await call()
+        except ServerRefused:
+            raise
+        except (ConnectionFailed, MailboxFull) as error:
+            logger.warning("%s, and is tried again: %s", why, error)
+        await backoff.sleep()
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:

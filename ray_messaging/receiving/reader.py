@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
-from ray_messaging.common.backoff import LEASE_RETRY, REDIS_REFUSED, Backoff, RetryPolicy
+from ray_messaging.common.backoff import LEASE_RETRY, REDIS_REFUSED, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused, UnknownName
 from ray_messaging.model.batch import Batch, Origin
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Frames = Sequence[tuple[str, bytes]]  # the entry and the bytes of each frame
 
 _BLOCK_S = 5.0
 # The most frames, and about the most bytes, of a read from a near server. There is a limit, because the server does
@@ -40,24 +41,6 @@ _TURN_S = 0.001
 # waits for this many turns of the event loop, in which that fetch, the handler of its messages, and the handler's sends
 # can run.
 _TURNS = 4
-
-
-async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
-    """Repeat a call while the server does not answer or has no memory.
-
-    There is no time limit, because the messages wait on the server during this time. Each repetition logs a warning
-    that begins with `why`.
-    """
-    backoff: Backoff | None = None  # made only when it is needed, because most calls succeed at once
-    while True:
-        try:
-            return await call()
-        except ServerRefused:
-            raise
-        except (ConnectionFailed, MailboxFull) as error:
-            logger.warning("%s, and is tried again: %s", why, error)
-        backoff = backoff or Backoff(policy)
-        await backoff.sleep()
 
 
 class ReadSize:
@@ -76,6 +59,15 @@ class ReadSize:
         # How long the latest calls waited for their answers. If the machine is busy, even a near server answers some
         # of them late, but not all.
         self._waits = deque[float](maxlen=_WAITS)
+
+    @property
+    def far(self) -> bool:
+        """Return whether the server is so far that reads take more frames than from a near server."""
+        return self._times > 1
+
+    def rows(self, frames: int) -> int:
+        """Return how many messages some frames have at most, if they are as large as those of the last read."""
+        return frames * self._rows
 
     def frames(self, capacity: int) -> int:
         """Return how many frames the next read may take at most, if the inbox has room for `capacity` messages."""
@@ -98,6 +90,10 @@ class ReadSize:
 
 class Reader:
     """Reader of one mailbox. `frame_rows` is the most messages of a frame that senders write into the mailbox.
+
+    From a far server, a read may take as many messages as the whole inbox, whatever the inbox has. And if the inbox has
+    room for the frames of a read, the next read begins before these frames are decoded. So a receiver has up to twice
+    as many messages in memory as its inbox may have, and a read always has enough frames to be worth its round trip.
 
     `agents_came` is awaited when agents have come from another mailbox, before messages for them can be fetched.
     """
@@ -156,32 +152,54 @@ class Reader:
 
     async def _read(self) -> None:
         inbox, last, size = self._inbox, self._inbox.read_to, ReadSize(self._frame_rows)
-        while True:
-            if not inbox.has_capacity(self._frame_rows):
-                await self._wait_capacity(self._frame_rows)
-            began = self._turned_at = time.monotonic()
-            self._waits = False
-            count = size.frames(inbox.limit - inbox.size)
-            # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.
-            block_s = 0.0 if inbox.behind else _BLOCK_S
-            frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
-            full = len(frames) == count
-            if full and not block_s:
-                waited_s = self._transport.waited_s
-                size.adapt(waited_s, time.monotonic() - began - waited_s)
-            inbox.behind = bool(frames)
-            if frames:
-                size.note(await self._put(frames, full=full), max(len(frame) for _, frame in frames))
-                last = frames[-1][0]
-            else:
-                inbox.note_dry()
-            turns = 1
-            if frames and inbox.awaited:
-                turns, inbox.awaited = _TURNS, False
-            for _ in range(turns):
-                await asyncio.sleep(0)
+        following: asyncio.Task[tuple[Frames, bool]] | None = None  # the read that has begun already
+        try:
+            while True:
+                if following is None:
+                    if not inbox.has_capacity(self._frame_rows):
+                        await self._wait_capacity(self._frame_rows)
+                    self._waits, self._turned_at = False, time.monotonic()
+                    frames, full = await self._read_once(last, size)
+                else:
+                    frames, full = await following
+                    if not frames:
+                        # Frames may have come since this read, so only the next read finds the mailbox's end.
+                        following = None
+                        continue
+                following = None
+                inbox.behind = bool(frames)
+                if frames:
+                    last = frames[-1][0]
+                    if full and size.far and inbox.has_capacity(size.rows(len(frames))):
+                        reading = self._read_once(last, size)
+                        following = asyncio.create_task(reading, name=f"ray_messaging read of {self._mailbox}")
+                        await asyncio.sleep(0)  # The read is sent before the frames are decoded.
+                    size.note(await self._put(frames, full=full), max(len(frame) for _, frame in frames))
+                else:
+                    inbox.note_dry()
+                turns = 1
+                if frames and inbox.awaited:
+                    turns, inbox.awaited = _TURNS, False
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+        finally:
+            if following is not None:
+                await end(following)
 
-    async def _put(self, frames: Sequence[tuple[str, bytes]], *, full: bool) -> int:
+    async def _read_once(self, last: str, size: ReadSize) -> tuple[Frames, bool]:
+        """Read frames after the entry `last`; return them, and whether the read was full."""
+        inbox, began = self._inbox, time.monotonic()
+        count = size.frames(inbox.limit if size.far else inbox.limit - inbox.size)
+        # After a full read, the next read does not wait. `behind` stays true until a read finds the mailbox's end.
+        block_s = 0.0 if inbox.behind else _BLOCK_S
+        frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
+        full = len(frames) == count
+        if full and not block_s:
+            waited_s = self._transport.waited_s
+            size.adapt(waited_s, time.monotonic() - began - waited_s)
+        return frames, full
+
+    async def _put(self, frames: Frames, *, full: bool) -> int:
         """Put the frames of a read into the inbox; return the number of messages of the largest frame.
 
         Args: `full` says that the read has returned as many frames as it may, so that the mailbox may have more.
@@ -219,24 +237,29 @@ class Reader:
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the server does not answer, has no memory, or refuses us: it may accept us later.
 
-        While the server refuses us, fetches raise its error.
+        There is no time limit, because the messages wait on the server during this time. While the server refuses us,
+        fetches raise its error.
         """
-        backoff: Backoff | None = None
+        unanswered: Backoff | None = None  # made only when it is needed, because most calls succeed at once
+        refused: Backoff | None = None
         while True:
             try:
-                result = await persist(call, LEASE_RETRY, f"mailbox {self._mailbox} cannot be read")
+                result = await call()
             except ServerRefused as error:
                 if self._inbox.trouble is None:
                     logger.error("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)  # noqa: TRY400 - no bug
                 self._inbox.note_trouble(error)
-                backoff = backoff or Backoff(REDIS_REFUSED)
                 self._waits, self._turned_at = True, time.monotonic()
+                unanswered, pauses = None, (refused := refused or Backoff(REDIS_REFUSED))
+            except (ConnectionFailed, MailboxFull) as error:
+                logger.warning("mailbox %s cannot be read, and is tried again: %s", self._mailbox, error)
+                pauses = unanswered = unanswered or Backoff(LEASE_RETRY)
             else:
                 if self._inbox.trouble is not None:
                     logger.warning("mailbox %s can be read again", self._mailbox)
                     self._inbox.note_trouble(None)
                 return result
-            await backoff.sleep()
+            await pauses.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a frame as a decoded Piece for the inbox; raise FrameError if the frame has no payloads."""

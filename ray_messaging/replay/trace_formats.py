@@ -278,9 +278,9 @@ def _check_first(cells: list[Any], *, at_tabs: bool) -> None:
     """
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FIELDS["sender"][1] and second in FIELDS["receiver"][1]:
-        raise RowError("the line has the names of columns")
+        raise RowError("the line has the names of columns, but this format has none")
     if not at_tabs and any(cell.endswith((",", ";")) for cell in cells):
-        raise RowError("cells end at white space, and not at commas")
+        raise RowError("in this format cells end at white space, and not at commas")
 
 
 def _csv_rows(source: TraceFile) -> Iterator[tuple[int, list[str]]]:

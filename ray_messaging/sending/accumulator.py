@@ -240,8 +240,13 @@ class Accumulator:
         cause: str | None = None,
         *,
         in_turn: bool = False,
+        kind: Questions | Replies | None = None,
     ) -> Awaitable[Receipt]:
-        """Accept one message when there is capacity. `in_turn` says that the caller has already waited for its turn."""
+        """Accept one message when there is capacity.
+
+        Args: `in_turn` says that the caller has already waited for its turn. `kind` is given for a question or an
+        answer.
+        """
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
             self.check_loop()
@@ -251,7 +256,7 @@ class Accumulator:
                 return self._append_in_turn(from_id, to_id, topic, line, cause)
             if self.broken is not None:
                 raise self.broken.with_traceback(None)
-        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step)
+        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
         if cause is not None:
             batch.causes[len(batch.cells) // ROW_CELLS] = cause
         future, cells = self._new_future(), batch.cells
@@ -260,7 +265,8 @@ class Accumulator:
         batch.nbytes += size
         capacity.nbytes += size
         capacity.rows += 1
-        if batch.counted > ROW_CELLS:  # after the first message of a batch, no futures are prepared yet
+        # After the first message of a batch, no futures are prepared yet.
+        if batch.counted > ROW_CELLS and kind is None:
             self._prepare_futures()
         self.send_loop.wake()  # the send loop may be asleep, but only while no batch is open
         return future
@@ -273,25 +279,14 @@ class Accumulator:
 
     def append_to(
         self, kind: Questions | Replies, checked: CheckedMessage, cause: str | None = None
-    ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
+    ) -> tuple[ConversationRows, Awaitable[Receipt]]:
         """Accept one checked question or answer. The caller must have awaited `enter`.
 
-        Return the batch's rows and the receipt's future.
+        Return the batch's rows, and an awaitable for the receipt.
         """
-        from_id, to_id, topic, line = checked
-        size = len(line) + 1
-        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
-        assert batch.conversation is not None
-        if cause is not None:
-            batch.causes[len(batch.cells) // ROW_CELLS] = cause
-        future = self._new_future()
-        batch.cells += (from_id, to_id, topic, line, time(), future)
-        batch.counted = len(batch.cells)
-        batch.nbytes += size
-        self.capacity.nbytes += size
-        self.capacity.rows += 1
-        self.send_loop.wake()
-        return batch.conversation, future
+        receipt = self._append(*checked, cause, in_turn=True, kind=kind)
+        assert self._open.conversation is not None
+        return self._open.conversation, receipt
 
     def join(self, batch: Batch, call_row: int) -> BulkWaiter:
         """Accept the messages of a small batch, by joining them to the open batch.

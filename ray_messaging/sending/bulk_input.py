@@ -100,7 +100,7 @@ def batches_of(
     for message in messages:
         if not isinstance(message, Outgoing):
             raise InvalidPayload(
-                f"send_messages takes Outgoing, not {type(message).__name__}: Outgoing(channel, payload)"
+                f"send_messages takes Outgoing, not {type(message).__name__}: write Outgoing(channel, payload)"
             )
         line = encode_payload(message.payload, limit_bytes)
         to_id, topic = (message.to_id, message.subtopic) if message.channel is None else address(message.channel)

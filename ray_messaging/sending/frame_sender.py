@@ -30,6 +30,7 @@ from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.schema_checks import check_batches
 from ray_messaging.transports.transport_values import (
     LOG,
+    WRITTEN,
     Conclusion,
     FrameFate,
     SendReply,
@@ -54,10 +55,9 @@ _WINDOW_CALLS, _WINDOW_BYTES = 16, 8 * 2**20
 # If a reply takes more seconds than this, the network or the server is slow. With more bytes under way, calls would
 # only exceed their timeout.
 _SLOW_S = 0.5
-# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time that its bytes take.
-# A nearer server replies before a further call would be worth its fixed cost.
+# A server is far if none of the last `_TRIPS` calls got its reply within _FAR_S seconds and the time of its bytes. A
+# nearer server replies before a further call would be worth the processor time that it takes.
 _FAR_S, _BYTE_S, _TRIPS = 0.004, 5e-9, 32
-_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class CallUnderWay(NamedTuple):
@@ -103,8 +103,8 @@ class FrameSender(Destination):
         self.replied: Callable[[], None] = lambda: None
         # While more bytes than this are under way, no further call is made; the number grows with each reply.
         self._window = 0
-        # How long the latest calls took, in s, without the time of their bytes. `far_s` is the least of these times if the
-        # server is far, otherwise 0.
+        # How long the latest calls took, in s, without the time of their bytes. `far_s` is the least of these times if
+        # the server is far, otherwise 0.
         self._trips = deque[float](maxlen=_TRIPS)
         self.far_s = 0.0
         self.called_at = 0.0  # the loop time of the last call that `send` has left under way
@@ -296,7 +296,7 @@ class FrameSender(Destination):
         while self.calls and (all_of_them or self.calls[0].reply.done()):
             call = self.calls[0]
             await asyncio.wait((call.reply,))
-            if call.reply.exception() is not None or not _all_written(call.reply.result()):
+            if call.reply.exception() is not None or not call.reply.result().all_written:
                 await self._take_refusal()
                 return
             self.calls.popleft()
@@ -320,7 +320,7 @@ class FrameSender(Destination):
             for frames, reply in replied:
                 self._take_written(frames, reply)
             unknown = [error for error in errors if not _is_unsent(error)]
-            late = any(reply.repeated and not _all_written(reply) for _, reply in replied)
+            late = any(reply.repeated and not reply.all_written for _, reply in replied)
             if late and not unknown:
                 # A repeated call may still reach the server a second time, although it was refused.
                 await self.take_epoch()
@@ -380,7 +380,7 @@ class FrameSender(Destination):
         """
         for frames, reply in calls:
             self._take_written(frames, reply)
-        failed = [(frames, reply) for frames, reply in calls if not _all_written(reply)]
+        failed = [(frames, reply) for frames, reply in calls if not reply.all_written]
         if not failed:
             return
         sent, reply = next((each for each in failed if each[1].status in _OF_THE_SENDER), failed[0])
@@ -396,7 +396,7 @@ class FrameSender(Destination):
         for frames, _ in failed:
             for frame in frames:
                 self.queues[frame.mailbox].attempted = 0
-        passing = {*_WRITTEN, FrameFate.HELD_BACK}
+        passing = {*WRITTEN, FrameFate.HELD_BACK}
         refused = [each for each in zip(sent, reply.fates, strict=True) if each[1] not in passing]
         await self._prepare_next(reply.status, refused)
 
@@ -409,7 +409,7 @@ class FrameSender(Destination):
         written = False
         # If the server refuses the sender, the reply has no fates.
         for frame, fate in zip(frames, reply.fates, strict=False):
-            if fate in _WRITTEN:
+            if fate in WRITTEN:
                 written, queue = True, self.queues[frame.mailbox]
                 while queue.written < frame.seq:
                     head = queue.frames[0]
@@ -562,10 +562,6 @@ class FrameSender(Destination):
             in_flight.fail(rows, error)
         for frame in self.queues.take_all():
             frame.in_flight.fail(frame.batch_rows(), error)
-
-
-def _all_written(reply: SendReply) -> bool:
-    return reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates)
 
 
 def _is_unsent(error: BaseException) -> bool:

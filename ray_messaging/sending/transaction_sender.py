@@ -30,7 +30,6 @@ from ray_messaging.transports.transport_values import FrameFate, SendReply, Send
 if TYPE_CHECKING:
     from ray_messaging.sending.send_loop import SendLoop
 
-_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 _REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
 
 
@@ -158,7 +157,7 @@ class TransactionSender:
         """
         frames = self._frames
         subscriber_counts = reply.takers
-        if reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates):
+        if reply.all_written:
             frames.transactions = number
             for frame in self._outbound:
                 frames.queues.queue_of(frame.mailbox).written += 1

@@ -33,7 +33,7 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts, encode_blo
 from ray_messaging.steps.step_destination import AttemptBoxes, StepDestination, in_box
 from ray_messaging.steps.step_moves import MovedAudiences, StepMoves
 from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, WaitFor, Waiting
-from ray_messaging.transports.transport_values import FrameFate, SendStatus
+from ray_messaging.transports.transport_values import WRITTEN, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -173,7 +173,7 @@ class AttemptSender:
         await self.moved.check(moves, step, self._engine.directory)
         for write in moves.writes(step):
             reply = await self.boxes.send([write], FOREIGN)
-            if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
+            if reply.fates[0] not in WRITTEN:
                 raise self._aborted(
                     step,
                     f"the server did not accept its new positions of agents ({reply.fates[0].name}). The group's "

@@ -218,7 +218,8 @@ class LaterDigests:
     """The rows that a group has sent from this process in its last `count` steps, kept to compute their digests later.
 
     Rows of steps before `first` are not kept: the run goes on long after these steps, so nobody asks for their digests.
-    When the rows take more than `KEPT_BYTES`, their digests are computed, and only the sums of the digests are kept.
+    When the rows take more than `KEPT_BYTES`, the digests of the first steps are computed, and only the sums of these
+    digests are kept.
     """
 
     def __init__(self, first: int, count: int) -> None:
@@ -239,9 +240,10 @@ class LaterDigests:
         past = step - self._count
         self._nbytes -= _size(self._kept.pop(past, ()))
         self._sums.pop(past, None)
-        if self._nbytes > KEPT_BYTES:
-            for number in [*self._kept]:
-                self.sum_of(number)
+        for number in [*self._kept]:
+            if self._nbytes <= KEPT_BYTES:
+                break
+            self.sum_of(number)
 
     def sum_of(self, step: int) -> int:
         """Return the sum of the digests of a step's rows, and delete the rows."""

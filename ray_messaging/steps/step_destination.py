@@ -21,12 +21,10 @@ from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.sending.pending_batch import PendingBatch, Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.transports.step_values import BoxFrame, StepTag, box_name
-from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport_values import WRITTEN, FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
-
-_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
 class AttemptBoxes:
@@ -72,7 +70,7 @@ class AttemptBoxes:
         if reply.status is SendStatus.UNJUDGED:
             raise send_errors.no_verdicts()
         for write, fate in zip(writes, reply.fates, strict=True):
-            if fate in _WRITTEN:
+            if fate in WRITTEN:
                 self.rows += write.rows if in_box(write) else 0
                 self.keep_own([write])
             elif reply.repeated or fate is FrameFate.GAP:
@@ -168,7 +166,7 @@ class StepDestination(Destination):
             await self.keep_agents()
             reply = await self.boxes.send(frames, frames[0].verdict_epoch)
             for frame, fate in zip(frames, reply.fates, strict=True):
-                if fate in _WRITTEN:
+                if fate in WRITTEN:
                     self.dequeue(frame)
                     self.stored(frame)
             if reply.status in OF_VERDICTS:

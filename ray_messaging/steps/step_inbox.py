@@ -113,8 +113,11 @@ class StepInbox:
     @cached_property
     def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each agent, the index of its first message, and the number of its messages."""
+        if self._batch is None:
+            none = np.zeros(len(self._agents), np.int64)
+            return none, none
         # For each message, the place of the recipient, or -1 if the recipient is not one of the inbox's agents.
-        places = np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
+        places = self._agents.find(self._batch.to_ids)
         if places.min(initial=0) >= 0:
             counts = np.bincount(places, minlength=len(self._agents))
             return np.cumsum(counts) - counts, counts
@@ -160,8 +163,14 @@ class StepInbox:
         """Return the messages of each agent at `places`, in canonical order, also for agents without messages."""
         lows, counts = (each[places] for each in self._spans)
         rows = _DecodedRows(self._exp_id, self._batch)
-        found = map(_AgentMessages, repeat(rows), lows.tolist(), counts.tolist())
-        return cast("Iterator[Messages]", found)
+        full = np.flatnonzero(counts)
+        if 2 * len(full) > len(counts):
+            return cast("Iterator[Messages]", map(_AgentMessages, repeat(rows), lows.tolist(), counts.tolist()))
+        # Most agents have no messages, and share one empty object, which nobody can change.
+        found = [_AgentMessages(rows, 0, 0)] * len(counts)
+        for place, low, count in zip(full.tolist(), lows[full].tolist(), counts[full].tolist(), strict=True):
+            found[place] = _AgentMessages(rows, low, count)
+        return cast("Iterator[Messages]", iter(found))
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]

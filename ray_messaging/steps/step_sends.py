@@ -31,8 +31,8 @@ from ray_messaging.steps.agent_places import AgentPlaces
 _NOBODY = object()
 _FIXED = int, str, np.generic  # immutable types of ids: the same object is still the same id
 _NO_QUESTION = None, None
-_CELLS = 3  # `cells` has this many items for each message
-FULL = _CELLS * BATCH_ROWS
+_CELLS = 3  # `_runs` has this many items for each run
+SMALL = 2**30 - 1  # Python compares numbers up to this one with each other in a third of the time
 Numbers = NDArray[np.int64]
 
 
@@ -151,19 +151,24 @@ class StepSends:
         self._sent = np.zeros(len(agents), np.int64)
         self._batches: list[Batch] = []
         # Each distinct payload, with its number. A payload that contains null is the only item of a tuple. NaN is
-        # encoded as null, and `send` and `Agent.send`, which look up the bytes alone, must not accept NaN because of an
-        # earlier null.
-        self.lines: dict[bytes | tuple[bytes], int] = {}
-        # Three items for each message: the number of its payload, its recipient, the place of its sender. The recipient
-        # is None if the message answers a question of the user.
-        self.cells: list[Any] = []
+        # encoded as null, and `begin_run`, which looks up the bytes alone, must not accept NaN because of an earlier
+        # null.
+        self._lines: dict[bytes | tuple[bytes], int] = {}
+        # The recipient of each message, or None if the message answers a question of the user.
+        self.to_ids: list[AgentId | None] = []
+        # A run is successive messages with the same sender and the same payload. Three items for each run: the number
+        # of its first message, the number of its payload, the place of its sender.
+        self._runs: list[int] = []
+        # The payload, and the place of the sender, of a message that would belong to the last run (-1: none would).
+        self.line = b""
+        self.place = -1
         self._routes: dict[Route, int] = {}  # the routes, each with its index
         # Where messages with another route begin: the number of the message, and the index of its route.
         self._routed = array("q")
         # For each answer, the number of its message, and the question.
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}
-        # How many messages each agent has sent among the first items of `cells`, and the number of these items. With
-        # it, a question's ordinal is found without counting all items again.
+        # How many messages each agent has sent in the first items of `_runs`, and the number of these items. With it, a
+        # question's ordinal is found without counting all messages again.
         self._counted: tuple[Counter[int], int] = Counter(), 0
         # The last message's sender, subtopic and step of delivery, as the caller gave them, and the sender's number. If
         # the next message has the same values, they need no second check.
@@ -191,12 +196,12 @@ class StepSends:
         passed or is too far ahead; Closed after the step.
         """
         if place is None:
-            if from_id is not self._from_id:
+            if from_id is not self._from_id or len(self.to_ids) >= BATCH_ROWS:
                 self._check_sending()
                 self._place = self._place_of(from_id)
                 self._from_id = from_id if isinstance(from_id, _FIXED) else _NOBODY
             place = self._place
-        elif get_ident() != self.thread or len(self.cells) >= FULL:
+        elif get_ident() != self.thread or len(self.to_ids) >= BATCH_ROWS:
             self._check_sending()
         if subtopic is not self.subtopic or deliver_at is not self.deliver_at:
             self.check_open()
@@ -207,27 +212,35 @@ class StepSends:
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
-                if (number := self.lines.get(line)) is not None or (number := self.number_of(line)) is not None:
-                    self.cells += (number, to_id, place)
+                if (line == self.line and place == self.place) or self.begin_run(line, place):
+                    self.to_ids.append(to_id)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
         self._append(line, recipient, place)
 
-    def number_of(self, line: bytes) -> int | None:
-        """Return the place in `lines` of a payload that orjson has encoded as `line`.
+    def begin_run(self, line: bytes, place: int) -> bool:
+        """Begin a run of messages whose payload orjson has encoded as `line`; return whether that is done.
 
-        Return None if the payload needs the checks of `encode_payload`, because of its size or its content.
+        It is not done if the payload needs the checks of `encode_payload`, because of its size or its content, or if
+        the messages that were sent before have to be put into a batch first.
         """
-        if (
-            len(line) <= self._payload_bytes
-            and (MAYBE_NULL not in line or line.find(NULL) < 0)
-            and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
-            and LINE_END not in line
-        ):
-            return self.lines.setdefault(line, len(self.lines))
-        return None
+        if len(self.to_ids) >= BATCH_ROWS:
+            return False
+        number = self._lines.get(line)
+        if number is None:
+            if (
+                len(line) > self._payload_bytes
+                or (MAYBE_NULL in line and line.find(NULL) >= 0)
+                or (MAYBE_LARGE in line and line.find(LARGE) >= 0)
+                or LINE_END in line
+            ):
+                return False
+            number = self._lines[line] = len(self._lines)
+        self._runs += (len(self.to_ids), number, place)
+        self.line, self.place = line, place
+        return True
 
     def ask(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
@@ -248,7 +261,7 @@ class StepSends:
         outside = None if batch.extension is None else batch.extension.asked_outside.get(row)
         asker = "" if outside is None else outside.mailbox
         place = self._begin_apart(from_id, Route(topic, self._deliver(deliver_at), replies=True, asker=asker))
-        self._replies[len(self.cells) // _CELLS] = batch.message_id(row), outside
+        self._replies[len(self.to_ids)] = batch.message_id(row), outside
         self._append(line, to_id, place)
 
     def broadcast(
@@ -370,7 +383,9 @@ class StepSends:
 
     def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
         key = line if line.find(NULL) < 0 else (line,)
-        self.cells += (self.lines.setdefault(key, len(self.lines)), to_id, place)
+        self._runs += (len(self.to_ids), self._lines.setdefault(key, len(self._lines)), place)
+        self.to_ids.append(to_id)
+        self.place = -1
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
         """Prepare a single message with its own route; return the sender's place.
@@ -387,12 +402,12 @@ class StepSends:
             self.check_open()
         if get_ident() != self.thread:
             self._check_thread()
-        if len(self.cells) >= FULL:
+        if len(self.to_ids) >= BATCH_ROWS:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
         """Give the next message a route. Later messages have it too, until a send sets another one."""
-        number = len(self.cells) // _CELLS  # the number of the next message that is not in a batch yet
+        number = len(self.to_ids)  # the number of the next message that is not in a batch yet
         self._routed.extend((number, self._routes.setdefault(route, len(self._routes))))
         self.subtopic = _NOBODY
 
@@ -414,9 +429,11 @@ class StepSends:
 
     def _next_ordinal(self, place: int) -> int:
         """Return the ordinal of an agent's next message: the number of messages that the agent has sent in the step."""
-        counts, done = self._counted
-        counts.update(self.cells[done + 2 :: _CELLS])
-        self._counted = counts, len(self.cells)
+        (counts, done), runs = self._counted, self._runs
+        ends = [*runs[done + _CELLS :: _CELLS], len(self.to_ids)]
+        for first, end, sender in zip(runs[done::_CELLS], ends, runs[done + 2 :: _CELLS], strict=False):
+            counts[sender] += end - first
+        self._counted, self.place = (counts, len(runs)), -1
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -436,25 +453,27 @@ class StepSends:
 
     def _close_rows(self) -> None:
         """Put the single messages that are not in a batch yet into batches."""
-        cells, lines, routes, routed = self.cells, self.lines, self._routes, self._routed
-        self.cells, self.lines = [], {}
+        to_ids, runs, lines, routes, routed = self.to_ids, self._runs, self._lines, self._routes, self._routed
+        self.to_ids, self._runs, self._lines, self.place = [], [], {}, -1
         self._routes, self._routed, self._from_id, self.subtopic = {}, array("q"), _NOBODY, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
-        if not cells:
+        if not to_ids:
             return
-        count = len(cells) // _CELLS
+        count = len(to_ids)
         # `pack` is twice as fast as numpy.
-        places = np.frombuffer(pack(f"={count}q", *cells[2::_CELLS]), np.int64)
+        firsts, numbers, places = np.frombuffer(pack(f"={len(runs)}q", *runs), np.int64).reshape(-1, _CELLS).T
+        lengths = np.diff(firsts, append=count)
+        places = places.repeat(lengths)
         ordinals = self._ordinals(places)
-        index = np.frombuffer(pack(f"={count}I", *cells[::_CELLS]), np.uint32) if len(lines) < count else None
+        index = numbers.astype(np.uint32).repeat(lengths) if len(lines) < count else None
         payloads = PayloadColumn.of([line if isinstance(line, bytes) else line[0] for line in lines], index)
-        columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(cells[1::_CELLS]), payloads)
+        columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), payloads)
         listed = [*routes]
         if len(listed) == 1 and not replies:
             self._add(columns, RowRoutes.same(listed[0], count), ordinals)
             return
-        starts, numbers = np.frombuffer(routed, np.int64).reshape(-1, 2).T
-        of_row = numbers.repeat(np.diff(starts, append=count))
+        starts, kinds = np.frombuffer(routed, np.int64).reshape(-1, 2).T
+        of_row = kinds.repeat(np.diff(starts, append=count))
         for rows in rows_in_order(places, of_row, listed):
             among = rows.tolist() if replies else []
             replied = None

@@ -36,7 +36,7 @@ from ray_messaging.transports.step_values import (
     StepSettings,
     Waiting,
 )
-from ray_messaging.transports.transport_values import FrameFate, FrameWrite, SendStatus
+from ray_messaging.transports.transport_values import WRITTEN, FrameWrite, SendStatus
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
@@ -181,7 +181,7 @@ class StepSupervisor:
 
     async def _send(self, writes: Sequence[FrameWrite]) -> None:
         reply = await self._boxes.send(writes, self._epoch)
-        lost = [fate.name for fate in reply.fates if fate not in (FrameFate.WRITTEN, FrameFate.DUPLICATE)]
+        lost = [fate.name for fate in reply.fates if fate not in WRITTEN]
         if reply.status is not SendStatus.OK or lost:
             number = self._boxes.step
             raise StepAborted(

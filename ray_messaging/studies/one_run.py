@@ -27,6 +27,7 @@ from ray_messaging.studies.run_tasks import (
     DIED,
     OF_THE_BEGINNING,
     OF_THE_ROW,
+    SPENT,
     BeginningRun,
     EndedRun,
     ForkedRun,
@@ -70,6 +71,8 @@ def carry_out(
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
+        if result.calls.spent:  # its outcomes would be those of fewer steps
+            return EndedRun({}, None, time.perf_counter() - begun, _spent(result), calls=result.calls)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
@@ -127,9 +130,12 @@ def _over_groups(planned: PlannedRun, model: Any, calls: Calls | None, arguments
     steps = Steps(seed=planned.seed, digest=True)
     try:
         with Messaging.start(name, rules=rules, steps=steps, calls=calls) as messaging:
-            return messaging.run(model, progress=False, **given)
+            result = messaging.run(model, progress=False, **given)
     except (Closed, RayActorError, ServerFailed, TransitError) as error:
         raise _ClusterFailed(error) from error
+    if result.stopped and not result.calls.spent:  # Ctrl-C ended the run after a step, and is to end the study, too
+        raise KeyboardInterrupt
+    return result
 
 
 def _check_names(outcomes: Mapping[str, Any], result: Result, planned: PlannedRun) -> None:
@@ -190,6 +196,13 @@ def _ipc(table: "pa.Table") -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return bytes(sink.getvalue())
+
+
+def _spent(result: Result) -> str:
+    return (
+        f"{SPENT}the run's budget of calls was spent in step {result.steps}, so the run has no outcomes. Make the same "
+        "call with a higher budget= in calls= to carry the run out again; with store= no answer is paid twice"
+    )
 
 
 def _told(error: Exception) -> str:

@@ -15,6 +15,9 @@ OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups
 # If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
 # makes the run again.
 DIED = "WorkerDied: "
+# If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call makes
+# the run again.
+SPENT = "BudgetSpent: "
 
 
 class EndedRun(NamedTuple):
@@ -84,8 +87,8 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many other arguments than parameters a function in `given` gets.
+        """Return how many arguments a function in `given` gets besides parameters: 1 for a condition, otherwise 0.
 
-        A condition gets the collected values.
+        The argument of a condition is the collected values.
         """
         return int(name == "until" and self.given["max_steps"] is not None)

@@ -191,7 +191,9 @@ class Study:
                 for name in wanted
             ]
         if not found:
-            raise ConfigError(f"all runs of the study have {dict(values)}: there is nothing to compare with the base")
+            raise ConfigError(
+                f"all runs of the study have {dict(values)}: no run is left to compare with them. Choose another base="
+            )
         return data_frame({name: [each[name] for each in found] for name in found[0]})
 
     def log(self, row: Mapping[str, Any], replicate: int = 0) -> "EventLog":

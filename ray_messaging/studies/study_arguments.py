@@ -167,7 +167,7 @@ def _check_names(template: RunTemplate, row: Row) -> None:
         for name in sorted(wanted_by(until, 0).needed - {*row, *GIVEN}):
             raise ConfigError(
                 f"until= takes {name!r}, which is not a parameter of the study: for a condition on the collected "
-                "values also pass max_steps=, the first step that is not run even if the condition is never met"
+                "values also pass max_steps=, the number of steps after which a run ends in any case"
             )
     check_names(template.functions(), row)
     if most is not None and not callable(most):
@@ -188,12 +188,14 @@ def record_of(
     rules = given.pop("rules", None)
     # If an argument was not given, its digest is "". If it was given, but has no digest, None is stored.
     inputs = {name: "" if value is None else content_digest(value) for name, value in given.items()}
+    values = {what: values_used(each) for what, each in functions_of.items()}
     if rules is not None:
         inputs["rules"] = content_digest([(name_of(rule), vars(rule)) for rule in rules])
+        values["rules"] = _told_rules(rules)
     collect = template.options["collect"]
     if (function := function_of(collect)[0]) is not None:
         sources["collect"] = source_of(function)
-        functions_of["collect"] = function
+        values["collect"] = values_used(function)
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }
@@ -205,9 +207,20 @@ def record_of(
         "counts": [each.name for each in aggregates_of(collect) if isinstance(each, Count)],
         "options": options | {"collect": [*map(_told, aggregates_of(collect)), *_rows_of(collect)]},
         "sources": sources,
-        "values": {what: values_used(each) for what, each in functions_of.items()},
+        "values": values,
         "inputs": inputs,
     }
+
+
+def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
+    """Return digests of rules, and of the sources of the user's own rules, by name."""
+    if not rules:
+        return {}
+    from ray_messaging.cluster.run.beginning import told_rules  # noqa: PLC0415 - a study without rules need not load it
+
+    found = {f"the rule {name!r}": digest for name, digest in told_rules(rules).items()}
+    own = [type(rule) for rule in rules if not type(rule).__module__.startswith("ray_messaging.")]
+    return found | {f"the source of {name_of(kind)}": source_of(kind) for kind in own}
 
 
 def _told(aggregate: Aggregate) -> str:

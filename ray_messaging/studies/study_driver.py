@@ -40,7 +40,7 @@ def carry_out_all(
     `progress`, the progress is shown.
     """
     there = files.runs(record)
-    left = [run for run in design if run.key not in there or there[run.key].died]
+    left = [run for run in design if run.key not in there or there[run.key].is_to_be_repeated]
     if left:
         ended = _EndedRuns(files)
         try:

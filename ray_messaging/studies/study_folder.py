@@ -21,7 +21,7 @@ from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, MADE, REPLICATE, SAVED, SECONDS, SEED, PlannedRun
-from ray_messaging.studies.run_tasks import DIED, EndedRun
+from ray_messaging.studies.run_tasks import DIED, SPENT, EndedRun
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
@@ -51,9 +51,12 @@ class StoredRun(NamedTuple):
     calls: CallCounts = CallCounts()
 
     @property
-    def died(self) -> bool:
-        """Return whether the run has no result because its worker, or a part of its cluster, died."""
-        return self.error is not None and self.error.startswith(DIED)
+    def is_to_be_repeated(self) -> bool:
+        """Return whether the next call makes the run again.
+
+        It does if the run's worker, or a part of its cluster, died, or if the run's budget of calls was spent.
+        """
+        return self.error is not None and self.error.startswith((DIED, SPENT))
 
 
 class StudyFolder:
@@ -110,7 +113,10 @@ class StudyFolder:
         try:
             found = self.folder.filesystem.get_file_info(pafs.FileSelector(self.folder.path, allow_not_found=True))
         except OSError as error:
-            raise LogError(f"the study's folder {self.where!r} cannot be read: {error}", path=self.where) from error
+            raise LogError(
+                f"the study's folder {self.where!r} cannot be read ({error}): check the path, and its permissions",
+                path=self.where,
+            ) from error
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
     def state(self) -> object:
@@ -151,7 +157,7 @@ class StudyFolder:
             if (part := _PART.fullmatch(name)) is not None and part[1] == "runs":
                 series = f"series-{part[2]}.parquet"
                 for run in self._stored(name, series if series in there else None, record):
-                    if run.key not in found or found[run.key].died:
+                    if run.key not in found or found[run.key].is_to_be_repeated:
                         found[run.key] = run
         return _with_zeros(found, record.get("counts", ()))
 

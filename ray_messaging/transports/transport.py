@@ -206,7 +206,7 @@ class RedisTransport:
         return int(number) if done else None
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Raise a sender's epoch, which fences earlier senders under this name.
+        """Make a sender's epoch higher, which fences earlier senders under this name.
 
         Raises: Fenced if `held` is given and is no longer the sender's epoch.
         """
@@ -237,7 +237,7 @@ class RedisTransport:
     async def listen(
         self, record: MailboxRecord, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
     ) -> Listening | HeldMailbox | None:
-        """Enter a mailbox's record in the directory if that is still at `version`, and become the mailbox's reader.
+        """Enter a mailbox's record in the directory if the directory is at `version`; become the mailbox's reader.
 
         Return None if the directory is at another version, or HeldMailbox if another owner has the mailbox.
 

@@ -29,6 +29,9 @@ class FrameFate(IntEnum):
     HELD_BACK = 7  # another frame of its transaction was refused
 
 
+WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)  # the server has the frame
+
+
 class SendStatus(IntEnum):
     """Outcome of a call of `send` or `commit`. Unless it is OK, the call has written nothing."""
 
@@ -162,6 +165,11 @@ class SendReply(msgspec.Struct):
     fates: list[FrameFate] = []
     takers: list[int] = []
     repeated: bool = False
+
+    @property
+    def all_written(self) -> bool:
+        """Return whether the server has written all frames, in this call or in an earlier one."""
+        return self.status is SendStatus.OK and all(fate in WRITTEN for fate in self.fates)
 
 
 class Listening(NamedTuple):

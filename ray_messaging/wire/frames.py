@@ -137,13 +137,13 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     from_ids, to_ids, lines = batch.from_ids, batch.to_ids, batch.lines if with_payload else None
     step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
     sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
-    typed = lines if isinstance(lines, TypedColumns) else None
-    flags = 0 if typed is None else _TYPED
+    typed, extension = lines if isinstance(lines, TypedColumns) else None, batch.extension
+    flags, folded = 0 if typed is None else _TYPED, extension is not None and extension.fold is not None
     columns: list[memoryview] = []
     optional = (
         batch.numbers,
         from_ids.kinds,
-        to_ids.kinds if batch.fold is None else None,
+        None if folded else to_ids.kinds,
         batch.topic,
         steps,
         times,
@@ -158,9 +158,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
                 columns.append(np.ascontiguousarray(column).data)
         if batch.topic is not None and batch.topic.itemsize > _U2.itemsize:
             flags |= _WIDE_TOPICS
-    given = (from_ids, to_ids) if batch.fold is None else (from_ids,)
+    given = (from_ids,) if folded else (from_ids, to_ids)
     ids: list[bytes | memoryview] = [each.packed for each in given]
-    extension = batch.extension
     of_step = extension is not None and extension.ordinal is not None
     if (of_step or typed is not None) and all(map(_is_small, given)):
         flags, ids = flags | _SMALL_IDS, [each.values.astype(_I4).data for each in given]
@@ -171,8 +170,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     parts: list[bytes | memoryview] = [header, *ids, *columns]
     if typed is not None:
         parts += _buffers_of(typed, _PREFIX.size + sum([memoryview(part).nbytes for part in parts]))
-    elif lines is not None:
-        parts.append(lines.json.view)
+    elif isinstance(lines, PayloadColumn):
+        parts.append(lines.view)
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
@@ -289,7 +288,7 @@ class _FrameReader(msgspec.Struct):
         """Return the next `nbytes` bytes."""
         at, end = self.at, self.at + nbytes
         if end > len(self.view):
-            raise _invalid("it ends within a column")
+            raise _invalid("the frame ends within a column")
         self.at = end
         return self.view[at:end]
 
@@ -317,16 +316,16 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     at = _PREFIX.size + header_length
     view = memoryview(frame)
     if magic != MAGIC:
-        raise _invalid("it does not begin with RM")
+        raise _invalid("the frame does not begin with the letters RM")
     if version != VERSION:
         raise _invalid(
-            f"it has frame version {version}, but this ray_messaging reads only version {VERSION}: all processes of "
+            f"the frame has version {version}, but this ray_messaging reads only version {VERSION}: all processes of "
             "an experiment need the same version of ray_messaging"
         )
     if at > size:
-        raise _invalid("its header is longer than the frame")
+        raise _invalid("the frame's header is longer than the frame")
     if not checked and crc32(view[_PREFIX.size :]) != checksum:
-        raise _invalid("its checksum does not match")
+        raise _invalid("the frame's checksum does not match")
     header = _header_of(view[_PREFIX.size : at])
     why = _header_trouble(header, size)
     if why is not None:
@@ -354,27 +353,30 @@ def _header_of(data: memoryview) -> Header:
     try:
         return _read_header(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(f"its header cannot be read ({error})") from error
+        raise _invalid(f"the frame's header cannot be read ({error})") from error
 
 
 def _header_trouble(header: Header, size: int) -> str | None:
     if header.rows > size:
-        return "its count of rows is impossible"
+        return "the frame's count of rows is impossible"
     if header.flags >= 2 * _WIDE_TOPICS:
-        return "its flags name unknown columns"
+        return "the frame's flags name unknown columns"
     if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
-        return "its fields about rows that represent pairs contradict each other"
+        return "the frame's fields about rows that represent pairs contradict each other"
     if header.flags & ~(_TYPED | _SMALL_IDS | _WIDE_TOPICS) >= _EXTENSION and not header.flags & _EXTENSION:
-        return "it has columns of an extension, but no extension"
+        return (
+            "the frame has columns that only frames with broadcasts, questions or steps have, but its header names "
+            "none of these"
+        )
     if len(header.trace) not in {0, CONTEXT_BYTES}:
-        return "its trace context has a wrong length"
+        return "the frame's trace context has a wrong length"
     named = (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
     if max(named, default=-1) >= header.rows:
-        return "it names rows that it does not have"
+        return "the frame refers to rows that it does not have"
     if not header.flags & _TYPED:
-        return "it describes typed columns, but has none" if header.payload_columns else None
+        return "the frame describes typed columns, but has none" if header.payload_columns else None
     if header.flags & (_INDEX | _LENGTHS) or header.lines != header.rows:
-        return "its fields about JSON lines and typed columns contradict each other"
+        return "the frame's fields about JSON lines and typed columns contradict each other"
     return None
 
 
@@ -393,7 +395,7 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
         _check_ids(from_ids)
         _check_ids(to_ids)
     if topic is not None and len(topic):
-        _check(int(topic.max()) < len(header.topics), "it uses a topic that it does not name")
+        _check(int(topic.max()) < len(header.topics), "a row of the frame uses a subtopic that the frame does not have")
     if header.flags & _TYPED:
         lines: Payloads | None = _read_columns(header.payload_columns, reader)
     else:
@@ -426,7 +428,7 @@ def _columns(header: Header, reader: _FrameReader, known: tuple[tuple[int, Any],
 def _extension(header: Header, reader: _FrameReader) -> Extension:
     delivers, ordinal, numbers, places, expects, causes, cause_places = _columns(header, reader, _EXTENSION_COLUMNS)
     if expects is not None:
-        _check(_largest(expects) <= 1, "its mark of a question is neither 0 nor 1")
+        _check(_largest(expects) <= 1, "the frame's mark of a question is neither 0 nor 1")
     return Extension(
         attempt=header.attempt,
         deliver=header.deliver if delivers is None else delivers,
@@ -447,10 +449,13 @@ def _message_ids(
     texts: tuple[str, ...], numbers: NDArray[np.int64] | None, places: NDArray[np.uint32] | None
 ) -> MessageIdColumn | None:
     if numbers is None:
-        _check(places is None and not texts, "it names messages that its rows do not refer to")
+        _check(places is None and not texts, "the frame lists ids of messages to which none of its rows refers")
         return None
-    _check(_smallest(numbers) >= NO_NUMBER, "it refers to a message of an impossible number")
-    _check((0 if places is None else _largest(places)) < len(texts), "it refers to a message that it does not name")
+    _check(_smallest(numbers) >= NO_NUMBER, "the frame refers to a message of an impossible number")
+    _check(
+        (0 if places is None else _largest(places)) < len(texts),
+        "a row of the frame refers to a message whose id the frame does not have",
+    )
     return MessageIdColumn(numbers, texts, places)
 
 
@@ -468,36 +473,43 @@ def _smallest(column: NDArray[Any]) -> int:
 
 
 def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
-    _check(len(data) % 4 == 0, "it ends within a row's number")
+    _check(len(data) % 4 == 0, "the frame ends within a row's number")
     rows = np.frombuffer(data, "<u4")
-    _check(not len(rows) or int(rows.max()) < count, "it names rows that it does not have")
+    _check(not len(rows) or int(rows.max()) < count, "the frame refers to rows that it does not have")
     return rows
 
 
 def _lines(header: Header, reader: _FrameReader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
     if header.lines < 0:
         _check(
-            index is None and reader.at == len(reader.frame), "it has payloads, but its header says that it has none"
+            index is None and reader.at == len(reader.frame),
+            "the frame has payloads, but its header says that it has none",
         )
         return None
     if header.flags & _LENGTHS:
         lengths = reader.column(_U4, header.lines)
-        _check(int(lengths.sum(dtype=np.int64)) == len(reader.frame) - reader.at, "its payloads have another length")
+        _check(
+            int(lengths.sum(dtype=np.int64)) == len(reader.frame) - reader.at,
+            "the frame's payloads have another length",
+        )
         lines = PayloadColumn.cut(bytes(reader.frame[reader.at :]), lengths.tolist(), index)
     else:
         lines = PayloadColumn(reader.frame, header.lines, index, reader.at)
     if not reader.checked and not lines.whole(header.rows):
-        raise _invalid("its payloads do not match its rows")
+        raise _invalid("the frame's payloads do not match its rows")
     return lines
 
 
 def _check_ids(ids: IdColumn) -> None:
     if ids.kinds is None or not len(ids.kinds):
         return
-    _check(int(ids.kinds.max()) <= NONE, "it uses an unknown kind of id")
+    _check(int(ids.kinds.max()) <= NONE, "the frame uses an unknown kind of id")
     indices = ids.values[ids.kinds == STR]
     if len(indices):
-        _check(int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings), "it uses an id that it does not name")
+        _check(
+            int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings),
+            "a row of the frame uses an id of an agent that the frame does not have",
+        )
 
 
 # -- typed columns --------------------------------------------------------------------------------------------------
@@ -523,9 +535,9 @@ def _read_columns(fields: tuple[ColumnField, ...], reader: _FrameReader) -> Type
     """Read a table at the end of a frame. Its columns are views of the frame. Raises FrameError if it is invalid."""
     columns = {field.name: _column(field, reader) for field in fields}
     if len(columns) < len(fields) or not columns:
-        raise _invalid("it has no typed column, or two with the same name")
+        raise _invalid("the frame has no typed column, or two with the same name")
     if reader.at != len(reader.frame):
-        raise _invalid("its payloads have another length")
+        raise _invalid("the frame's payloads have another length")
     return TypedColumns(columns, reader.rows)
 
 
@@ -534,13 +546,15 @@ def _column(field: ColumnField, reader: _FrameReader) -> TypedColumn:
     if dtype is not None:
         values = reader.aligned_column(dtype, rows * max(1, field.width))
         if field.type == "bool" and not reader.checked and len(values) and int(values.view(np.uint8).max()) > 1:
-            raise _invalid(f"its column {field.name!r} has a bool that is neither 0 nor 1")
+            raise _invalid(f"the frame's column {field.name!r} has a bool that is neither 0 nor 1")
         return NumberColumn(values.reshape(rows, field.width) if field.width else values)
     if field.type != STRING or field.width:
-        raise _invalid(f"its column {field.name!r} has the type {field.type!r}, which this library does not know")
+        raise _invalid(
+            f"the frame's column {field.name!r} has the type {field.type!r}, which this library does not know"
+        )
     offsets = reader.aligned_column(_I4, rows + 1)
     column = TextColumn(offsets, reader.aligned_column(_U1, max(0, int(offsets[-1]))))
     why = None if reader.checked else column.trouble()
     if why is not None:
-        raise _invalid(f"in its column {field.name!r} {why}")
+        raise _invalid(f"the frame's column {field.name!r} is damaged: {why}")
     return column

@@ -6,14 +6,13 @@ from collections import defaultdict
 
 import pytest
 from faults.proxy import Proxy
-from support.calls_under_way import Faults, Gate, kill, lose_one_of_three, reroute_in_a_send
+from support.calls_under_way import Faults, Gate, count_as_far, kill, lose_one_of_three, reroute_in_a_send
 from support.contracts import fetch_all, until
 from support.patience import WAIT_S
 from support.sending_faults import know_the_directory
 
 from ray_messaging import MessagingError
 from ray_messaging.errors import OutcomeUnknown
-from ray_messaging.sending import frame_sender, send_loop
 
 LANES, SENDS = 8, 12
 RECEIVERS = (101, 102, 103)
@@ -78,10 +77,8 @@ async def test_single_messages_gather_while_a_call_is_under_way(pair):
 
 @pytest.fixture
 def far(monkeypatch):
-    """Have each server count as far, and a few messages as enough for a call."""
-    monkeypatch.setattr(frame_sender, "_FAR_S", 0.0)
-    monkeypatch.setattr(frame_sender, "_BYTE_S", 0.0)
-    monkeypatch.setattr(send_loop, "_WAVE", 3)
+    """Have each server count as far."""
+    count_as_far(monkeypatch)
 
 
 async def test_single_messages_to_a_far_server_do_not_wait_for_calls_under_way(far, pair):

@@ -73,7 +73,7 @@ async def test_an_unreadable_frame_becomes_one_letter_over_reader_restarts(messa
     await remove_mailbox(sender, "group")
     garbage, frame = await dead_letters.letters()
     assert garbage.frame == GARBAGE
-    assert "it does not begin with RM" in garbage.reason
+    assert "the frame does not begin with the letters RM" in garbage.reason
     assert frame.reason == "the mailbox was removed"
 
 

@@ -4,7 +4,15 @@ import asyncio
 import random
 
 from ray_messaging.errors import ConnectionFailed, MailboxFull
+from ray_messaging.sending import frame_sender, send_loop
 from support.sending_faults import cut
+
+
+def count_as_far(monkeypatch):
+    """Have senders count each server as far, and three messages as enough for a call beside others."""
+    monkeypatch.setattr(frame_sender, "_FAR_S", 0.0)
+    monkeypatch.setattr(frame_sender, "_BYTE_S", 0.0)
+    monkeypatch.setattr(send_loop, "_WAVE", 3)
 
 
 class Gate:

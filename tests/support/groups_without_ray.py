@@ -41,7 +41,7 @@ class ActorWithoutRay:
     async def _run(self, name, late_s, args, kwargs):
         await asyncio.sleep(late_s)
         if name == "lane":
-            return await self._host.lane.address(HOST)
+            return await self._host.lane.start(HOST)
         return await vars(GroupActor)[name](SimpleNamespace(_host=self._host), *args, **kwargs)
 
     async def settle(self):

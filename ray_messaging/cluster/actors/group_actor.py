@@ -120,7 +120,7 @@ class GroupActor:
 
     async def lane(self) -> tuple[str, int, str]:
         """Return host, port and token of the lane, a socket for calls of this actor, faster than calls through Ray."""
-        return await self._host.lane.address(get_node_ip_address())
+        return await self._host.lane.start(get_node_ip_address())
 
     # Handles call these methods. A call that Ray repeats is executed once.
     answer = of_host(lambda host: host.answer)

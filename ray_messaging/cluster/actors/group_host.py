@@ -19,7 +19,6 @@ from ray_messaging.common.once_by_call import OnceByCall
 from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
 from ray_messaging.interception.interceptor.lane_server import LaneServer
-from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.model.agent_sets import AgentSet
@@ -118,39 +117,6 @@ class GroupQuestions:
         return MoreAnswers(found, answers.late, [*answers.errors.items()][errors:])
 
 
-class GroupLaneServer(LaneServer):
-    """The server of a group's lane, the socket for the calls of its handles.
-
-    The lane's token is unique to this process of the group.
-
-    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call as a Ray call,
-    which raises the error.
-    """
-
-    def __init__(self, group: "GroupHost") -> None:
-        super().__init__(self._answer)
-        self._group = group
-        self._address: LaneAddress | None = None
-        self._opening = asyncio.Lock()
-
-    async def address(self, host: str) -> LaneAddress:
-        """Return the address of the lane. The first call begins to listen on a free port of `host`."""
-        async with self._opening:
-            if self._address is None:
-                self._address = await self.start(host)
-        return self._address
-
-    def _answer(self, request: memoryview, *, patient: bool) -> Awaitable[bytes | tuple[bytes, ...]]:  # noqa: ARG002 - a lane's
-        return self._found(*parse_call(request))
-
-    async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
-        try:
-            return answer_of(await self._group.answer(call, frames))
-        except MessagingError as error:
-            logger.debug("a call over the group's socket failed, and is repeated as a Ray call: %r", error)
-            return b""
-
-
 @dataclass
 class _Caller:
     next: int  # the number of the call that may begin next
@@ -234,6 +200,28 @@ def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple
             yield f"handle {one.holder} holds messages, {now}, {after}", remedy
 
 
+def answer_request(
+    group: "GroupHost",
+    request: memoryview,
+    *,
+    patient: bool,  # noqa: ARG001 - a lane's
+) -> Awaitable[bytes | tuple[bytes, ...]]:
+    """Answer a call over the group's lane, the socket for the calls of its handles.
+
+    The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call as a Ray call,
+    which raises the error.
+    """
+    return _answered(group, *parse_call(request))
+
+
+async def _answered(group: "GroupHost", call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
+    try:
+        return answer_of(await group.answer(call, frames))
+    except MessagingError as error:
+        logger.debug("a call over the group's socket failed, and is repeated as a Ray call: %r", error)
+        return b""
+
+
 class GroupHost:
     """Host of one group's agents.
 
@@ -254,7 +242,8 @@ class GroupHost:
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
         self.leases = DeliveryLeases(self.messager.engine.fetcher, self._loan_s)
-        self.lane = GroupLaneServer(self)
+        # The lane's token is unique to this process of the group.
+        self.lane = LaneServer(partial(answer_request, self))
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
         # Late answers are committed at once. A handle cannot commit them, because they are not in the group's mailbox,

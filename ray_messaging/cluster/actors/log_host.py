@@ -224,7 +224,9 @@ class LogHost:
                 return await asyncio.to_thread(change, self._folder, *facts)
         except OSError as error:
             raise LogError(
-                f"the record of the run cannot be written to {self._folder.where}: {error}", path=self._folder.where
+                f"the record of the run cannot be written to {self._folder.where} ({error}): free disk space, or "
+                "give this process access",
+                path=self._folder.where,
             ) from error
 
     async def abandon(self) -> None:

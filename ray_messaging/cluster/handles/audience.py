@@ -84,7 +84,7 @@ class Audience:
     def members(self) -> NDArray[Any]:
         """Return the ids of the members, ints before strs.
 
-        If the audience has no members, return the ids of all hearers.
+        If the audience was made of a graph or of positions, return the ids of all agents that hear somebody.
 
         Raises: UnknownName if the audience was removed.
         """

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedul
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.group.waiting import Blocking, InLoop, Waiting
-from ray_messaging.cluster.ray_calls import OurActor, all_names, find_named, wait
+from ray_messaging.cluster.ray_calls import OurActor, all_names, find_named, get, wait
 from ray_messaging.cluster.ray_internals import known_dead
 from ray_messaging.cluster.spec import Experiment, no_log
 from ray_messaging.common.awaitables import finish
@@ -20,6 +20,8 @@ from ray_messaging.errors import Closed, ConfigError, MessagingError, OutcomeUnk
 
 NAMESPACE = "ray_messaging"
 
+# Ray's errors of a call whose actor has raised an error or is gone.
+_OF_ACTOR = (RayTaskError, RayActorError, ActorUnschedulableError)
 # The most seconds that Ray needs to report a killed actor as dead, and the seconds between two checks of that.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 _LATE_S = 10.0  # if no process is ready after this many seconds, `late` is called
@@ -44,7 +46,10 @@ def named_actors(prefix: str) -> dict[str, Any]:
 
 def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
     """Wait for a call and return its result; raise the actor's error, or Closed if the actor is dead."""
-    return finish(value_of(Blocking(), ref, actor_name=actor_name))
+    try:
+        return get(ref)
+    except _OF_ACTOR as error:
+        raise translated(error, actor_name=actor_name) from error
 
 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
@@ -54,7 +59,7 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
     """
     try:
         return await waiting.value(ref)
-    except (RayTaskError, RayActorError, ActorUnschedulableError) as error:
+    except _OF_ACTOR as error:
         raise translated(error, actor_name=actor_name, sends=sends) from error
 
 
@@ -105,7 +110,7 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
                 await waiting.value(ref)
             except ActorUnavailableError:
                 continue
-            except (RayTaskError, RayActorError, ActorUnschedulableError):  # the caller's next call raises the error
+            except _OF_ACTOR:  # the caller's next call raises the error
                 pass
             return
         if not calls:  # all calls have failed already

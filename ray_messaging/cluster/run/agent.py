@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from orjson import dumps
 
-from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id, check_name
 from ray_messaging.cluster.run.ahead_news import Told
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.kinds import Kinds
@@ -31,7 +31,7 @@ from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.calls import UNUSED, AgentAtCalls, CallRecord, CallsNow, encode_calls
-from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
+from ray_messaging.model.exact import BLOCK, decode_exactly, encode_exactly, joined_lists, kept_exactly
 from ray_messaging.model.json_form import PLAIN
 from ray_messaging.model.read_only import ReadOnlyDict
 from ray_messaging.observability.tracing.untraced import UNTRACED, AnyTracer
@@ -44,7 +44,7 @@ from ray_messaging.steps.random_numbers import StepGenerators, step_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import BlockedSend
 from ray_messaging.steps.step_inbox import EVERYBODY
-from ray_messaging.steps.step_sends import FULL, StepSends
+from ray_messaging.steps.step_sends import SMALL, StepSends
 
 if TYPE_CHECKING:
     from ray_messaging.steps.call_store import CallStore
@@ -151,14 +151,14 @@ class Agent:
             and deliver_at is sends.deliver_at
             and type(payload) is dict
             and type(to) is int
-            and INT64_MIN <= to <= INT64_MAX
+            and to >= 0
+            and to < SMALL
             and get_ident() == sends.thread
-            and len(sends.cells) < FULL
         ):
             try:
                 line = dumps(payload, None, PLAIN)
-                if (number := sends.lines.get(line)) is not None or (number := sends.number_of(line)) is not None:
-                    sends.cells += (number, to, self._place)
+                if (line == sends.line and self._place == sends.place) or sends.begin_run(line, self._place):
+                    sends.to_ids.append(to)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
@@ -631,6 +631,11 @@ class AgentLoop:
 
         Raises: StepFailed for a state that cannot be kept; the error says that `function` made the state.
         """
+        firsts = range(0, len(agents) or 1, BLOCK)
+        parts = [self._keep_block(agents[first : first + BLOCK], function) for first in firsts]
+        return joined_lists(parts, len(agents))
+
+    def _keep_block(self, agents: Sequence[Agent], function: str) -> bytes:
         states = [agent.state for agent in agents]
         kinds = {*map(type, states)}
         for agent in () if kinds <= {dict} else agents:

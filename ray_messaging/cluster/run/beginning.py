@@ -11,6 +11,7 @@ from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.interceptor.interceptor import OWN_TABLES, Interceptor
 from ray_messaging.interception.interceptor.rule_tables import Table
+from ray_messaging.interception.rules.pairs import Edges
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.transports.transport import RedisTransport
 
@@ -44,6 +45,8 @@ def _given(part: object) -> object:
     # The digest of an object of this package has only the name of its class, so its parts stand for it.
     if isinstance(part, Table):
         return sorted(part.dump().items())
+    if isinstance(part, Edges):
+        return part.content()
     if not isinstance(part, Rule):
         return part
     state = part.__getstate__()

@@ -114,7 +114,9 @@ class CrowdSociety:
                 crowd._draw = partial(uniform_rows, step.seed, START, step.places)
                 state = raising(self._start, crowd)
                 if not isinstance(state, dict):
-                    raise TypeError(f"start must return a dict of arrays, not {type(state).__name__}")
+                    raise TypeError(
+                        f"start= returned an object of type {type(state).__name__}: it must return a dict of arrays"
+                    )
                 crowd.state = {name: _checked(name, array).copy() for name, array in state.items()}
         if step.number == self.change.step:
             with self._named_in_errors("states=", step):
@@ -152,7 +154,10 @@ class CrowdSociety:
                 except ValueError:  # such as a text for an array of numbers
                     same = False
                 if not same or (array.dtype.kind != given.dtype.kind and array[place].tolist() != given.tolist()):
-                    raise TypeError(f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly")
+                    raise TypeError(
+                        f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly: give this "
+                        "array another dtype in start="
+                    )
 
     @property
     def states(self) -> dict[str, dict[str, NDArray[Any]]]:

@@ -89,8 +89,8 @@ def ending_of(until: object, max_steps: object, options: RunOptions) -> Ending:
         return Ending(check_until(until))
     if max_steps is None:
         raise ConfigError(
-            "until= is a condition, which may never be fulfilled: also pass max_steps=, the first step that is not "
-            "run even then"
+            "until= is a condition, which may never be fulfilled: also pass max_steps=, the number of steps after "
+            "which the run ends in any case"
         )
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
         raise ConfigError(f"max_steps={max_steps!r} must be a number of steps")

@@ -291,7 +291,7 @@ def _groups_of_kinds(kinds: Kinds, groups: object, cpus: int) -> dict[str, Itera
                 raise ConfigError(
                     f"groups[{name!r}] has agents of two kinds, {one!r} and {other!r}, such as "
                     f"{next(iter(found[one]))!r} and {next(iter(found[other]))!r}: with by='group' all agents of a "
-                    "group are of one kind"
+                    "group must be of one kind, so put them into two groups"
                 )
         return named
     counts = dict.fromkeys(kinds, 1)

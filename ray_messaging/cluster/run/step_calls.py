@@ -474,7 +474,7 @@ class RememberedCalls:
         return KeptCall(made.seconds, made.tries, made.result, None if failed is None else failed.usage, saved=saved)
 
     def _price_now(self, used: CallUsage) -> int | None:
-        """Return what a call would cost by the prices of this run, or None if it has no price for the call's model."""
+        """Return what a call would cost by the prices of this run, or None if the run has no price for it."""
         # If several models have answered a call, it is not known which of its tokens each of them has used.
         if self._price is None or (" + " in (used.model or "") and not isinstance(self.settings.cost, Price)):
             return None

@@ -158,7 +158,10 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
-            raise self._away(f"there is no connection to the broker at {self._where} for {timeout_s:g} s") from None
+            raise self._away(
+                f"there was no connection to the broker at {self._where} for {timeout_s:g} s: check that it runs, "
+                "and check the network to it"
+            ) from None
         if self.ended is not None:
             raise self.ended.with_traceback(None)
 
@@ -179,7 +182,7 @@ class Connection:
             ) from None
         # Without a connection, paho stores the message, and sends it over the next connection.
         if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
-            raise self._away(f"paho did not accept the message ({info.rc!r})")
+            raise self._away(f"the MQTT library paho did not accept the message (code {info.rc!r})")
         try:
             async with asyncio.timeout(self._config.timeout):
                 code: ReasonCode = await self._answer(info.mid)
@@ -189,7 +192,10 @@ class Connection:
                 f"{self._config.timeout:g} s: it may still arrive"
             ) from None
         if code.is_failure:
-            raise ServerRefused(f"the broker at {self._where} refused a message on {topic!r}: {code}")
+            raise ServerRefused(
+                f"the broker at {self._where} refused a message on {topic!r} ({code}): check the rights of the user "
+                "there"
+            )
 
     async def subscribe(self, filters: list[str]) -> None:
         """Subscribe with QoS 2. Retained messages are received only for a new subscription.
@@ -205,7 +211,9 @@ class Connection:
             ends: list[asyncio.Future[Any]] = [answer, self._cut]
             await asyncio.wait(ends, timeout=self._config.timeout, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise self._away("the connection was cut before the broker had answered to a subscription")
+                raise self._away(
+                    "the connection was cut before the broker had confirmed a subscription: subscribe again"
+                )
             codes: list[ReasonCode] = answer.result()
         finally:
             answer.cancel()

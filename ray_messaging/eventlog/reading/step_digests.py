@@ -180,7 +180,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
         if found := unequal(ours, those):
             return _first(found)
     if not rows:
-        raise ConfigError("neither log has messages of steps: only runs with steps=Steps() can be compared")
+        raise ConfigError("neither log has messages of steps, and only runs with steps=Steps() can be compared")
     return None
 
 

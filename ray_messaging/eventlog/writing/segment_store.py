@@ -168,7 +168,7 @@ class SegmentStore:
         async with self._publishing:
             with self._folder.lock() as mine:
                 if not mine:
-                    raise BlockingIOError(f"another process has locked {self._folder.where} right now")
+                    raise BlockingIOError(f"another process is writing to {self._folder.where} now")
                 if first is not None:
                     await first()
                 return await asyncio.to_thread(work)

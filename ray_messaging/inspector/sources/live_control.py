@@ -164,7 +164,7 @@ def payload_of(text: str) -> dict[str, Any]:
 def _recipient(text: str) -> AgentId:
     found = agent_id(text)
     if found is None:
-        raise ConfigError("write the id of an agent")
+        raise ConfigError("the recipient is empty: write the id of an agent")
     return found
 
 

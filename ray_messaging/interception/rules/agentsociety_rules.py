@@ -29,10 +29,10 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Block(SlowRule):
-    """Run an AgentSociety block: an instance of a class that was written for AgentSociety's interceptor, unchanged.
+    """Run an unchanged block of AgentSociety: an object that was written for AgentSociety's interceptor.
 
-    Such a class has `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)`, and gets the
-    same arguments as in AgentSociety:
+    Its method `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)` gets the same
+    arguments as in AgentSociety:
 
     - `msg`: the payload as JSON text, exactly as `json.dumps` writes it;
     - `violation_counts`: how many messages of each sender were blocked (0 for a sender that is missing). The
@@ -270,9 +270,9 @@ def _check_forward(found: object, what: str, form: str, rule: str) -> None:
 
 
 class Supervisor(StepRule):
-    """Run an AgentSociety supervisor: an instance of a class that was written for its message interceptor, unchanged.
+    """Run an unchanged supervisor of AgentSociety: an object that was written for AgentSociety's message interceptor.
 
-    Such a class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
+    Its class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
     supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that the supervisor
     finds invalid is blocked, and its sender gets the message "Message sent failed" from the recipient. The messages
     that the supervisor returns are sent.

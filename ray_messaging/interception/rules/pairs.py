@@ -225,6 +225,11 @@ class Edges:
     def __iter__(self) -> Iterator[Edge]:
         return iter(self._edges)
 
+    def content(self) -> tuple[NDArray[np.int64], NDArray[np.int64], set[Edge]]:
+        """Return the edges between int ids as two columns, in the same order for equal edges, and the other edges."""
+        others = {edge for edge in self._edges if not (isinstance(edge[0], int) and isinstance(edge[1], int))}
+        return self._sources, self._targets, others
+
     def has(self, from_id: AgentId, to_id: AgentId) -> bool:
         """Return whether there is an edge. The ids may be of any kind."""
         return (from_id, to_id) in self._edges

@@ -101,7 +101,7 @@ class Rule:
 
     def check(self, message: Message) -> Verdict:
         """Return the verdict on one message: ALLOW, block("why"), rewrite({...}) or rewrite(msg), label("tag")."""
-        raise NotImplementedError(f"rule {self.name!r} must override check or check_batch")
+        raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check or check_batch")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
         """Return the verdicts on a batch by row; rows that are left out pass."""
@@ -184,7 +184,7 @@ class SlowRule(Rule):
 
         This is called once for each message. Calls for many messages may run at the same time.
         """
-        raise NotImplementedError(f"rule {self.name!r} must override judge")
+        raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method judge")
 
     def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for subclasses
         """Return a verdict that needs no waiting, or None if `judge` must be called."""
@@ -246,7 +246,7 @@ class StepRule(Rule):
 
     The rule is asked when all groups have closed the step, and the next step begins when the rule has answered. If the
     rule's process dies, the rule is asked again about the same messages; `state` is then as it was before the step. The
-    rule sees every message to an agent of a group that no other rule has blocked.
+    rule sees all messages to the agents of groups, except those that another rule has blocked.
 
     Attributes:
         time_limit_s: the most seconds for a step. If the answer takes longer, the rule has failed on the step.
@@ -267,7 +267,7 @@ class StepRule(Rule):
 
         The rows are in canonical order.
         """
-        raise NotImplementedError(f"rule {self.name!r} must override check_step")
+        raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check_step")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Pass all messages of a batch, because the rule judges them later, together with their step."""

@@ -212,7 +212,7 @@ def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what 
 
 
 def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a number, or a list
-    """Return whether numpy rounded whole numbers when it made an array of floats of a number or a list."""
+    """Return whether numpy rounded whole numbers when it made an array of floats from `values`."""
     if array.dtype.kind != "f" or not (np.abs(array) >= _LAST_EXACT).any():
         return False
     given = np.asarray(values, object).ravel()

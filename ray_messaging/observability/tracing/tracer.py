@@ -159,7 +159,7 @@ def packed(span: Span) -> bytes:
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context whose parent span is the one in bytes from `packed`; without a parent if they are invalid."""
+    """Return a context with the parent span that `packed` has encoded; if `data` are invalid, without a parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())

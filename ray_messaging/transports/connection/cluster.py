@@ -80,7 +80,7 @@ class ClusterNodes:
         if "fail" in owner.flags:
             raise NoPrimaryError(
                 f"the primary of slot {self._slot}, {_text(owner.address)}, is down, and no replica has taken its "
-                "place yet"
+                "place yet: start the primary, or wait for the failover"
             )
         return owner
 
@@ -98,7 +98,8 @@ class ClusterNodes:
                 )
         if owned:
             return NoPrimaryError(
-                f"slot {self._slot} is moving to another node, and the cluster's nodes do not agree yet"
+                f"slot {self._slot} is moving to another node, and the cluster's nodes do not agree yet: wait until "
+                "that has ended"
             )
         if not all(isinstance(found, Exception) for found in answers.values()):
             return WrongSettingsError(

@@ -65,7 +65,7 @@ class Sentinels:
         if _is_down(state):
             raise NoPrimaryError(
                 f"the primary of {self.where}, {state['ip']}:{state['port']}, is down, and no replica has taken its "
-                "place yet"
+                "place yet: start the primary, or wait for the failover"
             )
         return state["ip"], int(state["port"])
 

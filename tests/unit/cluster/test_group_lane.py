@@ -1,6 +1,7 @@
 """The connection of an event loop to a group's actor: who is slow is waited for, who is gone is given up."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +9,13 @@ from ray.exceptions import ActorUnavailableError
 from support.patience import WAIT_S
 
 from ray_messaging import MessagingConfig, RedisConfig
-from ray_messaging.cluster.actors.group_host import GroupLaneServer
+from ray_messaging.cluster.actors.group_host import answer_request
 from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
 from ray_messaging.cluster.handles.group.group_lane import LoopConnection
 from ray_messaging.cluster.lane_calls import AliveCall, RelayCall, receipts_of
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import OutcomeUnknown
+from ray_messaging.interception.interceptor.lane_server import LaneServer
 from ray_messaging.receipt import Receipts
 
 
@@ -44,8 +46,8 @@ def _quick_looks(monkeypatch):
 
 async def test_calls_of_a_slow_actor_stay_on_the_lane():
     group = SlowGroup()
-    server = GroupLaneServer(group)
-    connection = await LoopConnection.open(await server.address("127.0.0.1"))
+    server = LaneServer(partial(answer_request, group))
+    connection = await LoopConnection.open(await server.start("127.0.0.1"))
     async with asyncio.timeout(WAIT_S):
         replies = await asyncio.gather(*(connection.ask(RelayCall("handle", n, 0)) for n in range(20)))
     assert all(len(receipts_of(reply.answer[0], [])) == 0 for reply in replies)
@@ -57,8 +59,8 @@ async def test_calls_of_a_slow_actor_stay_on_the_lane():
 
 async def test_an_actor_without_a_sign_of_life_is_given_up():
     group = SlowGroup(lives=False)
-    server = GroupLaneServer(group)
-    connection = await LoopConnection.open(await server.address("127.0.0.1"))
+    server = LaneServer(partial(answer_request, group))
+    connection = await LoopConnection.open(await server.start("127.0.0.1"))
     async with asyncio.timeout(WAIT_S):
         reply = await connection.ask(RelayCall("handle", 0, 0))
     assert (reply.begun, reply.answer, connection.alive(), group.signs) == (True, None, False, 1)
@@ -66,8 +68,8 @@ async def test_an_actor_without_a_sign_of_life_is_given_up():
 
 
 async def test_a_send_to_a_group_whose_machine_is_lost_names_group_host_and_remedy():
-    server = GroupLaneServer(SlowGroup(lives=False))
-    address = await server.address("127.0.0.1")
+    server = LaneServer(partial(answer_request, SlowGroup(lives=False)))
+    address = await server.start("127.0.0.1")
 
     async def lane():
         return address

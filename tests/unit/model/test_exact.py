@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from support.any_values import anything, marked
 
 from ray_messaging.errors import InvalidPayload
-from ray_messaging.model.exact import decode_exactly, encode_exactly, encode_pairs_exactly, kept_exactly
+from ray_messaging.model.exact import (
+    BLOCK,
+    decode_exactly,
+    encode_exactly,
+    encode_pairs_exactly,
+    joined_lists,
+    kept_exactly,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HALF = "\N{SLIGHTLY SMILING FACE}".encode("utf-16-le", "surrogatepass")[:2].decode("utf-16-le", "surrogatepass")
@@ -177,3 +184,11 @@ def test_pairs_have_the_bytes_of_a_list_of_tuples(pairs):
 def test_a_pair_that_cannot_be_kept_is_named():
     with pytest.raises(InvalidPayload, match=r'it\[1\]\[1\]\["door"\] is .*object'):
         encode_pairs_exactly({1: {}, 2: {"door": object()}}, "it")
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, BLOCK, BLOCK + 1, BLOCK + 16, 3 * BLOCK, 2**16 - 1, 2**16, 2**16 + 1])
+def test_lists_that_were_encoded_in_blocks_are_one_list(count):
+    """The bytes are the same as those of the whole list, for each size of the heads of its blocks."""
+    values = [*range(count)]
+    parts = [encode_exactly(values[low : low + BLOCK], "values") for low in range(0, count or 1, BLOCK)]
+    assert joined_lists(parts, count) == encode_exactly(values, "values")

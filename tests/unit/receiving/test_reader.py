@@ -7,9 +7,10 @@ import pytest
 from support.batches import batch_to
 
 from ray_messaging.audiences.cache import AudienceCache
-from ray_messaging.errors import Closed
+from ray_messaging.errors import Closed, Fenced
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receiving import reader as module
+from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.reader import Reader, ReadSize
 from ray_messaging.receiving.unfolder import Unfolder
@@ -85,6 +86,97 @@ def test_a_read_takes_more_only_while_the_wait_is_longer_than_the_bytes_come():
 
 def test_late_answers_of_a_near_server_do_not_make_reads_larger():
     assert size_after((0.001, 0.01), *[(0.1, 0.01)] * 7) == size_after()
+
+
+class Far:
+    """A transport of a far server that has so many frames, of one message each, and writes them only as they are read.
+
+    `reads` has, for each read, how many frames it got, and how many messages were in the inbox when it began.
+    """
+
+    waited_s = 0.1
+
+    def __init__(self, inbox, frames):
+        self.inbox, self.left = inbox, frames
+        self.reads = []
+        self.over, self.ended = asyncio.Event(), False
+
+    async def read(self, mailbox, after, count, block_s):
+        size, last = self.inbox.size, int(after.partition("-")[0])
+        got = min(count, self.left)
+        self.left -= got
+        self.reads.append((got, size))
+        await asyncio.sleep(0)
+        if got or not block_s:
+            return [(f"{last + n + 1}-0", frame(10, n)) for n in range(got)]
+        self.over.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+
+async def test_from_a_far_server_the_next_read_begins_before_the_frames_of_the_last_one_are_decoded(read_all):
+    inbox = Inbox(1000)
+    transport = Far(inbox, 32 + 64 + 128)
+    await read_all(transport, inbox)
+    # The next to last read has found the end, because it began after all frames were in the inbox. The last one waits.
+    assert transport.reads == [(32, 0), (64, 0), (128, 32), (0, 96), (0, 224), (0, 224)]
+    assert (inbox.size, inbox.read_to, inbox.behind) == (224, "224-0", False)
+
+
+async def test_from_a_far_server_a_reader_has_at_most_twice_as_many_messages_as_its_inbox(read_all):
+    inbox = Inbox(100)
+    transport = Far(inbox, 1000)
+    unfinished = asyncio.create_task(read_all(transport, inbox))
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert inbox.size == 100
+    assert 1000 - transport.left <= 200
+    entries = []
+    flight = InFlight(START, [])
+    while len(entries) < 1000:
+        entries += [part.batch.origin.entry for part in inbox.take(None, flight)]
+        await asyncio.sleep(0)
+    assert entries == [f"{n + 1}-0" for n in range(1000)]
+    await unfinished
+
+
+async def test_a_read_that_has_begun_early_ends_with_its_reader():
+    inbox = Inbox(1000)
+    transport, began = Far(inbox, 32 + 64), asyncio.Event()
+    read = transport.read
+
+    async def hang(*asked):
+        if not transport.left:
+            began.set()
+            await asyncio.Event().wait()
+        return await read(*asked)
+
+    transport.read = hang
+    reader = Reader(transport, "box", inbox, START, 1, Unfolder(AudienceCache(None)), asyncio.Event().wait)
+    await began.wait()
+    await reader.close()
+    assert [task.get_name() for task in asyncio.all_tasks() if "box" in task.get_name()] == []
+
+
+async def test_an_error_of_a_read_that_has_begun_early_comes_after_its_predecessors_frames():
+    inbox = Inbox(1000)
+    transport = Far(inbox, 32)
+    read, stopped = transport.read, asyncio.Event()
+    inbox.on_news = lambda: stopped.set() if inbox.error else None
+
+    async def fail(*asked):
+        if not transport.left:
+            raise Fenced("fenced", name="box")
+        return await read(*asked)
+
+    transport.read = fail
+    reader = Reader(transport, "box", inbox, START, 1, Unfolder(AudienceCache(None)), asyncio.Event().wait)
+    await stopped.wait()
+    await reader.close()
+    assert inbox.size == 32
+    assert isinstance(inbox.error, Fenced)
 
 
 async def test_others_go_on_while_many_frames_are_decoded(read_all, monkeypatch):

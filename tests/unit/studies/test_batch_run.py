@@ -331,7 +331,7 @@ def test_another_study_is_told(here, tmp_path):
         ({"parameters": {"chance": [0.5, 1], "row": [1]}}, "the parameter 'row'"),
         ({"outcomes": Mean("knows")}, "another study: its counts|another study: its options"),
         ({"agents": 5}, "agents= differs from that"),
-        ({"rules": [rules.MaxLength(5)]}, "rules= differs from that"),
+        ({"rules": [rules.MaxLength(5)]}, "rules= (uses, )?differs from that"),
         ({"until": 4}, "until= differs from that"),
         ({"graph": [(0, 1)]}, "graph= differs from that"),
         ({"shared": {"a": 1}}, "shared= differs from that"),
@@ -483,6 +483,45 @@ def test_another_value_that_a_model_is_bound_to_is_another_study(here, tmp_path,
     del record["values"]  # version 1.0.0 recorded none
     (tmp_path / "s" / "_study.json").write_text(json.dumps(record))
     assert len(study(2)) == 1
+
+
+class Words(rules.Rule):
+    name = "words"
+
+    def check(self, message):
+        return rules.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        (rules.AllowGraph([(0, 1), ("a", 1)]), rules.AllowGraph([("a", 1), (0, 1)]), rules.AllowGraph([(0, 1)])),
+        (rules.AllowGraph([(0, 1)]), rules.AllowGraph([(0, 1)]), rules.AllowGraph([(0, 2)])),
+        (rules.BlackList([(0, 1)]), rules.BlackList([(0, 1)]), rules.BlackList([(0, 2)])),
+        *(
+            (ban(rules.Pattern(["rude"]), 2), ban(rules.Pattern(["rude"]), 2), ban(rules.Pattern(["odd"]), 2))
+            for ban in (rules.EdgeBan, rules.SenderBan)
+        ),
+    ],
+)
+def test_another_value_of_a_rule_is_another_study(here, tmp_path, one, same, other):
+    """The study had the results of the former rule."""
+    for rule in (one, same):
+        assert len(sweep(tmp_path / "s", rules=[rule])) == 2
+    with pytest.raises(
+        ConfigError, match=rf"^(the rule '{one.name}', which rules= uses,|rules=) differs from that of the"
+    ):
+        sweep(tmp_path / "s", rules=[other])
+
+
+def test_another_source_of_a_rule_is_another_study(here, tmp_path):
+    sweep(tmp_path / "s", rules=[Words()])
+    record = json.loads((tmp_path / "s" / "_study.json").read_text())
+    assert record["values"]["rules"].keys() == {"the rule 'words'", f"the source of {__name__}.Words"}
+    record["values"]["rules"][f"the source of {__name__}.Words"] = "0"
+    (tmp_path / "s" / "_study.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"^the source of .*Words, which rules= uses, differs"):
+        sweep(tmp_path / "s", rules=[Words()])
 
 
 def test_a_folder_that_is_full_keeps_what_it_has(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from support.patience import wait_for
 from support.studies import work_here
 
-from ray_messaging import Mean, Study, batch_run, run
+from ray_messaging import Calls, Mean, Study, batch_run, run
 from ray_messaging.errors import Closed, ConfigError, LogError
 from ray_messaging.studies import run_workers
 from ray_messaging.studies.design import design_of
@@ -73,6 +74,37 @@ def test_a_run_whose_cluster_loses_a_part_is_carried_out_again(tmp_path, monkeyp
     (error,) = sweep(tmp_path / "often", whole_cluster=True).to_pandas()["error"].dropna()
     assert re.fullmatch(r"WorkerDied: Closed: experiment 'study-.*' has lost its server .*", error)
     assert sweep(tmp_path / "often", whole_cluster=True).to_pandas()["error"].isna().all()
+
+
+def test_a_run_that_ctrl_c_has_ended_early_is_no_result(tmp_path, monkeypatch):
+    """Its outcomes after fewer steps were in the study's table as if it had ended, and the study went on."""
+
+    class Interrupted(Cluster):
+        def run(self, model, **given):
+            return replace(super().run(model, **given), stopped=self.losses == -2)
+
+    work_here(monkeypatch)
+    monkeypatch.setattr("ray_messaging.cluster.messaging.Messaging", Interrupted(0))
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path / "s", whole_cluster=True)
+    assert len(Study(tmp_path / "s")) == 1
+    assert sweep(tmp_path / "s", whole_cluster=True).to_pandas()["error"].isna().all()
+
+
+async def asks(me, inbox, *, chance):
+    me.state["heard"] = await me.remember(float, chance) if me.step or chance > 0.5 else 0.0
+
+
+def test_a_run_whose_budget_is_spent_is_no_result(tmp_path, monkeypatch):
+    """Its outcomes after fewer steps were in the study's table as if it had ended."""
+    work_here(monkeypatch)
+    study = sweep(tmp_path / "s", asks, replicates=1, calls=Calls(budget=8))
+    table = study.to_pandas()
+    assert table["heard"].isna().tolist() == [False, True]
+    assert table["error"][1].startswith("BudgetSpent: the run's budget of calls was spent in step 2, so the run has no")
+    assert study.calls.model == 16
+    later = sweep(tmp_path / "s", asks, replicates=1, calls=Calls(budget=12))
+    assert later.to_pandas()["error"].isna().all()
 
 
 MODEL = """

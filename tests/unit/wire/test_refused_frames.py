@@ -44,7 +44,7 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         ("plain", {"step": 2**63}, "header"),  # the log could not take it
         ("plain", {"step": str(-(2**63) - 1)}, "header"),
         ("plain", {"flags": 2**17}, "columns"),
-        *(("plain", {"flags": 1 << flag}, "columns of an extension, but no extension") for flag in range(9, 14)),
+        *(("plain", {"flags": 1 << flag}, "its header names none of these") for flag in range(9, 14)),
         *(
             ("traced", {"trace": span}, "trace context has a wrong length|header")
             for span in (b"x", SPAN + b"x", "text", None)
@@ -53,7 +53,7 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         *(("labelled", {"noted": rows}, "row") for rows in NO_ROWS),
         ("extended", {"flags": 2**14 + 2**8}, "JSON lines and typed columns"),
         ("extended", {"payload_columns": [["x", "float64", 0]]}, "describes typed columns"),
-        ("extended", {"flags": 2**9}, "columns of an extension, but no extension"),
+        ("extended", {"flags": 2**9}, "its header names none of these"),
         ("extended", {"flags": 2**20 + 2**8}, "flags name unknown columns"),
         ("extended", {"flags": 2**16 + 2**8}, "represent pairs"),
         ("extended", {"fold": [b"x", 2, b""]}, "represent pairs"),
@@ -65,7 +65,7 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         ("extended", {"reply_texts": []}, "refers to a message"),
         ("extended", {"cause_texts": ["4-0-"]}, "refers to a message"),
         ("extended", {"cause_texts": []}, "refers to a message"),
-        ("extended", {"behind": [[3, []]]}, "names rows"),
+        ("extended", {"behind": [[3, []]]}, "refers to rows"),
         ("extended", {"behind": [[1, [["east", 7, None, 1]]]]}, "header"),
         ("typed", {"payload_columns": []}, "no typed column"),
         ("typed", {"payload_columns": [["a", "float64", 0], ["a", "float64", 0]]}, "two with the same name"),
@@ -77,7 +77,7 @@ NO_ROWS = [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7]
         ("typed", {"lines": 1}, "JSON lines and typed columns"),
         ("typed", {"lines": -1}, "JSON lines and typed columns"),
         ("typed", {"flags": 2**14 | 2**6}, "JSON lines and typed columns"),
-        ("typed", {"flags": 2**14 | 2**9}, "columns of an extension, but no extension"),
+        ("typed", {"flags": 2**14 | 2**9}, "its header names none of these"),
         ("typed", {"rows": 3}, "JSON lines and typed columns"),
         ("typed", {"rows": 2**40, "lines": 2**40}, "rows is impossible"),
     ],
@@ -141,7 +141,7 @@ def test_other_versions_and_sizes():
     frame = FRAMES["plain"]
     for version in (VERSION - 1, VERSION + 1):
         with pytest.raises(
-            FrameError, match=rf"frame version {version}, but this ray_messaging reads only version {VERSION}"
+            FrameError, match=rf"the frame has version {version}, but this ray_messaging reads only version {VERSION}"
         ):
             decode(frame[:2] + bytes([version]) + frame[3:])
 

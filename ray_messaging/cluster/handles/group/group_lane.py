@@ -46,6 +46,7 @@ _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
 _ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
+_BEGINNING = Packer("<II")  # the size and the number with which each answer begins
 # The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
 # here may still run in the actor.
 _SENDS = WAITING // 2
@@ -221,8 +222,7 @@ class LaneConnection:
             return LaneReply(begun, None)
 
     def _answer(self) -> tuple[bytes, list[bytes]] | None:
-        (size,) = _PREFIX.unpack(self._read(_PREFIX.size))
-        self._read(NUMBER.size)
+        size, _ = _BEGINNING.unpack(self._read(_BEGINNING.size))
         if size == NUMBER.size:
             return None
         (count,) = _PREFIX.unpack(self._read(_PREFIX.size))
