@@ -251,11 +251,11 @@ def check_same(files: StudyFolder, record: Mapping[str, Any], design: Sequence[P
                 f"the source of {name}= has changed since the study in {files.where!r} began ({record['model']}), so "
                 f"its runs so far were made with other code. {advice[0].upper()}{advice[1:]}"
             )
-    _check_values(files, record, before, advice)
     for name in record["inputs"].keys() | before["inputs"].keys():
         now, then = record["inputs"].get(name), before["inputs"].get(name)
         if now != then and None not in (now, then):
             raise ConfigError(f"{name}= differs from that of the study in {files.where!r}: {advice}")
+    _check_values(files, record, before, advice)
     planned, there = {run.key for run in design}, [*files.runs(before).values()]
     _check_currency(files, there, currency)
     others = [run for run in there if run.key not in planned]
