@@ -37,9 +37,9 @@ class InFlightBatch:
     `pending` has the futures of the receipts, the trace, and the hearers of broadcasts. `batch` is the batch as it was
     accepted, which the rules judge. `outgoing` is the batch that is written, with labels and rewritten payloads. If
     rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
-    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox. With a `wave`, so
-    many callers of single messages get their receipts at once, and other tasks can run before the next callers get
-    theirs.
+    the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox. With a `wave`,
+    callers of single messages get their receipts in equal groups of at least so many callers, and other tasks can run
+    between two groups.
     """
 
     __slots__ = (
@@ -229,7 +229,8 @@ class InFlightBatch:
     def _tell_singles(self, first: int) -> None:
         """Set the receipts of all rows from row `first` on, each of which was sent alone and has a fate."""
         singles = self.pending.singles
-        end = first + (self._wave or len(singles))
+        groups = max(1, len(singles) // self._wave) if self._wave else 1
+        end = first - (-len(singles) // groups)
         set_receipts(singles[first:end], self.outcome, first)  # type: ignore[arg-type]  # no future is None here
         if end < len(singles):
             asyncio.get_running_loop().call_soon(self._tell_singles, end)

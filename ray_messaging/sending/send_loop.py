@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With a far server, the open batch is sent while calls are under way, once it has _WAVE messages, and an eighth of all
-# messages that have no receipt yet. A smaller batch is sent a quarter of a round trip after the last call. A call takes
-# processor time of its own, as much as some 100 messages that are sent one by one.
-_WAVE, _WAVES, _PAUSES = 200, 8, 4
+# With a far server, at least _WAVE callers get their receipts at the same time, and at least an eighth of all callers.
+# If half as many messages are in the open batch, it is sent while calls are under way. A smaller batch is sent an
+# eighth of a round trip after the last call. A call takes as much processor time as some 100 messages that are sent
+# one by one.
+_WAVE, _WAVES = 200, 8
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
 
@@ -153,11 +154,11 @@ class SendLoop:
         far_s, rows = self._frames.far_s, self._source.open_rows
         if not far_s or not rows:
             return None
-        return self._frames.called_at + (0 if rows >= self._wave else far_s / _PAUSES)
+        return self._frames.called_at + (0 if 2 * rows >= self._wave else far_s / _WAVES)
 
     @property
     def _wave(self) -> int:
-        """Return how many messages are enough to be sent while calls are under way, or 0 if the server is near."""
+        """Return how many callers get their receipts at the same time, or 0 (all of a batch) if the server is near."""
         return max(_WAVE, self._source.rows // _WAVES) if self._frames.far_s else 0
 
     async def _send(self, *, ahead: bool = False) -> None:

@@ -155,13 +155,19 @@ def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
 
 
 async def test_with_a_wave_some_callers_get_their_receipts_before_the_others():
-    made, found = Made(singles=ROWS, wave=4), []
+    made, found = Made(singles=ROWS, wave=2), []
     made.singles[1].cancel()
     made.in_flight.settle(None, DELIVERED)
     assert made.finished == [made.in_flight]
-    for _ in range(2):
+    for _ in range(3):
         found.append([row for row in range(ROWS) if made.singles[row].done()])
         await asyncio.sleep(0)
-    assert found == [[0, 1, 2, 3], [*range(ROWS)]]
+    assert found == [[0, 1], [0, 1, 2, 3], [*range(ROWS)]]
     expected = map(made.in_flight.outcome.message_id, (0, 5))
     assert [made.singles[row].result().message_id for row in (0, 5)] == [*expected]
+
+
+def test_a_group_of_callers_is_not_smaller_than_a_wave():
+    made = Made(singles=ROWS, wave=4)
+    made.in_flight.settle(None, DELIVERED)
+    assert all(single.done() for single in made.singles)
