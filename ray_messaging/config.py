@@ -195,11 +195,15 @@ class Price(_Settings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    input: Decimal = Field(description="a million tokens of prompts", ge=0, decimal_places=6, allow_inf_nan=False)
-    output: Decimal = Field(description="a million tokens of answers", ge=0, decimal_places=6, allow_inf_nan=False)
+    input: Decimal = Field(
+        description="the price of a million tokens of prompts", ge=0, decimal_places=6, allow_inf_nan=False
+    )
+    output: Decimal = Field(
+        description="the price of a million tokens of answers", ge=0, decimal_places=6, allow_inf_nan=False
+    )
     cached: Decimal | None = _setting(
         None,
-        "a million tokens of prompts that the server had in its cache; None: as `input`",
+        "the price of a million tokens of prompts that the server had in its cache; None: as `input`",
         ge=0,
         decimal_places=6,
         allow_inf_nan=False,

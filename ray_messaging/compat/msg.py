@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Callable
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any, Literal, Self, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeGuard
 from uuid import uuid4
-
-from pydantic_core import CoreSchema, core_schema
 
 from ray_messaging.compat.payload_objects import PayloadObject
 from ray_messaging.errors import InvalidMsg
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
@@ -168,8 +169,10 @@ class Msg:
         return f"{type(self).__name__}({', '.join(f'{field}={getattr(self, field)!r}' for field in fields)})"
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: "Callable[[Any], CoreSchema]") -> "CoreSchema":
         """Build the schema with which pydantic validates a Msg or the dict of one, and serializes a Msg to its dict."""
+        from pydantic_core import core_schema  # noqa: PLC0415 - for those who use pydantic
+
         fields = _dict_schema()
 
         def validated(value: object, from_dict: Callable[[object], Self]) -> object:
@@ -233,7 +236,9 @@ def _listed(keys: tuple[object, ...]) -> str:
     return ", ".join([*map(repr, keys[:_SHOWN]), *more])
 
 
-def _dict_schema() -> CoreSchema:
+def _dict_schema() -> "CoreSchema":
+    from pydantic_core import core_schema  # noqa: PLC0415 - for those who use pydantic
+
     text = core_schema.str_schema()
     urls = core_schema.union_schema([text, core_schema.list_schema(text)])
     metadata = core_schema.union_schema([text, core_schema.dict_schema(text, core_schema.any_schema())])

@@ -122,16 +122,22 @@ def sum_of_like(
 ) -> int:
     """Return the same number as `sum_of` in a third of the time, for rows that differ only in the given columns.
 
-    Args: `like` is one of these rows. No row is a question, an answer or a broadcast.
+    Args: `like` is one of these rows, of which there is at least one. No row is a question, an answer or a broadcast.
     """
     head = row_bytes(like._replace(from_id=0, ordinal=0, to_id=0, payload=b""))[: -len(_length(0))]
+    same = payloads.count(payloads[0]) == len(payloads)
+    if same:  # then no row needs a Python call to join its two parts
+        head += _text(payloads[0])
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
     for at, column in ((_FROM_ID, from_ids), (_ORDINAL, ordinals), (_TO_ID, to_ids)):
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
+    rows: list[bytes] = heads.view(f"V{len(head)}").ravel().tolist()
+    if not same:
+        rows = [row + _text(payload) for row, payload in zip(rows, payloads, strict=True)]
     begun, hashed = blake2b(digest_size=SIZE).copy, list[bytes]()
-    for row, payload in zip(heads.view(f"V{len(head)}").ravel().tolist(), payloads, strict=True):
+    for row in rows:
         hashing = begun()  # copying a hash object takes half the time of making a new one
-        hashing.update(row + _length(len(payload)) + payload)
+        hashing.update(row)
         hashed.append(hashing.digest())
     parts = np.frombuffer(b"".join(hashed), "<u4").reshape(-1, SIZE // 4).sum(axis=0, dtype=np.uint64)
     total: int = sum(part << 32 * place for place, part in enumerate(parts.tolist()))

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
@@ -35,6 +34,7 @@ from ray_messaging.steps.digests import (
     sum_of_batch,
 )
 from ray_messaging.steps.step_inbox import FoldedBatch
+from ray_messaging.steps.step_numbers import check_step_number
 from ray_messaging.steps.step_sends import question_id
 from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.notes import LogNote, decode_log_note, encode_log_note, why_of
@@ -209,36 +209,6 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
             value=number,
         )
     return {group: StepCounts.decode(each.counts) for group, each in left.items()}
-
-
-def check_step_number(step: object) -> int:
-    """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
-    if (number := whole_number(step)) is None:
-        raise ConfigError(f"step {step!r} is not a step: steps are numbered from 0")
-    return number
-
-
-def step_count(call: str, given: object, least: int) -> int:
-    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
-    if (number := whole_number(given)) is None or number < least:
-        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
-    return number
-
-
-def check_until(until: object) -> int:
-    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
-    if (number := whole_number(until)) is None:
-        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
-    return number
-
-
-def whole_number(value: object) -> int | None:
-    """Return an int of at least 0, or None for anything else."""
-    try:
-        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]  # others raise
-    except TypeError:
-        return None
-    return number if number >= 0 else None
 
 
 def messages_of(counts: dict[str, StepCounts]) -> int:

@@ -23,8 +23,9 @@ from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import LaterDigests
 from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts, check_until
+from ray_messaging.steps.step_account import NOTHING_BLOCKED, BlockedSends, StepAccount, StepCounts
 from ray_messaging.steps.step_inbox import StepInbox
+from ray_messaging.steps.step_numbers import check_until
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import Answer, BoxReader
 from ray_messaging.transports.step_values import (

@@ -59,6 +59,8 @@ def plain_value(value: Any) -> Any:  # noqa: ANN401 - any value
 def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has written it
     if hasattr(parameters, "itertuples"):
         names = [*parameters.columns]
+        if not parameters.columns.is_unique:
+            raise ConfigError(f"two columns of parameters= have the same name, among {names}: rename one")
         return [dict(zip(names, row, strict=True)) for row in parameters.itertuples(index=False, name=None)]
     if isinstance(parameters, Mapping):
         levels = [_levels(name, values) for name, values in parameters.items()]
@@ -75,7 +77,7 @@ def _rows_of(parameters: Any) -> list[Row]:  # noqa: ANN401 - as the user has wr
 
 def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the user has written it
     """Return the list of a parameter's values. A single value that is not a list becomes a list of one."""
-    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+    if isinstance(values, str | bytes | bytearray | Mapping) or not hasattr(values, "__iter__"):
         return [values]
     found = [*values]
     if not found:

@@ -3,7 +3,8 @@
 import inspect
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from ray_messaging.cluster.run.agent import users_trace
 from ray_messaging.cluster.run.local_run import Part, run_part
 from ray_messaging.cluster.run.log_plan import LogPlan
 from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.run_plan import RunOptions
+from ray_messaging.cluster.run.run_plan import Neighbours, RunOptions
 from ray_messaging.config import Calls, Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import Closed, ConfigError, ServerFailed, StepFailed, TransitError
@@ -48,17 +49,25 @@ class _ClusterFailed(Exception):
         self.error = error
 
 
-def carry_out(template: RunTemplate, task: Task, server: LocalServer | None = None) -> EndedRun:
+def carry_out(
+    template: RunTemplate,
+    task: Task,
+    server: LocalServer | None = None,
+    neighbours: Callable[[], Neighbours] | None = None,
+) -> EndedRun:
     """Carry out a task, and return the result.
 
     An error of the model, or of another user's function, is part of the result.
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
-    server.
+    server. `neighbours` returns the neighbours in the template's graph, which several runs share.
     """
     begun = time.perf_counter()
     planned = task if isinstance(task, PlannedRun) else task.planned
     try:
+        graph = template.given["graph"]
+        if neighbours is not None and graph is not None and not callable(graph) and not template.whole_cluster:
+            template = replace(template, given={**template.given, "graph": neighbours()})
         (result, end), values = _result(template, task, server)
         if isinstance(task, BeginningRun):
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)

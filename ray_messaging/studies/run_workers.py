@@ -13,7 +13,8 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from mmap import ACCESS_READ, mmap
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -27,11 +28,12 @@ import ray_messaging
 from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.operating_system import usable_cores
 from ray_messaging.errors import LogError, MessagingError
-from ray_messaging.studies.run_tasks import EndedRun, RunTemplate, Task
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.run.run_plan import Neighbours
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster
+    from ray_messaging.studies.run_tasks import EndedRun, RunTemplate, Task
 
 # Without the garbage collector, which finds nothing in new modules, the imports take nine tenths of the time.
 _CHILD = (
@@ -50,11 +52,11 @@ _INSTALLED = tuple(
 class WorkerAnswer(NamedTuple):
     """The answer of a worker to a task. `ended` is None if the worker died."""
 
-    planned: Task
-    ended: EndedRun | None
+    planned: "Task"
+    ended: "EndedRun | None"
 
 
-def packed(template: RunTemplate) -> bytes:
+def packed(template: "RunTemplate") -> bytes:
     """Return a template as bytes. They include the code of the user's own modules, as it is now.
 
     Raises: ConfigError, which names the part, if something in it cannot be pickled.
@@ -95,7 +97,7 @@ def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def run_packed(template: bytes, planned: Task, server: "LocalServer | None" = None) -> EndedRun:
+def run_packed(template: bytes, planned: "Task", server: "LocalServer | None" = None) -> "EndedRun":
     """Carry out a task with a fresh copy of the template, so that no run sees what an earlier one has changed.
 
     Args: `server` is used by this run alone. The run deletes what an earlier run left there. None: the run starts a
@@ -103,47 +105,83 @@ def run_packed(template: bytes, planned: Task, server: "LocalServer | None" = No
     """
     from ray_messaging.studies.one_run import carry_out  # noqa: PLC0415 - imports what only workers need
 
-    return carry_out(pickle.loads(template), planned, server)  # noqa: S301 - made by `packed`
+    return carry_out(pickle.loads(template), planned, server, partial(_neighbours_in, template))  # noqa: S301 - made by `packed`
+
+
+@lru_cache(maxsize=1)
+def _neighbours_in(template: bytes) -> "Neighbours":
+    """Return the neighbours in the graph of a template. They are found once for all runs of this process."""
+    from ray_messaging.cluster.run.run_plan import neighbours_in  # noqa: PLC0415 - imports what only workers need
+
+    return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - as above
 
 
 def workers_for(
-    template: bytes, count: int | None, *, here: bool = False, whole_cluster: bool = False
+    template: bytes,
+    count: int | None,
+    *,
+    here: bool = False,
+    whole_cluster: bool = False,
+    early: "ProcessWorkers | None" = None,
 ) -> "ProcessWorkers | RayWorkers | WholeCluster":
     """Return workers for runs: Ray tasks, or processes of this machine. With `whole_cluster`, there is only one worker.
 
     They are Ray tasks if this process uses Ray, or if RAY_ADDRESS names a cluster.
 
     Args: `count` is the number of runs at a time; None: one for each core. With `here`, the result is always processes
-    of this machine.
+    of this machine. `early` are such processes that `early_workers` has started.
     """
-    ray = sys.modules.get("ray")  # a process that has not imported Ray does not use it
-    uses_ray = not here and (os.environ.get("RAY_ADDRESS") or (ray is not None and ray.is_initialized()))
-    if not whole_cluster and not uses_ray:
-        return ProcessWorkers(template, count or usable_cores())
+    if not whole_cluster and (here or not _uses_ray()):
+        workers = ProcessWorkers(count) if early is None else early
+        workers.load(template)
+        return workers
     from ray_messaging.studies.ray_workers import RayWorkers, WholeCluster  # noqa: PLC0415 - imports Ray, half a second
 
     return WholeCluster(template) if whole_cluster else RayWorkers(template, count)
 
 
-class ProcessWorkers:
-    """Workers that are Python processes of this machine. They end with this process, even if it is killed."""
+def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractContextManager[ProcessWorkers | None]":
+    """Start processes for a study before its arguments are known, because their imports take as long as a short run.
 
-    def __init__(self, template: bytes, count: int) -> None:
-        self._count = count
+    The result is None if the runs are not carried out in processes of this machine.
+    """
+    if not here and _uses_ray():
+        return nullcontext()
+    workers = ProcessWorkers(count)
+    workers.begin(runs)
+    return workers
+
+
+def _uses_ray() -> bool:
+    ray = sys.modules.get("ray")  # a process that has not imported Ray does not use it
+    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
+
+
+class ProcessWorkers:
+    """Workers that are Python processes of this machine. They end with this process, even if it is killed.
+
+    Args: `count` is the number of runs at a time; None: one for each core.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count or usable_cores()
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, Task]] = {}
         # All workers read one file. A pipe has no room for a large template, so this process would wait until a worker
         # reads it, before it starts the next one.
-        try:
+        with _written("the arguments of the study"):
             self._begin = TemporaryFile()  # noqa: SIM115 - `__exit__` closes it
+
+    def begin(self, runs: int) -> None:
+        """Start as many processes as `runs` runs need."""
+        while len(self._idle) < min(runs, self._count):
+            self._idle.append(_Worker(self._begin.fileno()))
+
+    def load(self, template: bytes) -> None:
+        """Write the template, which the processes read when they get their first runs."""
+        with _written(f"the arguments of the study, {len(template):,} bytes,"):
             self._begin.write(pickle.dumps((sys.path, template)))
             self._begin.flush()
-        except OSError as error:
-            raise LogError(
-                f"the arguments of the study, {len(template):,} bytes, cannot be written to a temporary file: {error}; "
-                "free space there, or let the environment variable TMPDIR name another folder",
-                path=gettempdir(),
-            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -151,6 +189,7 @@ class ProcessWorkers:
     def __exit__(self, *_error: object) -> None:
         for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
             worker.end()
+        self._idle, self._busy = [], {}
         self._begin.close()
 
     @property
@@ -158,7 +197,7 @@ class ProcessWorkers:
         """Return whether a run can be started."""
         return len(self._busy) < self._count
 
-    def start(self, planned: Task) -> None:
+    def start(self, planned: "Task") -> None:
         """Give a run to a worker."""
         while True:
             worker = self._idle.pop() if self._idle else _Worker(self._begin.fileno())
@@ -192,6 +231,19 @@ class ProcessWorkers:
         return found
 
 
+@contextmanager
+def _written(what: str) -> Iterator[None]:
+    """Raise LogError if a temporary file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(
+            f"{what} cannot be written to a temporary file: {error}; free space there, or let the environment variable "
+            "TMPDIR name another folder",
+            path=gettempdir(),
+        ) from error
+
+
 class _Worker:
     """A Python process that carries out runs.
 
@@ -223,7 +275,7 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
     This runs in a worker's process.
 
-    Args: `begin` is the descriptor of a file that has the path for imports, and the template.
+    Args: `begin` is the descriptor of a file that gets the path for imports, and the template, before the first run.
     """
     from ray_messaging.embedded.local_server import LocalServer  # noqa: PLC0415 - imports what only workers need
 
@@ -236,11 +288,12 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
     gc.enable()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        message = pipe.recv_bytes()  # the template is there before the first run
         with mmap(begin, 0, access=ACCESS_READ) as data:
             sys.path[:], template = pickle.loads(data)  # noqa: S301 - made by `ProcessWorkers`
         os.close(begin)
         while True:
-            planned = pipe.recv()
+            planned = pickle.loads(message)  # noqa: S301 - likewise
             try:
                 ended = run_packed(template, planned, server)
             except Exception as error:  # noqa: BLE001 - of unpickling, which imports modules
@@ -248,6 +301,7 @@ def serve_runs(descriptor: int, begin: int) -> None:
                 return
             _flush_prints()
             pipe.send(ended)
+            message = pipe.recv_bytes()
 
 
 def _flush_prints() -> None:

@@ -6,12 +6,14 @@ A hold is a reader of sealed boxes, such as the event log, which keeps them unti
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ray_messaging.config import Steps
 from ray_messaging.default_limits_and_leases import BOX_BYTES, BOX_ROWS, LAG_BYTES, STEP_LEASE_S
 from ray_messaging.errors import ConfigError, Fenced, UnknownName
 from ray_messaging.model.batch import Batch
+
+if TYPE_CHECKING:
+    from ray_messaging.config import Steps
 
 OUTSIDE = ""  # the name that frames from outside of the steps have in place of a group's name
 SUPERVISOR = ":rules"  # the member of the steps that closes each step after all groups; it is not in lists of groups
@@ -50,7 +52,7 @@ class StepSettings(NamedTuple):
     box_bytes: int = BOX_BYTES
 
     @classmethod
-    def of(cls, steps: Steps) -> "StepSettings":
+    def of(cls, steps: "Steps") -> "StepSettings":
         """Return the settings that a user gave, with defaults for the others."""
         # With "neighbours", calls of agents begin earlier, but a group still waits for all groups.
         wait_for = WaitFor.ALL if steps.wait_for == "neighbours" else WaitFor(steps.wait_for)

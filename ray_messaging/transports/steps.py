@@ -277,25 +277,24 @@ class RedisSteps:
         in the box's step; or that group does not take part in the step after the tag's step. If the attempt does not
         have the step open, the status is STEP_OVER, and nothing is written.
         """
-        keys, args = self._sending(request, tag)
-        args += await self._in_boxes(request, tag)
+        keys, args = await self._sending(request, tag)
         cuts: list[None] = []
         reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None))
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
 
-    async def _in_boxes(self, request: SendRequest, tag: StepTag) -> list[Any]:
-        """Write the bodies of large frames to other servers.
+    async def _sending(
+        self, request: SendRequest, tag: StepTag, closing: Sequence[Any] = ()
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys and the arguments of a script that writes frames.
 
-        Return the arguments for the call's frames, with stand-ins for the large ones.
+        If large frames are on other servers, their bodies are written there first, and the script gets stand-ins.
+
+        Args: `closing` has the arguments before the frames for a script that also closes the step.
         """
         writes = request.writes if self.bodies is None else await self.bodies.put(request, tag)
-        return [part for write in writes for part in write.arguments()]
-
-    def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
-        """Return the keys of a script that writes frames, and its arguments before the frames."""
-        key = self._keys.step(tag.group)
-        args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
-        return [self._keys.meta, self._steps, key, self._keys.sent(tag.group)], args
+        keys = [self._keys.meta, self._steps, self._keys.step(tag.group), self._keys.sent(tag.group)]
+        args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch, *closing]
+        return keys, [*args, *(part for write in writes for part in write.arguments())]
 
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
@@ -322,8 +321,7 @@ class RedisSteps:
 
         Raises: Fenced in the same cases as `close`.
         """
-        keys, args = self._sending(request, tag)
-        args += [*_closing(closing, go_on=go_on), *await self._in_boxes(request, tag)]
+        keys, args = await self._sending(request, tag, _closing(closing, go_on=go_on))
         reply = await self._link.script("commit_step", keys, args)
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 

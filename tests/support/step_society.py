@@ -66,7 +66,7 @@ def person(me, inbox):
         me.send(friend, payload, deliver_at=later)
 
 
-def open_step(number=0, state=None, agents=5):
+def open_step(number=0, state=None, agents=5, state_bytes=10_000):
     """Return an open step of a group of agents that have heard nothing, without any server."""
     places = AgentPlaces(AgentSet.of(range(agents)))
     return Step(
@@ -76,7 +76,7 @@ def open_step(number=0, state=None, agents=5):
         inbox=StepInbox("exp", places, []),
         sends=StepSends(places, number, 1, 64, 1000, Audiences()),
         state=state,
-        state_bytes=10_000,
+        state_bytes=state_bytes,
     )
 
 

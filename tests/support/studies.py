@@ -1,5 +1,7 @@
 """Studies for tests: folders with runs that nobody has carried out, and workers in this process."""
 
+from contextlib import nullcontext
+
 from ray_messaging import Study
 from ray_messaging.studies import batch_run as module
 from ray_messaging.studies.design import design_of
@@ -51,4 +53,5 @@ class WorkersHere:
 
 def work_here(monkeypatch, carry_out=run_packed):
     """Let studies be carried out in this process."""
+    monkeypatch.setattr(module, "early_workers", lambda *_given, **_named: nullcontext())
     monkeypatch.setattr(module, "workers_for", lambda template, count, **_: WorkersHere(template, count, carry_out))

@@ -27,6 +27,7 @@ from ray_messaging.cluster.run.model_source import change_of, changes_of, facts_
 from ray_messaging.cluster.run.result import Result, cause_of, gathered, say_cost
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, store_of
 from ray_messaging.cluster.run.run_plan import GroupPlan, RunOptions, check_run, plans_for
+from ray_messaging.cluster.run.step_calls import NO_LIMITS
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.cluster.unpicklable import dumped, sent
 from ray_messaging.common.process_tuning import relax_collector
@@ -317,7 +318,7 @@ async def _run(
 ) -> Part:
     if limits is not None:
         store_of(limits)  # raises an error if the store cannot be used
-    settings_of_calls = Calls() if limits is None else limits
+    settings_of_calls = NO_LIMITS if limits is None else limits
     limit_calls = partial(_limit_calls, settings_of_calls, CallLimits(settings_of_calls), ordered is not None)
     checkpoint = None if ordered is None else ordered.plan.checkpoint
     steps = Steps(seed=seed, groups=len(plans), digest=True, checkpoint=checkpoint)

@@ -131,7 +131,7 @@ def test_a_broadcast_that_nobody_hears_has_no_receipts():
 def test_facts_of_pairs_that_do_not_fit_are_refused():
     facts = FactsOfPairs(b"\0" * 4, 1.0, None)
     [answer] = parts_of(b"".join(body_of((BatchFates("west", 1, 0, b"\0\0", (), 0.0, facts),))))
-    with pytest.raises(FrameError, match="pairs"):
+    with pytest.raises(FrameError, match="receipts of broadcasts"):
         receipts_of(answer, [batch_of()])
 
 

@@ -52,12 +52,13 @@ INT = st.integers(-(2**63), 2**63 - 1)
 def test_rows_that_differ_in_ids_ordinals_and_payloads_have_the_sum_of_any_rows(row, columns):
     like = row._replace(in_reply_to=None, expects_answer=False, audience=None)
     from_ids, ordinals, to_ids, payloads = zip(*columns, strict=True)
-    rows = [
-        like._replace(from_id=from_id, ordinal=ordinal, to_id=to_id, payload=payload)
-        for from_id, ordinal, to_id, payload in columns
-    ]
-    found = sum_of_like(like, np.array(from_ids), np.array(ordinals, np.uint32), np.array(to_ids), payloads)
-    assert found == sum_of(rows)
+    for each in (payloads, payloads[:1] * len(payloads)):
+        rows = [
+            like._replace(from_id=from_id, ordinal=ordinal, to_id=to_id, payload=payload)
+            for from_id, ordinal, to_id, payload in zip(from_ids, ordinals, to_ids, each, strict=True)
+        ]
+        found = sum_of_like(like, np.array(from_ids), np.array(ordinals, np.uint32), np.array(to_ids), each)
+        assert found == sum_of(rows)
 
 
 def test_the_history_depends_on_all_that_was_before():

@@ -222,7 +222,7 @@ def test_a_parameter_may_be_of_a_class_of_the_program(tmp_path):
 def test_all_processes_begin_at_once_however_large_the_template_is(monkeypatch):
     """They import our modules for as long as a short run takes, and one after the other they would do so alone."""
     monkeypatch.setattr(run_workers, "_CHILD", "import sys; sys.stdin.read()")  # it reads nothing of the template
-    with run_workers.ProcessWorkers(bytes(2**24), 3) as workers:
+    with run_workers.workers_for(bytes(2**24), 3, here=True) as workers:
         for planned in design_of({"chance": [1, 2, 3]}, 1, 0):
             workers.start(planned)
         assert not workers.free
@@ -230,16 +230,31 @@ def test_all_processes_begin_at_once_however_large_the_template_is(monkeypatch):
 
 def test_a_template_that_cannot_be_written_is_an_error_with_a_place(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(LogError, match=r"4 bytes, cannot be written .* TMPDIR") as raised:
-        run_workers.ProcessWorkers(bytes(4), 1)
+    with pytest.raises(LogError, match=r"arguments of the study cannot be written .* TMPDIR") as raised:
+        run_workers.workers_for(bytes(4), 1, here=True)
     assert raised.value.path == str(tmp_path / "missing")
+
+
+def test_processes_end_if_an_argument_is_wrong(monkeypatch, tmp_path):
+    """They begin before the arguments are checked."""
+    begin, begun = run_workers.ProcessWorkers.begin, []
+
+    def seen(self, runs):
+        begin(self, runs)
+        begun.extend(worker._process for worker in self._idle)
+
+    monkeypatch.setattr(run_workers.ProcessWorkers, "begin", seen)
+    with pytest.raises(ConfigError, match="no function takes the parameter"):
+        sweep(tmp_path / "s", model=lambda me, inbox: None, workers=2)
+    assert [process.poll() for process in begun] == [-signal.SIGKILL] * 2
 
 
 WITHOUT_RAY = """
 import sys
 from ray_messaging import Mean, batch_run
 
-assert {"ray", "pandas"}.isdisjoint(sys.modules)  # the workers begin after these imports
+# The workers begin after these imports.
+assert {"ray", "pandas", "pyarrow", "pydantic", "asyncio"}.isdisjoint(sys.modules)
 FACTOR = 2  # of this program, which the workers have not run
 
 def person(me, inbox, *, chance):

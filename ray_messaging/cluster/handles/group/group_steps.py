@@ -16,8 +16,8 @@ from ray_messaging.errors import ConnectionFailed, ServerRefused
 from ray_messaging.messager import GroupMessager, Messager
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import check_until
 from ray_messaging.steps.step_loop import driven_loop
+from ray_messaging.steps.step_numbers import check_until
 
 # All groups that this process drives share one event loop, and one wait for news of steps. With a loop for each group,
 # the server would have to notify each loop.

@@ -21,6 +21,7 @@ from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.cluster.run.step_calls import StepCalls
 from ray_messaging.errors import ConfigError, StepFailed
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.exact import BLOCK
 
 AGENTS = 5
 
@@ -417,6 +418,35 @@ async def test_what_cannot_be_kept_is_named_with_its_agent_and_place():
     found = await failure(model)
     assert (found.agent, found.step) == (3, 0)
     assert 'which is not committed: me.state["t"][1]["x"] is <object' in str(found)
+
+
+MANY = 2 * BLOCK + 20  # more agents than are examined together
+
+
+async def test_states_that_are_examined_apart_share_nothing_either():
+    common = []
+
+    def model(me, inbox):
+        me.state["all"] = common if me.id % BLOCK == 7 else [me.id]
+
+    society, step = AgentLoop("east", model), open_step(agents=MANY, state_bytes=2**20)
+    await society.run(step)
+    for agent in (7, BLOCK + 7):
+        society.states[agent]["all"].append(1)
+    assert society.states[2 * BLOCK + 7] == {"all": []}
+    assert common == []
+    restarted = AgentLoop("east", model)
+    restarted.read(range(MANY), step.state)
+    assert restarted.states == {agent: {"all": [] if agent % BLOCK == 7 else [agent]} for agent in range(MANY)}
+
+
+async def test_a_state_that_cannot_be_kept_is_named_among_many():
+    def model(me, inbox):
+        me.state["x"] = object() if me.id >= BLOCK + 5 else me.id
+
+    with pytest.raises(StepFailed) as caught:
+        await AgentLoop("east", model).run(open_step(agents=MANY, state_bytes=2**20))
+    assert caught.value.agent == BLOCK + 5
 
 
 def gathered(*states):

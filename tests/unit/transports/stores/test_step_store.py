@@ -167,7 +167,7 @@ async def test_a_group_that_has_not_joined(steps):
         await steps.take("a", Driver("t"), 1.0)
     with pytest.raises(UnknownName):
         await steps.leave("a")
-    with pytest.raises(Fenced, match="has no record"):
+    with pytest.raises(Fenced, match="does not know this driver"):
         await steps.open("a", 1, 0)
 
 

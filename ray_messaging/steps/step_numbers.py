@@ -1,0 +1,35 @@
+"""Checks of numbers of steps."""
+
+from operator import index
+
+from ray_messaging.errors import ConfigError
+
+
+def check_step_number(step: object) -> int:
+    """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
+    if (number := whole_number(step)) is None:
+        raise ConfigError(f"step {step!r} is not a step: steps are numbered from 0")
+    return number
+
+
+def step_count(call: str, given: object, least: int) -> int:
+    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
+    if (number := whole_number(given)) is None or number < least:
+        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
+    return number
+
+
+def check_until(until: object) -> int:
+    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
+    if (number := whole_number(until)) is None:
+        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
+    return number
+
+
+def whole_number(value: object) -> int | None:
+    """Return an int of at least 0, or None for anything else."""
+    try:
+        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        return None
+    return number if number >= 0 else None
