@@ -179,15 +179,15 @@ class Message(msgspec.Struct, eq=False, gc=False):
         return key in _KEYS
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of a redis-py dict."""
+        """Return the keys of a redis-py message dict, such as "channel" and "data"."""
         return _KEYS
 
     def values(self) -> tuple[Any, ...]:
-        """Return the values of a redis-py dict."""
+        """Return the values that a redis-py message dict would have."""
         return tuple(self[key] for key in _KEYS)
 
     def items(self) -> tuple[tuple[str, Any], ...]:
-        """Return the keys and values of a redis-py dict."""
+        """Return the keys and values that a redis-py message dict would have."""
         return tuple((key, self[key]) for key in _KEYS)
 
     def __iter__(self) -> Iterator[str]:

@@ -471,7 +471,7 @@ class Messager(names.ChannelNames):
     # -- the local log --------------------------------------------------------------------------------------------
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends as dicts, the oldest first."""
+        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first."""
         return self.engine.log.rows()
 
     def clear_log_list(self) -> None:
@@ -479,7 +479,7 @@ class Messager(names.ChannelNames):
         self.engine.log.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of this messager."""
+        """Return counters of this messager, such as the numbers of batches sent and of messages fetched."""
         return self.engine.stats()
 
 

@@ -401,7 +401,7 @@ class Engine:
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of sending and receiving."""
+        """Return counters of sending and receiving, by name, and the messager's name and way to its interceptor."""
         accumulator, subscription = self.accumulator, self.subscription
         verdict_client = None if accumulator is None else accumulator.send_loop.verdict_client
         return {

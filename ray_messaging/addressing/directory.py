@@ -228,7 +228,11 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the mailboxes from which the agents of a record came, after agents of `came_from` have joined them."""
+    """Return the origins of a mailbox's agents, after agents of the mailbox `came_from` have joined them.
+
+    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If it is None,
+    the origins do not change.
+    """
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], FormerMailbox] = {}

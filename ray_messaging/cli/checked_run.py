@@ -83,7 +83,10 @@ def run(
 
 
 def _lone_latency_ms(exp_id: str, rules: Sequence[Rule], redis: str | None) -> dict[str, float | None]:
-    """Measure the latency of single messages. They have an experiment of their own, so the run does not count them."""
+    """Return p50 and p99, in ms, of the latency of single messages.
+
+    The messages have an experiment of their own, so the run does not count them.
+    """
     messaging = Messaging.start(exp_id, redis=redis, rules=rules)
     try:
         return lone_latency_ms(messaging)

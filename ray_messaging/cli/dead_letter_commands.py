@@ -107,7 +107,7 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 
 
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """Return a letter in JSON's types.
+    """Return a dead letter as a dict of JSON's types.
 
     With `whole`, the result has the letter's messages, or the letter's bytes in base64 if they cannot be decoded.
     """

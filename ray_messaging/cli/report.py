@@ -88,7 +88,7 @@ def _fates(stats: Mapping[str, Any]) -> str:
 
 
 def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of a run: rows, messages by fate and by rule, senders, and recipients."""
+    """Return the numbers of a run, by name, for a table: rows, messages by fate and rule, senders, and recipients."""
     fates = {fate: count for fate, count in stats["fates"].items() if count}
     rules = {f"{name}: {action}": count for name, found in stats["rules"].items() for action, count in found.items()}
     return {"rows": stats["rows"]} | fates | rules | {end: stats[end] for end in ("writers", "readers")}

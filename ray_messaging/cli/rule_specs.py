@@ -86,7 +86,7 @@ def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
 def _settings(
     kind: str, text: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> dict[str, Any]:
-    """Parse `key=value,key=value`.
+    """Return the settings that are given in a text `key=value,key=value`, by key.
 
     A value for the key `bare` is required. If this value comes first, `key=` may be left out before it.
     """

@@ -235,7 +235,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     # -- the protocol ---------------------------------------------------------------------------------------------
 
     async def _talk(self, message_id: str, payload: object, task: str | None) -> dict[str, Any]:
-        """Return the answer to a message.
+        """Return the payload of the outside agent's answer to a message.
 
         If `task` is the outside agent's task for this message, do not send it again.
         """
@@ -283,7 +283,7 @@ def _pass_on(
 ) -> None:
     """Send an answer to the sender of a message.
 
-    `new` is the message, or None if the message was read in an earlier step.
+    `new` is the message, or None if it was read in an earlier step. `answer` is the payload of the answer.
     """
     if new is not None and new.expects_answer:
         me.reply(new, answer)
@@ -341,7 +341,7 @@ def _task_after(event: StreamResponse, known: Task | None) -> Task:
 
 
 async def _result(client: Client, task: Task) -> dict[str, Any]:
-    """Return the answer of a task, once it has ended."""
+    """Return the payload of a task's answer, once the task has ended."""
     while task.status.state not in _ENDED | _FAILED:
         await asyncio.sleep(_POLL_S)
         task = await client.get_task(GetTaskRequest(id=task.id))

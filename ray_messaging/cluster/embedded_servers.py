@@ -141,7 +141,10 @@ def lost_machine(exp_id: str, config: ServerConfig, error: BaseException | None 
 
 
 def _lost(exp_id: str, which: str, node: str, facts: Mapping[str, Any]) -> str:
-    """Return the text of the error; `facts` are what Ray knows of the node, or empty if Ray has forgotten the node."""
+    """Return the text of the error for a lost node.
+
+    `facts` are what Ray knows of the node, or empty if Ray has forgotten it.
+    """
     where = f" ({facts['NodeManagerHostname']}, {facts['NodeManagerAddress']})" if facts else ""
     return (
         f"experiment {exp_id!r} has lost {which}, because Ray node {node}{where} is gone, with the messages on it. "

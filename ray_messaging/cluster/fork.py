@@ -179,7 +179,7 @@ def _said(row: "LogRow") -> tuple[object, ...]:
 
 
 def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
-    """Return a key for a message from outside. Messages with equal keys can be sent together."""
+    """Return a key for a message from outside of the steps. Messages with equal keys can be sent in one call."""
     plain = row.audience is None and row.to_id is None
     subtopic = f":{row.channel}" if plain else row.subtopic or ""
     return row.audience, subtopic, bool(row.expects_answer), row.audience_version

@@ -133,7 +133,7 @@ def _nodes_of(prefix: str, actors: Mapping[str, Any]) -> list[NodeFacts]:
 
 
 def _progress_of(interceptor: Any, experiment: Experiment | None) -> Any:  # noqa: ANN401 - a Ray actor handle, an ObjectRef
-    """Begin to ask for the progress of the steps; return None if there is nothing to ask."""
+    """Begin to ask for the progress of the steps; return the call's ObjectRef, or None if there is nothing to ask."""
     if interceptor is None or experiment is None or not experiment.steps:
         return None
     return interceptor.step_progress.remote()

@@ -70,7 +70,10 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
-    """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason.
+    """The ids of one frame's messages, their fates, and the blocked rows.
+
+    `first` is the number of the first message, and `codes` has a byte for each message's fate, as in `Outcome`.
+    `blocks` has the number, the rule and the reason of each blocked row.
 
     If `pairs` is set, each pair of a broadcast is a message.
     """
@@ -87,7 +90,8 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
     """The rows of a frame from `low` to before `high`.
 
-    `mailbox` is the mailbox from which the frame was read, or "" if a foreign client sent the frame.
+    `mailbox` and `entry` say where the frame was read; `mailbox` is "" if a foreign client sent the frame. `pattern` is
+    the channel pattern that the messages matched (None: none).
     """
 
     low: int

@@ -49,7 +49,10 @@ class RuleStore:
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the stored state of rules, with a table for each rule's name, and the stored answers to senders."""
+        """Return the stored tables of the rules' state, by rule name, and the stored answers to senders, by batch.
+
+        The interceptor's own tables are included.
+        """
         names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 

@@ -16,7 +16,10 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-    """Call a function in a thread. A StopIteration becomes a RuntimeError, because a future cannot raise it."""
+    """Call a function. A StopIteration becomes a RuntimeError, because a future cannot raise a StopIteration.
+
+    This is for functions that run in a thread, whose result a future gets.
+    """
     try:
         return function(*args)
     except StopIteration as error:

@@ -111,7 +111,7 @@ def write_to_disk(file: IO[bytes]) -> None:
 
 
 def processor_ticks(pid: int) -> int | None:
-    """Return the processor time that a process has used, in user and system mode together.
+    """Return the processor time that a process has used, in user and system mode together, in clock ticks.
 
     Return None if the system does not say.
     """

@@ -265,7 +265,10 @@ class _Carrier:
         """
 
     def snapshots(self) -> Mapping[str, Any] | None:
-        """Return the states of the executors that have run, as JSON; None: the executors are in this process."""
+        """Return the states of the executors that have run, as JSON; None: the executors are in this process.
+
+        The keys are the executors' ids.
+        """
 
     def close(self) -> None:
         """Leave the groups."""
@@ -596,6 +599,8 @@ class _Groups(_Carrier):
 
     def _step(self, outgoing: list[Outgoing], begun: list[int]) -> tuple[Any, Mapping[Any, Any]]:
         """Send the messages of a superstep, and run the step in which they are read.
+
+        Return the receipts of the messages, and the states of the executors that the step called, by id.
 
         The number of this step is appended to `begun`.
         """

@@ -355,14 +355,16 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [entry for entries in written for entry in entries]
 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
-        """Return the oldest items with their ids.
+        """Return the oldest items of a queue, each as (id, payload).
 
         Items that this bus drained from the queue in earlier calls are treated as handled from now on.
         """
         return [(entry.decode(), json.loads(text)) for entry, text in await self._drain(key, max_count)]
 
     async def _drain(self, key: str, most: int, before: float = math.inf) -> list[tuple[bytes, bytes]]:
-        """Drain a queue, and tell the server that the items of the last drain are handled.
+        """Return the oldest items of a queue, each as (id, text), at most `most`.
+
+        This also tells the server that the items of the last drain are handled.
 
         If this bus has drained the queue since `before`, do nothing.
         """
@@ -395,7 +397,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def log_read(
         self, key: str, since: str | None = None, max_count: int = 100
     ) -> list[tuple[str, dict[str, Any]]]:
-        """Return the ids and payloads of the entries after `since`."""
+        """Return a log's entries after the id `since` (None: from the first entry on), each as (id, payload)."""
         start = "-" if since is None else f"({since}"
         found = await self._open().command("XRANGE", f"{self._prefix}l:{key}", start, "+", "COUNT", max_count)
         return [(entry.decode(), json.loads(fields[1])) for entry, fields in found or ()]
@@ -422,7 +424,10 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def subscribe(
         self, key: str, *, on_ready: Callable[[], None] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the payloads that are published from now on; `on_ready` is called when the subscription has begun."""
+        """Yield the payloads that are published to a key from now on.
+
+        `on_ready` is called when the subscription has begun.
+        """
         self._open()
         channel, heard = self._channel(key), asyncio.Queue[bytes | None]()
         self._listeners.setdefault(channel, []).append(heard)
@@ -523,7 +528,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return bool(await self._open().command("HEXISTS", f"{self._prefix}r:{namespace}", field))
 
     async def registry_getall(self, namespace: str) -> dict[str, str]:
-        """Return the fields of a registry."""
+        """Return the fields of a registry, by name."""
         found = [each.decode() for each in await self._open().command("HGETALL", f"{self._prefix}r:{namespace}")]
         return dict(zip(found[::2], found[1::2], strict=True))
 

@@ -56,7 +56,7 @@ class HandlerFailure(NamedTuple):
 
     @property
     def payload(self) -> dict[str, Any]:
-        """Return the payload that the asker gets instead of an answer."""
+        """Return the payload that the asker gets instead of an answer: the error's type name and its text."""
         return {"error": self.error, "text": self.text}
 
 

@@ -23,7 +23,10 @@ _MOST_NOTES = 1000  # the most mailboxes whose notes one check reads
 
 
 class WaitGraph(NamedTuple):
-    """A graph of the questions that wait for other questions, from the notes of mailboxes whose handlers all wait."""
+    """A graph of the questions that wait for other questions, from the notes of mailboxes whose handlers all wait.
+
+    `asks` has the questions by id, `notes` the note of each mailbox.
+    """
 
     asks: dict[str, Ask]
     # By the id of a question that a handler is handling: the questions that the handler has asked.
@@ -38,7 +41,7 @@ class WaitGraph(NamedTuple):
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return the questions asked by each handler that handles a question, or could handle it.
+        """Return, for each handler that handles a question or could handle it, the questions for which it waits.
 
         The result is [] if a handler is free.
         """

@@ -275,7 +275,7 @@ class EmbeddedServer:
         return Path(tempfile.gettempdir()).absolute() / f"{data_directory.TEMPORARY_PREFIX}{name}"
 
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
-        """Return the order for the guard.
+        """Return the order that tells the guard how to start a server.
 
         It goes through a pipe, because a list of processes would show the password.
 

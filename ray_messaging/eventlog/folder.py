@@ -240,10 +240,12 @@ class Folder:
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def collected_files(self, kind: CollectedKind, born: str | None = None) -> list[str]:
-        """Return the files of one kind of collected data, by their steps; raise LogError if the folder cannot be read.
+        """Return the names of the files of one kind of collected data, sorted by their steps.
 
         Args: `born` is the time at which the server began to count the steps (see `collected`). None: the latest such
         time in the folder.
+
+        Raises: LogError if the folder cannot be read.
         """
         found = self.subfolders(f"_{kind}") if born is None else [born]
         path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")

@@ -93,7 +93,9 @@ def as_data(found: Mapping[str, Any]) -> str:
 
 
 def rows_of(table: pa.Table, limit: int, rest: str) -> dict[str, Any]:
-    """Return the first rows of a table as lists, at most `limit` and MOST_BYTES; `rest` says how to get further rows.
+    """Return an answer with the first rows of a table as lists: at most `limit` rows, and at most MOST_BYTES.
+
+    `rest` says how to get further rows.
 
     Raises: ConfigError if not even one row fits.
     """

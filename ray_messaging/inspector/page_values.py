@@ -373,7 +373,7 @@ def cut(text: object, width: int = TEXT_WIDTH) -> str:
 
 
 def in_words(state: Mapping[Any, object]) -> dict[str, str]:
-    """Return the first values of a state as texts for a page."""
+    """Return the first values of a state, by key, as texts for a page."""
     first = islice(state.items(), _MOST_VALUES)
     return {name(key): cut(value if isinstance(value, str) else repr(value), _VALUE_WIDTH) for key, value in first}
 

@@ -154,7 +154,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Report passed messages if the interval is over, or if no more messages have passed."""
+        """Report the passed messages if the next report is due, or if none have passed since the timer was set."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return

@@ -414,9 +414,9 @@ class ForeignVerdictClient(VerdictClient):
         return BatchVerdict(refused, epoch=FOREIGN)
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
-        """Begin the calls of `forward` in order, and await them together.
+        """Return, for each of `rows`, why its message is refused, or b"" if it may pass.
 
-        So they overlap as calls of many senders would.
+        The calls of `forward` are begun in order, and awaited together. So they overlap as calls of many senders would.
         """
         calls = [asyncio.ensure_future(_retry(partial(self._forward, batch, row), self._timeout_s)) for row in rows]
         try:

@@ -89,7 +89,7 @@ class Sum(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the sum of all groups; 0 if there are no agents."""
+        """Return {name: the sum over all groups}; the sum is 0 if there are no agents."""
         _, whole, total, special = _added(partials)
         if whole and abs(total >> _UNIT) <= MOST_EXACT:
             return {name: total >> _UNIT}
@@ -114,7 +114,7 @@ class Mean(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the mean of all groups; NaN if there are no agents."""
+        """Return {name: the mean over all groups}; the mean is NaN if there are no agents."""
         count, _, total, special = _added(partials)
         return {name: _quotient(total, count) + special if count else nan}
 
@@ -133,7 +133,7 @@ class Min(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the least number of all groups."""
+        """Return {name: the least number of all groups}."""
         return {name: _extreme(min, partials)}
 
 
@@ -150,7 +150,7 @@ class Max(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the greatest number of all groups."""
+        """Return {name: the greatest number of all groups}."""
         return {name: _extreme(max, partials)}
 
 
@@ -178,7 +178,7 @@ class Quantile(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the quantile of the numbers of all groups."""
+        """Return {name: the quantile of the numbers of all groups}."""
         (q, *_), listed = zip(*partials, strict=True)
         numbers = _sorted(listed)
         # numpy sorts NaN to the end, so the last number shows whether there is one.
@@ -221,7 +221,7 @@ class Gini(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the Gini coefficient of the numbers of all groups."""
+        """Return {name: the Gini coefficient of the numbers of all groups}."""
         numbers = _sorted([*partials])
         count = len(numbers)
         if not count or not isfinite(numbers[-1]):
@@ -257,7 +257,10 @@ class Count(Aggregate):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the counts of all groups, by value in ascending order."""
+        """Return the numbers of agents, over all groups, that have each value, in ascending order of the values.
+
+        The keys are texts of the form `name=value`.
+        """
         return {f"{name}={value}": count for value, count in _counted("Count", name, partials)}
 
 
@@ -273,7 +276,10 @@ class Share(Count):
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
-        """Return the shares of all groups, by value in ascending order."""
+        """Return the shares of all agents that have each value, in ascending order of the values.
+
+        The keys are texts of the form `name=value`.
+        """
         counts = _counted("Share", name, partials)
         total = sum(count for _, count in counts)
         return {f"{name}={value}": count / total for value, count in counts}

@@ -186,8 +186,8 @@ class _Teller:
     def _made_by_library(self, function: FunctionType) -> list[Any]:
         """Return the content of a function that a library has made, such as a decorated function of the user.
 
-        The user's function that it wraps is included. The decorator's own objects are left out, such as the pauses
-        between tries.
+        The user's function that it wraps is included. Objects that belong to the decorator are left out, such as the
+        object that sets the pauses between the tries of a decorator that retries.
         """
         if (wrapped := getattr(function, "__wrapped__", None)) is None:
             return self._cells(function)

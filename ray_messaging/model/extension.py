@@ -163,7 +163,10 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
 
 def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
-    """Return the values of some rows of several batches. The keys are the rows in the joined batch."""
+    """Join the values that some rows of several batches have. The keys of the result are rows of the joined batch.
+
+    Args: `parts` has, for each batch, a dict from row to value, and the batch's number of rows.
+    """
     found: dict[int, T] = {}
     low = 0
     for each, rows in parts:
@@ -173,7 +176,7 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 
 
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
-    """Return the values of some rows. The keys are the positions among these rows."""
+    """Return those values that belong to `rows`, by position in `rows`. The keys of `values` are rows."""
     return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
 
 

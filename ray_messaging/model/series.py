@@ -83,7 +83,7 @@ def decode_series(data: bytes) -> StepSeries:
 
 
 def merged(parts: Sequence[StepSeries]) -> dict[str, Value]:
-    """Return the aggregates of one step from the partial results of all groups."""
+    """Return, by column name, the aggregates of one step, from the partial results of all groups."""
     found: dict[str, Value] = {}
     for name, (kind, _) in parts[0].columns.items():
         found |= merged_column(name, kind, [part.columns[name][1] for part in parts])

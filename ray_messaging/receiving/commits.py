@@ -158,7 +158,10 @@ class InFlight:
     # -- acknowledging --------------------------------------------------------------------------------------------
 
     def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
-        """Return the numbers that an entry's rows have, without rows before the cursor."""
+        """Return the interval of numbers that an entry's rows have: the first number, and the last + 1.
+
+        Rows before the cursor are left out.
+        """
         part = self._by_entry.get(entry)
         if part is None:
             return 0, 0
@@ -166,7 +169,10 @@ class InFlight:
         return offset + max(low, part.low), offset + min(high, part.high)
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
-        """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor."""
+        """Return the numbers of rows (entry, low, high) as intervals, without rows before the cursor.
+
+        An interval has the first number, and the last + 1.
+        """
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
             low, high = self.numbers(entry, first, last)

@@ -197,7 +197,7 @@ class Fetcher:
 
     @property
     def commits(self) -> Commits:
-        """Return the records of which messages are taken, acknowledged and committed.
+        """Return the `Commits`, which knows which messages of the mailbox are taken, acknowledged and committed.
 
         Raises: NotListening before the first subscription; the error that stopped the reader, such as Fenced or Closed.
         """

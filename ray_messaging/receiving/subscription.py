@@ -173,7 +173,10 @@ class Subscription:
         return bool(spec.globs) or any(agent_id in agents for agents in spec.agents.values())
 
     def _spec_here(self) -> SubscriptionSpec:
-        """Return the spec with the agents that the directory has, because other processes may have moved some."""
+        """Return the subscription's spec with the agents that the directory has for this mailbox.
+
+        Other processes may have moved some agents since the spec was made.
+        """
         record = self._directory.records.get(self.name)
         return self._spec.hosting(record) if record is not None and record.moved else self._spec
 
@@ -361,7 +364,7 @@ class Subscription:
         return [lease] if self._reader is None else [self._reader.loop(), lease]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of received messages."""
+        """Return counters of received messages, such as `fetched` and `unreadable`."""
         return {
             "inbox": self.inbox.size,
             "fetched": 0 if self._commits is None else self._commits.in_flight.taken,

@@ -76,7 +76,7 @@ class ReplayAccount:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account in JSON's types.
+        """Return the account as a dict of JSON's types.
 
         The fields `unknown` and `agents_differ` are left out, because `problems` says them in words.
         """
@@ -155,7 +155,7 @@ def matrix(plan: Plan, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def percentiles(seconds: NDArray[np.floating[Any]]) -> dict[str, float | None]:
-    """Return p50 and p99 in ms; both are None if there are no measurements."""
+    """Return the percentiles p50 and p99 of durations, in ms; both are None if there are no durations."""
     if not len(seconds):
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.asarray(seconds, np.float64) * 1000, (50, 99)).tolist()

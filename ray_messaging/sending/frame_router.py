@@ -313,7 +313,10 @@ class FrameRouter:
         return [*split_rows(rows, volumes, min(record.frame_bytes, CALL_BYTES), most_rows)]
 
     def _fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> tuple[Batch, Rows]:
-        """Return the rows of a batch (None: all) for a mailbox, folded: as one row for each broadcast (see `fold`)."""
+        """Return rows of a batch (None: all) for a mailbox as a folded batch, which has one row for each broadcast.
+
+        The second value has, for each of the rows, its row in the folded batch. See `fold`.
+        """
         batch = in_flight.outgoing
         reaching = [mailbox in names for names in self.routes.routes]
         there = np.flatnonzero(np.array(reaching)[self._routes(in_flight.batch)])

@@ -108,7 +108,7 @@ class InFlightBatch:
 
     @property
     def stopped(self) -> dict[int, tuple[str, str]]:
-        """Return the blocked rows, with rule and reason, also those that the log does not have yet."""
+        """Return, by row, the rule and the reason of each blocked row, also of rows that the log does not have yet."""
         return self.outcome.blocks
 
     # -- verdicts -------------------------------------------------------------------------------------------------

@@ -62,7 +62,11 @@ class LocalLog:
         self._size = self._nbytes = 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dict for each sent message, the oldest first."""
+        """Return a dict for each sent message, the oldest first.
+
+        The keys are those of AgentSociety's log list (such as channel, payload, from_id, to_id, sent), and fate, rule,
+        reason and message_id.
+        """
         rows = ((batch, outcome, row) for batch, outcome, _ in self._batches for row in range(batch.rows))
         return [self._row(*found) for found in islice(rows, self._excess, None)]
 

@@ -104,7 +104,7 @@ class MessageChecks:
         return batches
 
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
-        """Check and encode columns.
+        """Check and encode messages that are given as columns.
 
         Raises: the same errors as `checked`; InvalidColumns if the columns do not fit together.
         """

@@ -39,7 +39,7 @@ class BoxBatch(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Rows of one frame.
+    """Rows of one frame, each of which is a copy of a message. Several mailboxes may have copies of the same message.
 
     `messages` has the index of each row's message. `first` is true for the row that is the first copy of its message.
     """

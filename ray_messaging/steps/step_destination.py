@@ -32,7 +32,7 @@ class AttemptBoxes:
 
     After a failure, the attempt at the step must be given up.
 
-    Args: `attempt` is the driver's number; `step` is the first step of the attempt.
+    Args: `attempt` is the number of the attempt; `step` is its first step.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int) -> None:

@@ -323,8 +323,9 @@ class StepLoop:
     def _expect(self, box: BoxReader, step: int, news: str) -> None:
         """Begin to wait for news, after the position `news`, that `step` is open. `box` is the box of this step.
 
-        A step from `until` on is opened by news. If `news` is "", such news may have come already, to an earlier
-        driver. Then this does not wait, and the server is asked.
+        A group does not ask for a step from `until` on. It waits until news say that the step was opened for it. If
+        `news` is "", such news may have come already, to an earlier driver. Then this does not wait, and the server is
+        asked.
         """
         if step < self.until:
             box.expect(news, STEP_NEWS_TIMEOUT_S)

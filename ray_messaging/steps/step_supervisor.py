@@ -153,7 +153,10 @@ class StepSupervisor:
         return Closing(self._boxes.rows, counts.encode(), state, state != self._state, blocked=blocked)
 
     async def _changes(self, number: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
-        """Return what the rules change in a step, how many messages they block by sender, and the blocked messages."""
+        """Return what the rules change in a step, and the number of blocked messages of each sender.
+
+        The third value has the blocked messages, encoded.
+        """
         said = self._broadcasts
         said.digests.clear()
         changes = StepChanges(self._boxes, self._directory, said.digests, digest=self._settings.digest)

@@ -55,7 +55,10 @@ def bound(function: Any, positional: int, values: Mapping[str, Any]) -> Any:  # 
 
 
 def check_names(functions: Mapping[str, tuple[Callable[..., Any], int]], parameters: Iterable[str]) -> None:
-    """Raise ConfigError if a parameter is taken by no function, or if a function takes an unknown name."""
+    """Raise ConfigError if a parameter is taken by no function, or if a function takes an unknown name.
+
+    Args: `functions` has, by the name of the argument, a function and how many positional arguments it gets.
+    """
     names = [*parameters]
     wanted = {what: wanted_by(function, positional) for what, (function, positional) in functions.items()}
     for what, each in wanted.items():

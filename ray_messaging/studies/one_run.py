@@ -169,7 +169,7 @@ def _add_outcomes(found: dict[str, Any], template: RunTemplate, result: Result, 
 
 
 def _last_aggregates(template: RunTemplate, result: Result) -> dict[str, Any]:
-    """Return the aggregates of the last step."""
+    """Return, by column, the aggregates of the last step, or {} if the run collected none."""
     if not aggregates_of(template.options.get("collect")) or not len(result.collected):
         return {}
     (last,) = result.collected.slice(len(result.collected) - 1).to_pylist()

@@ -119,7 +119,10 @@ class StepwiseRun:
         self._running = self._loop.begin(work())
 
     async def _pace(self, go_on: Callable[..., Awaitable[Sequence[GroupResult]]]) -> tuple[Sequence[GroupResult], int]:
-        """Run the steps that `advance` asks for, until `close`."""
+        """Run the steps that `advance` asks for, until `close` is called.
+
+        Return the groups' final results, and the step before which the run has ended.
+        """
         while (order := await self._orders.get()) is not None:
             steps, answer = order
             try:
@@ -157,6 +160,6 @@ class StepwiseRun:
 
 
 def _plain_state(me: Any) -> dict[str, Any]:  # noqa: ANN401 - an Agent
-    """Collect the numbers, bools and texts of an agent's state."""
+    """Return, by key, those values in an agent's state that are numbers, bools or texts."""
     state = {str(key): value for key, value in me.state.items() if isinstance(value, bool | int | float | str)}
     return {key: value for key, value in state.items() if key not in TAKEN}

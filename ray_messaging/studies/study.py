@@ -349,7 +349,7 @@ class Study:
         return names
 
     def _summary(self, level: float, most: int | None = None) -> list[dict[str, Any]]:
-        """Return the rows of `summary`, or the first `most` of them."""
+        """Return the rows of `summary` as dicts by column, or the first `most` of them."""
         _check_level(level)
         found = []
         for runs in islice(self._by_row().values(), most):

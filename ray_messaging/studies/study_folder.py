@@ -366,13 +366,13 @@ def _columns_of(runs: Sequence[StoredRun], *, with_seconds: bool) -> dict[str, l
 
 
 def _costs_of(runs: Sequence[StoredRun]) -> dict[str, list[Any]]:
-    """Return the columns of seconds and calls, which may differ if the same run is made twice."""
+    """Return, by column name, the seconds and calls of runs, which may differ if the same run is made twice."""
     counts = [{name: count for name, count in run.calls._asdict().items() if count} for run in runs]
     return {SECONDS: [run.seconds for run in runs], CALLS: [json.dumps(each) for each in counts]}
 
 
 def _times_of(columns: Mapping[str, list[Any]]) -> dict[str, tuple[float | None, CallCounts]]:
-    """Return the seconds and the counts of calls of each run."""
+    """Return, by the key of each run, its seconds and the counts of its calls."""
     if CALLS in columns:
         calls = [CallCounts(**json.loads(text)) for text in columns[CALLS]]
     else:  # an earlier version has written the files

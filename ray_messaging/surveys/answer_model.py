@@ -151,7 +151,10 @@ def _has_format(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
 
 
 def _list_of(model: Any) -> tuple[Callable[[bytes], list[Any]], Callable[[list[Any]], list[dict[str, Any]]]]:  # noqa: ANN401 - a type
-    """Return functions that read and dump a list of values of a type."""
+    """Return two functions for lists of values of a type.
+
+    The first one decodes a JSON array to values, the second one returns values as dicts.
+    """
     if is_msgspecs(model):
         return msgspec.json.Decoder(list[model]).decode, msgspec.to_builtins
     from pydantic import TypeAdapter  # noqa: PLC0415 - it takes a tenth of a second

@@ -135,7 +135,10 @@ def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint
 
 
 def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
-    """Return the first message in which two runs differ, or the two states if all messages are equal."""
+    """Return "message" and the first message in which two runs differ, as each run sent it.
+
+    If all messages are equal, return "state" and the state in each run.
+    """
     for place in range(max(len(one.sent), len(other.sent))):
         mine, theirs = (deeds.sent[place] if place < len(deeds.sent) else None for deeds in (one, other))
         if mine != theirs:

@@ -63,11 +63,11 @@ class TrialCalls:
         self._kept: dict[int, dict[str, bytes]] = {}
 
     async def remembered(self, _group: str, step: int) -> dict[str, bytes]:
-        """Return the results of the calls of a step."""
+        """Return the results of the remembered calls of a step, by the calls' keys."""
         return dict(self._kept.get(step, {}))
 
     async def remember(self, _group: str, _attempt: int, step: int, results: dict[str, bytes]) -> bool:
-        """Store results of calls of a step."""
+        """Store results of remembered calls of a step, by the calls' keys. Always return True: they are kept."""
         self._kept.setdefault(step, {}).update(results)
         return True
 

@@ -39,8 +39,9 @@ Answer = Opened | Waiting | Done
 class BoxReader:
     """Reader of the frames of one box. Frames can be read ahead, while the group waits until the box's step opens.
 
-    Args: `with_news` says that the first news most likely open the step, so the box is read in the same round trip as
-    the news. `filled` and `large` say whether the previous step's box had frames, and whether it had many frames.
+    Args: `with_news` says that the first news of the steps will most likely say that the box's step is open. Then the
+    box is read in the same round trip as the news. `filled` and `large` say whether the previous step's box had frames,
+    and whether it had many frames.
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class BoxReader:
         self._written = written
 
     def expect(self, news: str, block_s: float) -> None:
-        """Begin to wait for news while the group is still closing the step before the box's step.
+        """Begin to wait for news of the steps while the group is still closing the step before the box's step.
 
-        So the group gets the beginning of the box as soon as the last group has closed the step. If the wait began only
-        after the answer to the close, the group would need one more round trip.
+        The news come after the stream id `news`. So the group gets the beginning of the box as soon as the last group
+        has closed the step. If the wait began only after the answer to the close, the group would need one more round
+        trip.
         """
         if self._with_news and self._filled and not self._large and news:
             self._awaited = asyncio.create_task(self._wait(news, block_s), name="ray_messaging step news")
@@ -124,13 +126,16 @@ class BoxReader:
             await end(asking)
 
     async def end(self) -> None:
-        """End the waits for news that are still under way."""
+        """End the waits for news of the steps that are still under way."""
         for task in (self._awaited, self._told):
             if task is not None:
                 await end(task)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news, as the store's `wait` does. The beginning of the box is read before the news or with them."""
+        """Wait for news of the steps after the stream id `news`, as the store's `wait` does.
+
+        The beginning of the box is read before the news or with them.
+        """
         self._waited = True
         awaited, self._awaited = self._awaited, None
         if awaited is not None:

@@ -258,7 +258,7 @@ class RedisExperimentStore:
         return StateWrite.DONE
 
     async def read_tables(self, names: Iterable[str]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the rules' tables by name, and the answers that depend on them."""
+        """Return the rules' tables by name, and the packed records of answers to senders, by the batches' keys."""
         tables = {name: await self._hash(self._keys.table(name)) for name in names}
         return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
 

@@ -195,12 +195,12 @@ class LocalSteps(RedisSteps):
         return [each for each in self._collected if each.step <= through]
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
-        """Keep results of remembered calls until the step is closed."""
+        """Keep results of remembered calls, by the calls' keys, until the step is closed."""
         self._results.setdefault(step, {}).update(results)
         return True
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
-        """Return the results that were kept for a step."""
+        """Return the results of remembered calls that were kept for a step, by the calls' keys."""
         return {**self._results.get(step, {})}
 
     async def progress(self) -> Progress:

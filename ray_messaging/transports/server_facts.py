@@ -13,7 +13,7 @@ Info = Mapping[str, str]
 
 
 def read_info(reply: bytes) -> dict[str, str]:
-    """Return the fields of a reply to INFO."""
+    """Return the fields of a reply to INFO, by name."""
     lines = reply.decode(errors="replace").splitlines()
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon and name[:1] != "#"}
 

@@ -338,7 +338,10 @@ class RedisSteps:
         return bool(await self._link.script("remember_calls", keys, args))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
-        """Return the results that all attempts at a step of a group have kept, until the step is closed."""
+        """Return, by the calls' keys, the results of remembered calls that all attempts at a group's step have kept.
+
+        The server has them until the step is closed.
+        """
         key, prefix = self._keys.results(group), b"%d:" % step
         names = [name for name in await self._link.command("HKEYS", key) if name.startswith(prefix)]
         found: dict[str, bytes] = {}

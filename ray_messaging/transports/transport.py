@@ -336,7 +336,7 @@ class RedisTransport:
         return "send", keys, args
 
     def _concluding(self, done: Conclusion) -> list[Any]:
-        """Return the arguments by which scripts get a conclusion."""
+        """Return the arguments by which scripts get a `Conclusion`, a reader's changes to its mailbox."""
         entry, row, keep = "", 0, ""
         if done.cursor is not None:
             entry, row, keep = *done.cursor, keep_of(done.cursor)
@@ -359,7 +359,10 @@ class RedisTransport:
         return None if gone else FrameFate.FULL if full else FrameFate.LOG_FULL
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
-        """Return up to `count` frames after entry `after`; wait up to `block_s` seconds for the first frame."""
+        """Return up to `count` frames after entry `after`; wait up to `block_s` seconds for the first frame.
+
+        Each frame comes with the id of its entry, as (entry id, frame).
+        """
         born = self._born.get(mailbox)
         if born is None:  # this process is not the mailbox's reader
             born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()

@@ -187,7 +187,10 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """The id of a mailbox's last entry (START if it never had one), and how much it has after the cursor."""
+    """The id of a mailbox's last entry (START if it never had one), and what it has after the cursor.
+
+    `messages` and `nbytes` count what comes after the cursor.
+    """
 
     entry: str
     messages: int

@@ -516,7 +516,7 @@ def _check_ids(ids: IdColumn) -> None:
 
 
 def _fields_of(table: TypedColumns) -> tuple[ColumnField, ...]:
-    """Return the descriptions of a table's columns."""
+    """Return the name and type of each column of a table, as they are stored in a frame."""
     return tuple(ColumnField(name, *kind) for name, kind in table.schema.items())
 
 

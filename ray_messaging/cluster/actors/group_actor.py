@@ -142,7 +142,7 @@ class GroupActor:
         return await self._newest.agents()
 
     async def stats(self) -> dict[str, Any]:
-        """Return counters of this group."""
+        """Return counters of this group, such as the numbers of batches sent and of messages fetched."""
         return self._newest.stats()
 
     async def health(self) -> Report:

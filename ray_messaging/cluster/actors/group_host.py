@@ -259,7 +259,10 @@ class GroupHost:
         return self._given if subscription.hosted == AgentSet.of(self._given) else subscription.hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
-        """Claim the agents and listen. Raises the same errors as `Messager.host_agents`."""
+        """Make this group the host of the agents, and listen for their messages.
+
+        Raises the same errors as `Messager.host_agents`.
+        """
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self._given = agents
@@ -309,7 +312,7 @@ class GroupHost:
         return None  # the answer to an AliveCall
 
     async def begin_service(self) -> None:
-        """Record that a handle serves this mailbox from now on."""
+        """Record that a handle runs `serve` on this mailbox from now on."""
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
@@ -318,7 +321,10 @@ class GroupHost:
             await self.messager.conversation.end((), ended)
 
     async def state(self) -> bytes | None:
-        """Return the state after the last committed step; raise ConfigError if the experiment has no steps."""
+        """Return the group's encoded state after its last committed step, or None if there is none.
+
+        Raises: ConfigError if the experiment has no steps.
+        """
         return await self._steps.state(self._name)
 
     async def fates(self, step: int) -> "Counter[str]":
@@ -337,7 +343,7 @@ class GroupHost:
         return bool(self.leases.holders.difference(callers))
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of this group."""
+        """Return counters of this group, such as the numbers of batches sent and of messages fetched."""
         return self.messager.stats() | {"lent": self.leases.lent}
 
     def metrics(self) -> list[Family]:

@@ -180,7 +180,7 @@ class InterceptorActor:
             await self._host.editor.change(lambda: [counts.pop(agent, None) for agent in forgiven])
 
     async def black_set(self) -> set[Pair]:
-        """Return the blocked pairs."""
+        """Return the pairs (sender, receiver) that the black lists block."""
         return {pair for listed in self._host.black_lists[:1] for pair in listed.pairs}
 
     add_to_black_set = of_host(lambda host: partial(host.edit_pairs, "add"))

@@ -266,11 +266,14 @@ class InterceptorHost:
 
     @property
     def black_lists(self) -> list[BlackList]:
-        """Return the black lists. The first one has the pairs of `black_set`."""
+        """Return the black lists among the rules. The first one has the pairs of `black_set`."""
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def edit_pairs(self, change: str, pairs: Iterable[Pair] | Pair) -> None:
-        """Add pairs to the black set, remove pairs from it, or replace all of it; raise RuleError for invalid pairs."""
+        """Add pairs (sender, receiver) to the black set, remove pairs from it, or replace all of it.
+
+        Raises: RuleError for pairs that are not valid.
+        """
         wanted = check_pairs(pairs, BlackList.name)
         if self.black_lists or change != "remove":  # without a black list there is nothing to remove
             await self.editor.edit_state(
@@ -358,12 +361,15 @@ class InterceptorHost:
         return [TaskHealth("lane", serving, busy=False, age_s=0.0), *step_rules]
 
     async def stats(self) -> dict[str, Any]:
-        """Return counters, the number of waiting messages in each mailbox, and the counts of dead letters."""
+        """Return the interceptor's `counters`, and counts of waiting messages and dead letters.
+
+        `waiting` has the number of waiting messages of each mailbox.
+        """
         waiting, dead = await self.transport.waiting(), await self._dead_letters.facts()
         return self.counters() | {"waiting": waiting, "dead_letters": dead._asdict()}
 
     def counters(self) -> dict[str, Any]:
-        """Return counters, without a call to the server."""
+        """Return the interceptor's counters and the names of its rules, without a call to the server."""
         return {
             "epoch": self.interceptor.epoch,
             "rules": self.interceptor.rules.names,
@@ -386,7 +392,7 @@ class InterceptorHost:
         return [*of_interceptor(self.counters()), *(() if facts.kept is None else of_mailboxes(facts.kept))]
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """Return the failures of each rule that has failed, by the rule's name."""
+        """Return, by rule name, how often each rule that has failed did so, and its distinct errors."""
         interceptor = self.interceptor
         return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
 

@@ -72,8 +72,8 @@ class ActorStart:
     async def run(self) -> None:
         """Start the host; after a restart of the actor, retry a start that fails.
 
-        If `passes` returns True for the failure, wait and try again. If it returns False, return, and try again in the
-        background.
+        The function `passes`, an argument of the constructor, gets the failure. If it returns True, wait and try again.
+        Otherwise return, and try again in the background.
         """
         await self._try()
         if not restarted():

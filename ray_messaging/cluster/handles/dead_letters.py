@@ -159,7 +159,10 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Return the number and bytes of the stored letters, and of letters dropped because there were too many."""
+        """Return the numbers and bytes of stored and of dropped letters: letters, bytes, dropped, dropped_bytes.
+
+        A letter is dropped if there are too many letters.
+        """
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,

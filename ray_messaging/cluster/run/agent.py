@@ -574,7 +574,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return each agent's state from a group's committed state, whether it has stopped, whether it is active."""
+        """Return, for each agent in a group's committed state, its state, and whether it has stopped and is active."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)
@@ -671,7 +671,10 @@ class AgentLoop:
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
-    """Decode a group's committed state; raise ConfigError if another kind of model has written it."""
+    """Decode a group's committed state into its `count` parts.
+
+    Raises: ConfigError if another kind of model has written it.
+    """
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(

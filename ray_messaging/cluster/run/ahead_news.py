@@ -26,7 +26,11 @@ _MOST_BYTES = 2**16  # the most bytes of messages in one entry, because the serv
 
 
 class ToldMessage(NamedTuple):
-    """A message of an agent that runs ahead of the open step: its recipient, its step of delivery, and its content."""
+    """A message of an agent that runs ahead of the open step: its recipient, and the step of delivery.
+
+    `line` is the payload as JSON, and `topic` the subtopic. `ordinal` is the message's number among the sender's
+    messages. `asks` says that it is a question, and `answers` is the id of the question that it answers (None: none).
+    """
 
     to: AgentId
     deliver: int
@@ -46,7 +50,10 @@ class ToldStep(NamedTuple):
 
 
 class Told(NamedTuple):
-    """News of a group in a run. With `anew`, its look-ahead begins anew, so its earlier news may be wrong."""
+    """What a group of a run tells the other groups about its agents that run ahead of the open step.
+
+    With `anew`, the group's look-ahead begins anew, so what it told earlier may be wrong.
+    """
 
     run: str
     group: str
@@ -59,10 +66,10 @@ decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
 class AheadNews:
-    """The news that a group gets from other groups, and the news that it sends to them.
+    """What a group and the other groups tell each other about agents that run ahead of the open step.
 
-    It is made in the actor's event loop. Args: `hear` is called there with the news of the other groups of `run`. The
-    stream may also have news of earlier runs, which may have had another model or other agents.
+    It is made in the actor's event loop. Args: `hear` is called there with each `Told` of another group of `run`. The
+    stream may also have entries of earlier runs, which may have had another model or other agents.
     """
 
     def __init__(self, store: "RedisSteps", run: str, group: str, hear: Callable[[Told], None]) -> None:

@@ -151,7 +151,7 @@ class _ContentPickler(pickle.Pickler):
         return [*frame.columns], frame.index.to_numpy(), columns
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
-        """Return the parts of an object.
+        """Return the parts from which pickle builds an object, as `__reduce_ex__` does.
 
         Cached properties are left out, because they may appear when the object is read.
         """

@@ -161,12 +161,12 @@ class CrowdSociety:
 
     @property
     def states(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return the state of the group."""
+        """Return the state of the group, a dict of arrays, as {group: state}; the state is {} before the first step."""
         return {self._group: {} if self._crowd is None else self._crowd.state}
 
     @property
     def ids(self) -> dict[str, NDArray[Any]]:
-        """Return the agents of the group, in the order of its arrays."""
+        """Return the ids of the agents as {group: ids}. The ids are in the order of the rows of the state's arrays."""
         return {self._group: NO_AGENTS.column.to_numpy() if self._crowd is None else self._crowd.ids}
 
     def read(

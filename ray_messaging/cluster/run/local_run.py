@@ -514,7 +514,10 @@ def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: 
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
-    """Return the digests of steps that rules for whole steps have judged, and how these rules changed the fates."""
+    """Return, by step, the digests of the steps in `last`, and how rules for whole steps changed the fates.
+
+    The changes are those of the counts of all steps up to the last one, by fate.
+    """
     found = {
         step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
         for step in last

@@ -212,8 +212,9 @@ class LookAhead:
     Each agent has a place, which is a number. The group's own agents have the first places. Agents of other groups get
     the following places when they become known here.
 
-    Args: `reached` says to which agents of the group, according to the graph, agents of other groups may send. `news`
-    gets the news of other groups, and `take_news` takes the news out.
+    Args: `reached` says to which agents of the group, according to the graph, agents of other groups may send.
+
+    The caller appends what other groups tell about their agents (`Told`) to `news`, and then calls `take_news`.
     """
 
     def __init__(
@@ -601,7 +602,7 @@ class LookAhead:
             self._ahead.tell(steps)
 
     def take_news(self) -> None:
-        """Take the news of other groups."""
+        """Take note of what other groups have told about their agents that run ahead, and remove it from `news`."""
         for old in [each for each in self._told if each < self._number]:
             del self._told[old]
         while self.news:

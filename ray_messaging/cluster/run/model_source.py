@@ -148,7 +148,7 @@ def changed_values(now: Mapping[str, str | None], before: Mapping[str, str | Non
 
 
 def inputs_of(agents: Any, graph: object, shared: object, plans: Sequence[GroupPlan]) -> dict[str, str | None]:  # noqa: ANN401 - a DataFrame, or ids
-    """Return digests of the agents' DataFrame, the graph and `shared` of a run.
+    """Return digests of a run's inputs, by name: "agents" (their DataFrame), "graph" and "shared".
 
     A digest is None if the input was not given, or has no digest.
     """

@@ -131,7 +131,7 @@ def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
 
 
 def _drawn() -> dict[str, object]:
-    """Return the states of the process's random number generators."""
+    """Return, by name, the states of the process's random number generators."""
     numpys: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's types lack it
     # The bytes of the generator are read from memory, because numpy would take a hundred times as long.
     state = string_at(numpys.ctypes.state_address, _MT_BYTES) if type(numpys) is np.random.MT19937 else b""

@@ -464,7 +464,7 @@ class Run(AbstractContextManager["Run"]):
     def _ending(self) -> Iterator[list[Any]]:
         """Return a context manager that ends the run's actors after an error.
 
-        It yields a list, which gets the actors' calls.
+        It yields a list, to which the caller adds the ObjectRefs of the actors' calls.
         """
         refs: list[Any] = []
         try:
@@ -553,7 +553,10 @@ def _note(
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
-    """Return the digests of the last steps that the server still has, or {} without `Steps(digest=True)`."""
+    """Return, by step and in hex, the digests of the last steps that the server still has.
+
+    Without `Steps(digest=True)` return {}.
+    """
     found: dict[int, str] = {}
     for step in range(max(0, until - StepSettings().horizon), until):
         try:

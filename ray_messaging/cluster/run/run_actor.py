@@ -372,7 +372,10 @@ class RunActor:
                 self._society.end_after(last)
 
     async def calls_now(self) -> tuple[dict[str, int], int]:
-        """Return the numbers of calls through `me.remember` in the current call of `run`, and how many calls wait."""
+        """Return how many calls through `me.remember` this call of `run` has made, and how many of them wait.
+
+        The dict counts calls by where their results came from, and also the retries and tokens.
+        """
         if not isinstance(self._society, AgentLoop):
             return {}, 0
         gate = self._society.call_gate

@@ -39,7 +39,10 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
 
 
 class CountSample(NamedTuple):
-    """The result of `sample`: counts as from `count`, the last position, and the share of the rows that was counted."""
+    """The result of `sample`: counts as from `count`, the position up to which rows were looked at, and a share.
+
+    `share` is the share of these rows that was counted.
+    """
 
     counts: pa.Table
     reached: int

@@ -155,7 +155,7 @@ class StepFeed:
                 await task_health.end(self._news)
 
     async def _wait(self, news: str) -> None:
-        """Wait until a step ends or `ask` is called.
+        """Wait for news of a step after the stream id `news`, or until `ask` is called.
 
         If `ask` ends the wait, the next call continues the same request for news.
         """

@@ -54,7 +54,10 @@ class ModelPage:
         return slider
 
     def _values(self) -> dict[str, Any]:
-        """Return the values of the sliders. A slider of whole numbers may give a float."""
+        """Return the values of the sliders, by parameter.
+
+        Values of a whole-number slider, which may be floats, become ints.
+        """
         found = {}
         for setting in self._model.settings:
             value = self._inputs[setting.name].value

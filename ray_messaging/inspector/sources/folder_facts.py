@@ -199,7 +199,10 @@ class FolderFacts(RunFacts):
         return self.log.series()
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the record of the run: experiment, starts, groups, steps, rules; raise LogError if it is damaged."""
+        """Return the record of the run as pairs of a name and a value; raise LogError if it is damaged.
+
+        It has the experiment, starts, groups, steps and rules.
+        """
         run = self.log.run
         if run is None:
             return [("record", "none: its folder has no _run.json")]

@@ -174,7 +174,10 @@ class LiveSource(RunFacts):
         return replace(facts, group=name(group), waiting=waiting, state=self._state_of(found, group))
 
     def _state_of(self, agent: AgentId, group: str) -> dict[str, str]:
-        """Return the state that an agent of `messaging.run` has committed; {} if its group is too large to be read."""
+        """Return the first values of the state that an agent of `messaging.run` has committed, by key, as texts.
+
+        Return {} if the agent has no state, or if its group is too large to be read.
+        """
         ask, interceptor = self._connection.ask, self._connection.interceptor
         hosted = ask(interceptor.hosted.remote([group])).get(group, NO_AGENTS)
         if len(hosted) > _MOST_HOSTED:

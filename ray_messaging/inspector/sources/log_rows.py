@@ -200,7 +200,7 @@ class RunFacts:
         return None
 
     def state(self) -> State | None:
-        """Return the present groups, steps and counters."""
+        """Return the present numbers of waiting messages, the steps, and the number of dead letters; None: unknown."""
         return None
 
     def record(self) -> list[tuple[str, str]]:

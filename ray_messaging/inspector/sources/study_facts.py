@@ -48,7 +48,7 @@ class StudyTable:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The mean of an outcome and its interval for each value of `by` and of `x`, and notes for the page."""
+    """The mean of an outcome and its interval for each value of `by` and of `x`, and a note for the page."""
 
     choice: Choice
     lines: dict[str, dict[Any, Interval]]
@@ -58,7 +58,11 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The mean of an outcome for each pair of values of two parameters; None if no run has both values."""
+    """The mean of an outcome for each pair of values of two parameters, for which there are runs.
+
+    `columns` and `rows` have the values as texts. Each of `means` has the index of the column, that of the row, and the
+    mean.
+    """
 
     choice: Choice
     columns: list[str]

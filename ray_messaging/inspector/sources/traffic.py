@@ -105,7 +105,10 @@ def traffic_of(
 
 
 def _of_busiest_rules(by_rule: dict[str, list[int]], count: int) -> dict[str, list[int]]:
-    """Return the bins of the rules that block the most messages. All other rules are joined under the name OTHERS."""
+    """Return the bins of the rules that block the most messages. All other rules are joined under the name OTHERS.
+
+    `by_rule` has, for each rule, the numbers of blocked messages in the `count` bins.
+    """
     order = sorted(by_rule, key=lambda rule: -sum(by_rule[rule]))
     found = {rule: by_rule[rule] for rule in order[:RULES]}
     if order[RULES:]:

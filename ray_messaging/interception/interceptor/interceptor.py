@@ -292,7 +292,7 @@ class Interceptor:
             verdict.add(pipeline.verdict if whole else pipeline.verdict.moved(dict(enumerate(rows.tolist()))))
 
     def answer_of(self, judging: Judging) -> tuple[bytes, bytes]:
-        """Return the answer to a batch of a step, and its record.
+        """Return the answer to a batch of a step, and the record of the answer for the server.
 
         Both are valid until the group's next attempt or step.
         """
@@ -386,7 +386,10 @@ class Interceptor:
         return len(self._slow_rules)
 
     def kept(self) -> dict[str, int]:
-        """Return the numbers of each rule's entries, of senders with blocked messages, and of bytes of the answers."""
+        """Return the number of entries in each rule's table, by rule name, and two more numbers.
+
+        These are the number of senders with blocked messages, and the bytes of the stored answers.
+        """
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 

@@ -191,8 +191,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def _begin_change(self, key: Key, after: list[Any]) -> None:
         """Record a change of an entry, before it is made.
 
-        While a layer is being recorded, the entry's earlier value is kept for it. Otherwise the change is recorded
-        below all layers.
+        While a layer is being recorded, the entry's earlier value is kept for that layer. Otherwise the change is
+        recorded below all layers.
+
+        Args: `after` has the entry's new value, or is empty if the entry is to be removed.
         """
         if self._journal is not None:
             if key not in self._journal:

@@ -205,12 +205,18 @@ class SavedAnswers:
         return answer
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Let the next write also save these records, which are about messages that were counted or deferred."""
+        """Let the next write also save these records, which are about messages that were counted or deferred.
+
+        The keys of `records` are the keys of the batches or single messages.
+        """
         self._writer.attach(records)
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records in memory. Drop expired records: here at once, and on the server with the next write."""
+        """Keep packed records, by the keys of their batches or messages, in memory.
+
+        Expired records are dropped: here at once, and on the server with the next write.
+        """
         for key, data in records.items():
             self._note_batch(key)
             forgotten = self._counted.put(key, data, len(data) + _ENTRY_BYTES)
@@ -251,7 +257,10 @@ class SavedAnswers:
         return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in paused)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Load the answers of an earlier interceptor. They will be given with this interceptor's epoch."""
+        """Load the packed records of an earlier interceptor's answers, by the keys of their batches.
+
+        The answers will be given with this interceptor's epoch.
+        """
         self._epoch = epoch
         self._counted.load((key, data, len(data) + _ENTRY_BYTES) for key, data in counted.items())
         for key in counted:

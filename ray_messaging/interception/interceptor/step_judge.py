@@ -150,7 +150,10 @@ class RuleReviewer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
-        """Return the state of the rules after a step that they have judged, encoded, or None if they have no state."""
+        """Return the state of the rules after a step that they have judged, encoded, or None if they have no state.
+
+        Args: `violations` has the number of blocked messages of each sender so far; it is part of the state.
+        """
         self._violations = violations
         tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
         return _encode((tables, list(violations.items()))) if tables or violations else None

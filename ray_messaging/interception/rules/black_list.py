@@ -34,7 +34,7 @@ class BlackList(Rule):
 
     @property
     def pairs(self) -> frozenset[Pair]:
-        """Return the blocked pairs."""
+        """Return the blocked pairs, each as (from_id, to_id)."""
         return frozenset(self.state)
 
     def set(self, pairs: Iterable[Pair] | Pair) -> None:

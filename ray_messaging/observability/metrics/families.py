@@ -70,12 +70,12 @@ class Histogram:
 
 
 def counter(name: str, about: str, values: Mapping[str, float], label: str) -> Family:
-    """Build a family of counters with one label."""
+    """Build a family of counters with one label. `values` has the count for each value of the label."""
     return Family(name, "counter", about, [MetricSample(((label, key),), value) for key, value in values.items()])
 
 
 def gauge(name: str, about: str, values: Mapping[str, float], label: str) -> Family:
-    """Build a family of gauges with one label."""
+    """Build a family of gauges with one label. `values` has the gauge for each value of the label."""
     return counter(name, about, values, label)._replace(kind="gauge")
 
 

@@ -55,7 +55,9 @@ class ServerRuns:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Record that the server's clock showed `now_ms` in the answer to a request of loop time `asked_at`.
+        """Record that the server's clock showed `now_ms` in its answer to a request.
+
+        `asked_at` is the time, by the event loop's clock, at which the request was made.
 
         The value is ignored if it is older than an earlier one, as after the server's clock was set back.
         """

@@ -475,7 +475,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages of a lease."""
+        """Give back to the mailbox the messages that a fetch got under the lease `token`."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
@@ -486,7 +486,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit the messages of a lease."""
+        """Commit the messages that a fetch got under the lease `token`."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
@@ -565,7 +565,7 @@ class AsyncGroup(StampedHandle):
         return [agent_id for agent_id in agents.tolist() if agent_id is not None]
 
     async def stats(self) -> dict[str, Any]:
-        """Return counters of this group."""
+        """Return counters of this group, such as the numbers of batches sent and of messages fetched."""
         found: dict[str, Any] = await self._insist(self.actor.stats.remote)
         return found
 
