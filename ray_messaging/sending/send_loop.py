@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With a far server, at least _WAVE callers get their receipts at the same time, and at least an eighth of all callers.
-# If half as many messages are in the open batch, it is sent while calls are under way. A smaller batch is sent an
-# eighth of a round trip after the last call. A call takes as much processor time as some 100 messages that are sent
-# one by one.
-_WAVE, _WAVES = 200, 8
+# With a far server, at least _WAVE callers get their receipts at the same time, and at least a quarter of all callers.
+# If half as many messages are in the open batch, it is sent while calls are under way. A smaller batch is sent half a
+# round trip after the last call. A call takes as much processor time as some 100 messages that are sent one by one.
+_WAVE, _WAVES, _PAUSES = 200, 4, 2
 # The longest time for which closing a messager waits for a server that does not answer.
 _LAST_FENCE_S = 1.0
 
@@ -140,13 +139,15 @@ class SendLoop:
     def _take(self) -> tuple[PendingBatch | None, bool]:
         """Return the next batch if it may be written now, otherwise None; and whether to leave calls under way.
 
-        Calls are left under way if the next batch is closed, if earlier calls are under way, or if the server is far.
+        Calls are left under way if the next batch is closed, if earlier calls are under way, or if the server is far
+        and the open batch is not small.
         """
         source, frames = self._source, self._frames
         closed, under_way = source.has_closed, bool(frames.calls)
         follows = closed or (under_way and (at := self._follow_at) is not None and at <= self._loop.time())
         may_write = frames.has_room if follows else not under_way
-        return (source.take() if may_write else None), closed or under_way or frames.far_s > 0
+        ahead = closed or under_way or self._is_wave
+        return (source.take() if may_write else None), ahead
 
     @property
     def _follow_at(self) -> float | None:
@@ -154,7 +155,12 @@ class SendLoop:
         far_s, rows = self._frames.far_s, self._source.open_rows
         if not far_s or not rows:
             return None
-        return self._frames.called_at + (0 if 2 * rows >= self._wave else far_s / _WAVES)
+        return self._frames.called_at + (0 if self._is_wave else far_s / _PAUSES)
+
+    @property
+    def _is_wave(self) -> bool:
+        """Return whether the server is far, and the open batch has enough messages for a call beside others."""
+        return 0 < self._wave <= 2 * self._source.open_rows
 
     @property
     def _wave(self) -> int:
