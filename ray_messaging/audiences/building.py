@@ -100,7 +100,7 @@ def pack(senders: NDArray[Any], hearers: NDArray[Any], keys: NDArray[np.int64]) 
 
 
 def _checked(chunk: object, first: int) -> NDArray[Any]:
-    """Return a chunk as an int array (m, 2)."""
+    """Return a chunk of pairs as an int array (m, 2). For errors, `first` is the number of the chunk's first pair."""
     pairs = chunk if isinstance(chunk, np.ndarray) else np.array(chunk, object)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise InvalidColumns(
@@ -151,7 +151,7 @@ def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
 
 
 def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-    """Replace ids in an array by their indexes in the sorted `ids`, in place."""
+    """Replace the ids in `others` by their indexes in the sorted `ids`, in place."""
     if not len(ids) or int(ids[-1]) == len(ids) - 1:
         return  # the ids have no gaps, so each id is its own index
     table = None

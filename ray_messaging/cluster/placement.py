@@ -98,7 +98,10 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
 
 
 def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of each group; raise ConfigError for options that Ray does not have."""
+    """Return the options of each group; raise ConfigError for options that Ray does not have.
+
+    Args: `given` has options for all groups, or a dict of options by group.
+    """
     if not isinstance(given, Mapping | None):
         raise ConfigError(
             f"actor_options={given!r} must be a dict of Ray's options, such as {{'num_cpus': 1}}, or a dict of such "

@@ -162,7 +162,10 @@ _ENDED = (
 
 
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
-    """Return why no mailbox will answer a question, or "" if one may still answer it."""
+    """Return why no mailbox will answer a question, or "" if one may still answer it.
+
+    Args: `notes` has the notes about the services of the mailboxes.
+    """
     if not asked.mailboxes:
         return _GONE
     ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]

@@ -119,6 +119,9 @@ class BarredPairs:
         """Add the blocked pairs of new senders to the cache, each sender once.
 
         If there is not enough room for all of them, add none.
+
+        Args: `found` has the blocked rows, and `new` the broadcasts of senders that are not in the cache. `room` is the
+        most entries that the cache may have then.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]

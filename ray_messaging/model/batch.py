@@ -172,7 +172,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return column_of([part_of(self.lines)], name)
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
-        """Return a copy of the batch with the payloads of some rows replaced."""
+        """Return a copy of the batch in which the rows in `changed` have the payloads in `changed`."""
         made = copy(self)
         made.frame = None
         if changed and self.lines is not None:

@@ -295,13 +295,17 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
         With `raw` the lines are from foreign clients, and may contain newlines.
 
-        Args: `nbytes` is the size of all lines with their newlines (-1: unknown).
+        Args: `index` has the line of each row (None: row i has line i). `nbytes` is the size of all lines with their
+        newlines (-1: unknown).
         """
         return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
 
     @classmethod
     def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "PayloadColumn":
-        """Build a column of `raw` lines from a blob in which they follow each other without separators."""
+        """Build a column of `raw` lines from a blob in which they follow each other without separators.
+
+        Args: `lengths` has the size of each line. `index` has the line of each row (None: row i has line i).
+        """
         ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
         return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
 

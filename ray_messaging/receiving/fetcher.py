@@ -337,7 +337,11 @@ class Fetcher:
         return self.inbox.take(None, self._commits.in_flight)
 
     async def _arrival(self, deadline: float | None, *, complete: bool) -> bool:
-        """Wait until something is in the inbox; return whether it arrived before the deadline (None: no deadline)."""
+        """Wait until something is in the inbox; return whether it arrived before the deadline (None: no deadline).
+
+        Args: with `complete`, if something has arrived in time, also wait until the inbox has all messages of the
+        mailbox.
+        """
         try:
             async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
                 await self.inbox.arrival()

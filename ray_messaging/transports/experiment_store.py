@@ -84,7 +84,10 @@ def check_format(exp_id: str, found: int) -> None:
 
 
 def check_shards(exp_id: str, found: int, told: int) -> None:
-    """Raise ConfigError if an experiment has another number of shards; `found` is 0 if it has no data."""
+    """Raise ConfigError if an experiment has another number of shards; `found` is 0 if it has no data.
+
+    Args: `told` is the number that this start was given.
+    """
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(

@@ -554,7 +554,10 @@ class LookAhead:
         return found
 
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
-        """Note that an agent has ended a step, and what it has sent."""
+        """Note that the agent at `place` has ended the step `number`, and what it has sent.
+
+        Each item of `sent` is a recipient, the step of delivery, and the message.
+        """
         self._next[place] = following = number + 1
         far = self._deliver(place, sent)
         if self._ahead.tell is not None and (far or place in self._tells):
@@ -574,7 +577,10 @@ class LookAhead:
                     self._held[following].append(to)
 
     def _deliver(self, place: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> list[ToldMessage]:
-        """Put messages into inboxes; return those of an agent of this group to agents of other groups."""
+        """Put messages of the agent at `place` into inboxes; return those to agents of other groups.
+
+        The result is empty if the sender itself is an agent of another group. `sent` is as for `_end`.
+        """
         count, far = len(self.places), list[ToldMessage]()
         for to_id, deliver, message in sent:
             to = -1 if to_id is None else self.places.place(to_id)

@@ -372,6 +372,8 @@ class Earlier:
         """Return a changed part with the original payloads of its messages.
 
         If the part's note names no rule, the rules that rewrote the messages earlier are added to it.
+
+        Args: `keys` has the key of each row, by which the rewrites of its message are found.
         """
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:

@@ -103,7 +103,10 @@ class StreamCursors:
         return False
 
     def _advance(self, item: LogItem, messages: int) -> None:
-        """Move the cursor of a stream past an entry whose rows are all in the log now."""
+        """Move the cursor of a stream past an entry whose rows are all in the log now.
+
+        Args: `messages` is the number of the entry's messages, which is added to the stream's mark.
+        """
         if item.stream not in self.cursors:
             return  # the stream was dropped during the read
         self.cursors[item.stream] = item.entry

@@ -126,7 +126,11 @@ def _endpoints(slots: Sequence[Any], asked: str) -> dict[str, tuple[str, int]]:
 
 
 def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, asked: str) -> list[_Node]:
-    """Return the nodes that a reply to CLUSTER NODES describes."""
+    """Return the nodes that a reply to CLUSTER NODES describes.
+
+    Args: `endpoints` has the addresses for clients, by node name. `slot` is the slot of the experiment's keys. `asked`
+    is the host that has given the reply.
+    """
     nodes = []
     for line in text.splitlines():
         name, address, flags, primary, _, _, epoch, _, *ranges = line.split()
