@@ -122,7 +122,7 @@ class GraphHearing:
         return found
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows that each hearer hears."""
+        """Return the number of rows, which are broadcasts, that each hearer hears."""
         if self._said is not None:
             return self._reduced(np.add, self._said)
         counts = np.zeros(self._agents, np.int64)

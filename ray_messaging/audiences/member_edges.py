@@ -33,7 +33,7 @@ class MemberHearing:
         self._hears = hears
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows that each hearer hears."""
+        """Return the number of rows, which are broadcasts, that each hearer hears."""
         return np.where(self._hears, len(self._rows) - (self._high - self._low), 0)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -48,7 +48,7 @@ class Placement:
         self._options = {name: _options(name, placement, by_group[name], nodes) for name in names}
 
     def of(self, group: str) -> dict[str, Any]:
-        """Return the options of a group's actor."""
+        """Return Ray's options for a group's actor."""
         return self._options[group]
 
     def key(self, group: str) -> dict[str, Any]:

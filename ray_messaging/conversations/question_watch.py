@@ -35,7 +35,7 @@ class WaitGraph(NamedTuple):
 
     @classmethod
     def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
-        """Build the graph from the notes of services."""
+        """Build the graph from the notes about the services of mailboxes, by mailbox."""
         slots = [slot for note in notes.values() for slot in note.slots]
         asks = {ask.question: ask for slot in slots for ask in slot.asks}
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)

@@ -133,7 +133,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return f"{self.sender}-{self.epoch}-{self.first + number}"
 
     def message_ids(self, rows: NDArray[np.intp]) -> MessageIdColumn:
-        """Return the ids of some messages."""
+        """Return the ids of the messages in some rows."""
         if self.ordinal is not None:
             return MessageIdColumn.of([self.message_id(row) for row in rows.tolist()])
         numbers = rows if self.numbers is None else self.numbers[rows]

@@ -100,7 +100,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """Return the values, int64 (n,)."""
+        """Return the numbers that stand for the ids, int64 (n,). `kinds` says what they mean."""
         if self._values is None:
             self._values = (
                 _read_only(self.stored.astype(np.int64)) if self._small else np.frombuffer(self._packed, "<i8")
@@ -109,7 +109,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def stored(self) -> NDArray[np.integer[Any]]:
-        """Return the values as they are stored, int64 or int32 (n,)."""
+        """Return the numbers that stand for the ids as they are stored, int64 or int32 (n,)."""
         return np.frombuffer(self._packed, "<i4" if self._small else "<i8") if self._values is None else self._values
 
     @property

@@ -416,7 +416,7 @@ class Commits:
             await self.write()
 
     async def close(self) -> None:
-        """Wait for the write in the background, if there is one."""
+        """Wait until the cursor's write in the background has ended, if there is one."""
         if self._background is not None:
             await self._background
 

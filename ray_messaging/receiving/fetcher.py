@@ -31,7 +31,9 @@ _TRANSACTION_OPEN = (
 
 
 class FetchedRows(NamedTuple):
-    """Messages taken out of the inbox. Their rows have the numbers from `low` to `high`.
+    """Messages taken out of the inbox, as slices of batches.
+
+    Their rows have the numbers from `low` to before `high`.
 
     `passed` says that frames without messages were taken too, so that the cursor can move.
     """

@@ -196,7 +196,7 @@ class RedisExperimentStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def keep_seat(self, agent: bytes, record: bytes) -> None:
-        """Keep the record of a seat."""
+        """Store the record of an agent's seat."""
         await self._link.command("HSET", self._keys.seats, agent, record)
 
     # -- the interceptor ------------------------------------------------------------------------------------------

@@ -356,7 +356,7 @@ class GroupHost:
         return [] if self._metrics is None else self._metrics.families(self.stats())
 
     def health(self) -> Report:
-        """Return a health report."""
+        """Return a health report of this group."""
         engine = self.messager.engine
         loops = [*engine.loops(), *engine.transport.loops()]
         late = list(_late_commits(self.leases.held(), self._loan_s))

@@ -72,7 +72,10 @@ class Ahead(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A message that an agent has sent ahead of time. Such tuples sort in the order that messages have in an inbox."""
+    """A message that an agent has sent ahead of time. Such tuples sort in the order that messages have in an inbox.
+
+    `step` is the step in which it was sent. The other fields are those of a `ToldMessage`.
+    """
 
     step: int
     sender: tuple[int, int, str]  # the key by which ids are sorted, see `_rank`
@@ -144,7 +147,7 @@ class _StepAhead:
         deliver_at: int | None = None,
         _place: int | None = None,
     ) -> None:
-        """Note a message; raise the same errors as `Step.send`."""
+        """Note a message that an agent sends ahead of time; raise the same errors as `Step.send`."""
         self._note(from_id, check_id(to_id), payload, check_subtopic(subtopic), deliver_at)
 
     def broadcast(self, from_id: AgentId, *_given: object, **_options: object) -> None:
@@ -160,12 +163,15 @@ class _StepAhead:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Note a question; return the id that it will have. Raises the same errors as `Step.ask`."""
+        """Note a question that an agent asks ahead of time; return the id that it will have.
+
+        Raises the same errors as `Step.ask`.
+        """
         sent = self._note(from_id, to_id, payload, check_subtopic(subtopic), deliver_at, asks=True)
         return question_id(self.number, sent.ordinal, from_id)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Note an answer; raise the same errors as `Step.reply`."""
+        """Note an answer that an agent gives ahead of time; raise the same errors as `Step.reply`."""
         if not message.expects_answer:
             raise NoQuestion(
                 f"message {message.id} cannot be answered, because it is not a question: send an ordinary message",
@@ -483,7 +489,7 @@ class LookAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether agents run, or calls are under way."""
+        """Return whether agents run ahead now, or calls that they have made ahead of time are under way."""
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:

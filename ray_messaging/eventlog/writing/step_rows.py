@@ -124,7 +124,7 @@ class StepFeed:
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
-        """Remove the hold from the server."""
+        """Remove the log's hold from the server, which then need not keep boxes for the log."""
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:

@@ -29,7 +29,10 @@ class Read(NamedTuple):
 
 
 class WrittenEntry(NamedTuple):
-    """An entry that is in the log, either whole (`rows` is None) or only with its first `rows` rows."""
+    """An entry that is in the log, either whole (`rows` is None) or only with its first `rows` rows.
+
+    `item` is the entry as it was read, and `messages` its number of messages.
+    """
 
     item: LogItem
     messages: int
@@ -179,7 +182,7 @@ class Waiters:
         self._asked = asyncio.Event()
 
     async def reach(self, goals: Iterable[Goal]) -> None:
-        """Wait until all goals are reached."""
+        """Wait until all goals are reached. A goal is a function that says whether the log has certain rows."""
         missing = [goal for goal in goals if not goal()]
         if not missing:
             return

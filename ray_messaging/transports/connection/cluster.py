@@ -23,7 +23,11 @@ _UNNAMED = frozenset({"noaddr", "handshake"})  # The addresses of nodes with the
 
 
 class _Node(NamedTuple):
-    """A node of the cluster, as another node has described it."""
+    """A node of the cluster, as another node has described it.
+
+    `has_slot` says whether the node has the slot of the experiment's keys, and `epoch` the cluster's epoch of its
+    slots.
+    """
 
     name: str
     address: tuple[str, int]
