@@ -157,7 +157,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def fate(self) -> FateName:
-        """Return the fate."""
+        """Return the message's fate, such as "delivered" or "blocked"."""
         return FATES[self._outcome.codes[self._row]]
 
     @property

@@ -147,7 +147,10 @@ def check_id(agent_id: object) -> AgentId:
 
 
 def _tuple_text(part: object, whole: object) -> str:
-    """Return an item of a tuple id as text. A str is written as JSON, because that form never changes."""
+    """Return `part`, an item of the tuple id `whole`, as text.
+
+    A str is written as JSON, because that form never changes.
+    """
     if type(part) is tuple and part:
         inner = [_tuple_text(each, whole) for each in part]
         return f"({', '.join(inner)}{',' * (len(inner) == 1)})"

@@ -54,7 +54,10 @@ _NO_STEP = 2**62  # a number above the numbers of all steps
 
 
 class Claim(msgspec.Struct, array_like=True):
-    """Agents, and the subtopics on which a mailbox listens for them. `ints` has int64 ids as bytes, little endian."""
+    """Agents, and the subtopics on which a mailbox listens for them.
+
+    `ints` has the int ids as bytes (int64, little endian), and `strings` the str ids.
+    """
 
     subtopics: tuple[str, ...]
     ints: bytes
@@ -96,7 +99,12 @@ class FormerMailbox(msgspec.Struct, array_like=True):
 
 
 class MailboxRecord(msgspec.Struct, array_like=True):
-    """The subscriptions of one mailbox. The server stores the record as msgpack."""
+    """The subscriptions of one mailbox. The server stores the record as msgpack.
+
+    `claims` has the agents, `channels` the plain channels, and `globs` the patterns of channels to which the mailbox
+    listens. If it is `exclusive`, no other mailbox may claim these agents. `origins` are the mailboxes from which
+    agents came.
+    """
 
     mailbox: str
     claims: list[Claim]

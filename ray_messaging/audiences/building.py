@@ -93,14 +93,14 @@ def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def pack(senders: NDArray[Any], hearers: NDArray[Any], keys: NDArray[np.int64]) -> None:
-    """Write pairs into keys, with the sender in the upper half."""
+    """Write pairs into `keys`: the sender is in the upper half of a key, the hearer in the lower half."""
     for low in range(0, len(keys), CHUNK):
         part = slice(low, low + CHUNK)
         keys[part] = senders[part].astype(np.int64) << _HALF | hearers[part].astype(np.int64)
 
 
 def _checked(chunk: object, first: int) -> NDArray[Any]:
-    """Return a chunk as an int array (m, 2)."""
+    """Return a chunk of pairs as an int array (m, 2). For errors, `first` is the number of the chunk's first pair."""
     pairs = chunk if isinstance(chunk, np.ndarray) else np.array(chunk, object)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise InvalidColumns(
@@ -151,7 +151,7 @@ def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
 
 
 def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-    """Replace ids in an array by their indexes in the sorted `ids`, in place."""
+    """Replace the ids in `others` by their indexes in the sorted `ids`, in place."""
     if not len(ids) or int(ids[-1]) == len(ids) - 1:
         return  # the ids have no gaps, so each id is its own index
     table = None
@@ -274,6 +274,8 @@ class _Neighbours(NamedTuple):
     """Some agents, the number of neighbours of each, and all neighbours, ascending for each agent.
 
     Agents and neighbours are given as indexes.
+
+    `lengths` has the numbers of neighbours, and `others` the neighbours.
     """
 
     agents: NDArray[np.intp]
@@ -319,7 +321,7 @@ class _Grid:
             self._begins = offsets_of(np.bincount(self._keys, minlength=last))
 
     def _before(self, keys: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return, for each key, how many points have smaller keys."""
+        """Return, for each key of a cell, how many points are in cells with smaller keys."""
         return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
 
     def blocks(self, step: int = 1) -> Iterator[range]:

@@ -30,7 +30,10 @@ class Adjacency(NamedTuple):
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], lengths: NDArray[np.int64], others: NDArray[np.int32]) -> "Adjacency":
-        """Build the adjacency of agents whose neighbours are in `others`, agent after agent."""
+        """Build the adjacency of the agents `ids`, whose neighbours are in `others`, agent after agent.
+
+        Args: `lengths` has the number of neighbours of each agent.
+        """
         return cls(ids, offsets_of(lengths)[:-1], lengths, others)
 
     def take(self, places: NDArray[np.intp] | slice) -> "Adjacency":
@@ -80,7 +83,10 @@ def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices in several ranges, one range after the other."""
+    """Return the indices in several ranges, one range after the other.
+
+    Range i has `lengths[i]` indices, from `starts[i]` on.
+    """
     offsets = offsets_of(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
@@ -116,7 +122,7 @@ class GraphHearing:
         return found
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows that each hearer hears."""
+        """Return the number of rows, which are broadcasts, that each hearer hears."""
         if self._said is not None:
             return self._reduced(np.add, self._said)
         counts = np.zeros(self._agents, np.int64)

@@ -223,7 +223,11 @@ def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[n
 
 
 def _reduced_at(ufunc: np.ufunc, values: NDArray[Any], hearers: NDArray[np.intp], count: int) -> NDArray[Any]:
-    """Combine the values of each hearer to one value, 0 for a hearer without values. `hearers` are ascending."""
+    """Combine the values of each hearer to one value, 0 for a hearer without values. `hearers` are ascending.
+
+    Args: `hearers` has the hearer of each value, as a number below `count`. The result has a value for each of these
+    numbers.
+    """
     found = np.zeros(count, values.dtype)
     begins = np.flatnonzero(np.diff(hearers, prepend=-1))
     if len(begins):

@@ -33,7 +33,7 @@ class MemberHearing:
         self._hears = hears
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows that each hearer hears."""
+        """Return the number of rows, which are broadcasts, that each hearer hears."""
         return np.where(self._hears, len(self._rows) - (self._high - self._low), 0)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -51,6 +51,8 @@ class MemberHearing:
         """Combine, for each hearer, the values before and after the rows that it has sent itself.
 
         Combining all values, and then subtracting the hearer's own, would not be exact with floats.
+
+        Args: `nothing` is the result for a hearer that hears no row.
         """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]

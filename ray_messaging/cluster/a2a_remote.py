@@ -320,7 +320,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _task_after(event: StreamResponse, known: Task | None) -> Task:
-    """Return the task as it is after an event of its stream."""
+    """Return a task as it is after an event of its stream. `known` is the task before the event (None: not known)."""
     if event.HasField("task"):
         return event.task
     of_status = event.HasField("status_update")

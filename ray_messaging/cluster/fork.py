@@ -72,7 +72,11 @@ class Fork:
             self._outside.setdefault(row.step_read, []).append(row)
 
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
-        """Yield, in ascending order, each step before which something must be done, and the function that does it."""
+        """Yield each step before which something must be done, and the function that does it.
+
+        The steps are in ascending order, from `first` on. The check of the parent's messages may be due before step
+        `until` itself.
+        """
         for step in sorted({self._at_step, *self._outside}):
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:
                 yield step, self._check

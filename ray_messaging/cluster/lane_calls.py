@@ -29,7 +29,10 @@ Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits."""
+    """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits.
+
+    `caller` is the handle's id.
+    """
 
     caller: str
     number: int
@@ -37,7 +40,10 @@ class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A fetch by a handle, which also commits the lease with the token `token`."""
+    """A fetch by a handle, which also commits the lease with the token `token`.
+
+    `caller` is the handle's id. The other fields are the arguments of `DeliveryLeases.fetch`.
+    """
 
     caller: str
     token: Token | None
@@ -103,7 +109,10 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a FetchCall: the token of a lease (None: there are no messages), and a slice of each frame."""
+    """The answer to a FetchCall: the token of a lease (None: there are no messages), and a slice of each frame.
+
+    `more` says whether the mailbox may have other messages.
+    """
 
     token: Token | None
     slices: tuple[LentSlice, ...]
@@ -121,7 +130,10 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall: the tokens of leases that have ended, and the error if rows could not be committed."""
+    """The answer to an AckCall: the tokens of leases that have ended, and the error if rows could not be committed.
+
+    `over` has these tokens, and `late` the error (None: there is no error).
+    """
 
     over: tuple[Token, ...]
     late: Late | None

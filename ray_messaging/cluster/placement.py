@@ -48,7 +48,7 @@ class Placement:
         self._options = {name: _options(name, placement, by_group[name], nodes) for name in names}
 
     def of(self, group: str) -> dict[str, Any]:
-        """Return the options of a group's actor."""
+        """Return Ray's options for a group's actor."""
         return self._options[group]
 
     def key(self, group: str) -> dict[str, Any]:
@@ -98,7 +98,10 @@ def _check_placement(placement: object, groups: Collection[str]) -> None:
 
 
 def _by_group(given: object, groups: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the options of each group; raise ConfigError for options that Ray does not have."""
+    """Return the options of each group; raise ConfigError for options that Ray does not have.
+
+    Args: `given` has options for all groups, or a dict of options by group.
+    """
     if not isinstance(given, Mapping | None):
         raise ConfigError(
             f"actor_options={given!r} must be a dict of Ray's options, such as {{'num_cpus': 1}}, or a dict of such "

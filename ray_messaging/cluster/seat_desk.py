@@ -67,7 +67,10 @@ ABSENT: Final = SeatAnswer(present=False)
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of the conversation as the page shows it: heard from an agent, said by the person, or a note."""
+    """A line of the conversation as the page shows it: heard from an agent, said by the person, or a note.
+
+    `who` has the agent that was heard, or the agents to whom the person wrote.
+    """
 
     kind: str
     step: int
@@ -91,7 +94,10 @@ class SeatFacts(msgspec.Struct):
 
 
 class SeatView(msgspec.Struct, frozen=True):
-    """What the page of a seat shows. The number `version` rises with each change."""
+    """What the page of a seat shows. The number `version` rises with each change.
+
+    `question` is the question that waits for the person, and `lines` is the conversation before it.
+    """
 
     version: int
     agent: AgentId
@@ -254,7 +260,7 @@ class SeatDesk:
             seat.close(ABSENT, "Your time for this step was over, so nothing was sent.")
 
     async def tell(self, agent: AgentId, step: int, text: str) -> None:
-        """Show a note to a person."""
+        """Show a note about a step to the person at an agent's seat."""
         if (seat := (await self._seats()).get(agent)) is not None:
             seat.facts.lines = [*seat.facts.lines, Line("note", step, text)][-_HISTORY:]
             seat.change()

@@ -26,7 +26,7 @@ class PrefixQueue(Generic[T]):
         return (item for *_, item in self._items)
 
     def push(self, item: T, step: int, text: str) -> None:
-        """Add an item."""
+        """Add an item of a step. `text` decides its place among the items of the step."""
         insort(self._items, (step, text, self._pushed, item))
         self._pushed += 1
 

@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One message for an executor, with the ids of the executors that sent it or parts of its data."""
+    """One message for the executor `target`, with the ids of the executors that sent it or parts of its data."""
 
     target: str
     message: WorkflowMessage

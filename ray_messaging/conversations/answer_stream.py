@@ -186,7 +186,7 @@ class AnswerTable:
         return found[ends[self._part[answered]] + self._row[answered]]
 
     def messages(self, at: int) -> Iterator[Message]:
-        """Return the answers in one item of `parts` as messages."""
+        """Return the answers in `parts[at]`, which have arrived together, as messages."""
         batch = self.parts[at].batch
         return (Message(self.exp_id, batch, row) for row in range(batch.rows))
 

@@ -173,7 +173,7 @@ class Waits:
         return ServiceNote(self.ended, tuple(in_hand))
 
     async def _keep(self) -> None:
-        """Update the note on the server for as long as handlers wait."""
+        """Update the server's note about the handlers that wait, for as long as some handler waits."""
         while self._waiting or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)

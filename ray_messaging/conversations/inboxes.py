@@ -187,6 +187,9 @@ class Inboxes:
         """End the wait of readers whose agents have left this mailbox.
 
         If agents have come back, their inboxes can be read again.
+
+        Args: `listens_for` says whether messages for an agent may arrive here. `name` is the mailbox's name, for
+        errors.
         """
         for agent, inbox in self._inboxes.items():
             inbox.error = None

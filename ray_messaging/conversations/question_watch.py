@@ -35,7 +35,7 @@ class WaitGraph(NamedTuple):
 
     @classmethod
     def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
-        """Build the graph from the notes of services."""
+        """Build the graph from the notes about the services of mailboxes, by mailbox."""
         slots = [slot for note in notes.values() for slot in note.slots]
         asks = {ask.question: ask for slot in slots for ask in slot.asks}
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
@@ -162,7 +162,10 @@ _ENDED = (
 
 
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
-    """Return why no mailbox will answer a question, or "" if one may still answer it."""
+    """Return why no mailbox will answer a question, or "" if one may still answer it.
+
+    Args: `notes` has the notes about the services of the mailboxes.
+    """
     if not asked.mailboxes:
         return _GONE
     ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]

@@ -116,7 +116,10 @@ def _now() -> float:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Remove the directories beside `path` that killed guards have left, then make `path`, and return its lock."""
+    """Remove the directories beside `path` that killed guards have left, then make `path`, and return its lock.
+
+    Args: `busy` is called each time that a directory was removed, to show that this process still works.
+    """
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
@@ -152,7 +155,10 @@ def handed_over(path: Path, timeout_s: float, busy: Callable[[], None], *, creat
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:
-    """Remove this user's temporary directories whose servers have neither a living guard nor a living owner."""
+    """Remove this user's temporary directories whose servers have neither a living guard nor a living owner.
+
+    Args: `busy` is called each time that a directory was removed, to show that this process still works.
+    """
     for path in root.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):  # the directory is in use, or was just removed
             if path.lstat().st_uid != os.getuid() or path.is_symlink() or has_owner(path):

@@ -85,7 +85,7 @@ class Valkey:
             self._exec(guard)
 
     def _exec(self, guard: int) -> None:
-        """Replace the forked child process by Valkey; never return."""
+        """Replace the forked child process by Valkey; never return. `guard` is the process id of the guard."""
         try:
             os.chdir(self._path)  # the paths in the config are relative to this directory, so that they need no quoting
             log = os.open(data_directory.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

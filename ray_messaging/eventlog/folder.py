@@ -157,7 +157,10 @@ class Folder:
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
-        """Write a segment durably. It replaces a segment with the same number. Raises OSError if that fails."""
+        """Write a segment durably. It replaces a segment with the same number. Raises OSError if that fails.
+
+        Args: `meta` is as for `stage`.
+        """
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:

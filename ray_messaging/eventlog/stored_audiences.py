@@ -48,14 +48,17 @@ class StoredAudiences(LocalFolder):
         return super().read(name, version)
 
     def keep(self, name: str, version: int) -> None:
-        """Copy a version to the store. Raises OSError if that fails."""
+        """Copy the files of a version of an audience to the store. Raises OSError if that fails."""
         paths = version_folder(self.folder, name, version).iterdir()
         # The file of facts is copied last, because its presence means that the version is complete.
         for path in sorted(paths, key=lambda path: path.name == FACTS):
             self._store.write_file(f"{AUDIENCES}/{path.parent.name}/{path.name}", path.read_bytes())
 
     def _fetch(self, local: Path) -> None:
-        """Copy a version from the store, if it is there. The local folder appears when the copy is complete."""
+        """Copy the files of a version of an audience from the store to the folder `local`, if the store has them.
+
+        The local folder appears when the copy is complete.
+        """
         names = self._store.names(f"{AUDIENCES}/{local.name}")
         if FACTS not in names:
             return

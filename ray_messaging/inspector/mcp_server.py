@@ -120,7 +120,10 @@ def _text(text: object, width: int) -> str:
 
 
 def _value(value: Any, width: int) -> Any:  # noqa: ANN401 - of a table
-    """Return a value in JSON's types. A long str is cut, and ends with the length of the whole str."""
+    """Return a value in JSON's types.
+
+    A str that is longer than `width` is cut, and ends with the length of the whole str.
+    """
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):

@@ -86,7 +86,10 @@ class BarredPairs:
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the rows of a batch that are blocked, ascending. This adds at most `room` entries to the cache."""
+        """Return the rows of a batch that are blocked, ascending.
+
+        Pairs are added to the cache as long as it has at most `room` entries.
+        """
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self.check.bars(batch.from_ids, batch.to_ids))
         senders = batch.from_ids.values[pairs.starts]
@@ -119,6 +122,9 @@ class BarredPairs:
         """Add the blocked pairs of new senders to the cache, each sender once.
 
         If there is not enough room for all of them, add none.
+
+        Args: `found` has the blocked rows, and `new` the broadcasts of senders that are not in the cache. `room` is the
+        most entries that the cache may have then.
         """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]

@@ -35,7 +35,7 @@ _NOTHING = memoryview(b"")
 
 
 class LaneAddress(NamedTuple):
-    """The address of the verdict lane, and the token that a messager sends when it opens a connection."""
+    """The address of a lane, and the token that a caller sends when it opens a connection."""
 
     host: str
     port: int

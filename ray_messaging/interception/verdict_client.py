@@ -302,7 +302,10 @@ class RemoteVerdictClient(VerdictClient):
         return None if lost is None else Closed(lost)
 
     async def _ask(self, request: bytes, *, patient: bool) -> bytes:
-        """Return the interceptor's answer to a request; raise Closed if the experiment has ended."""
+        """Return the interceptor's answer to a request; raise Closed if the experiment has ended.
+
+        Args: `patient` says that the request is about deferred rows, whose answer waits for verdicts.
+        """
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
         if lane is not None:
@@ -376,7 +379,9 @@ class RemoteVerdictClient(VerdictClient):
             self._lane = None
 
     async def outdated(self, *, successor: bool) -> None:
-        """Drop the delegated rules. If there is another interceptor, also close the connection to the lane.
+        """Drop the delegated rules.
+
+        If another interceptor has taken over (`successor`), also close the connection to the lane.
 
         If only the rules have changed, the lane stays open, because all senders ask again at about the same time.
         """

@@ -42,7 +42,7 @@ class Aggregate:
         return f"{type(self).__name__}({self.name!r})"
 
     def value_of(self, owner: Any) -> Any:  # noqa: ANN401 - an agent or a crowd, and what a user's function returns
-        """Return the value of an agent, or the array of the values of a group's agents."""
+        """Return the value of the agent `owner`, or if `owner` is a group, the array of its agents' values."""
         return self.of(owner) if callable(self.of) else owner.state[self.name if self.of is None else self.of]
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:

@@ -133,7 +133,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return f"{self.sender}-{self.epoch}-{self.first + number}"
 
     def message_ids(self, rows: NDArray[np.intp]) -> MessageIdColumn:
-        """Return the ids of some messages."""
+        """Return the ids of the messages in some rows."""
         if self.ordinal is not None:
             return MessageIdColumn.of([self.message_id(row) for row in rows.tolist()])
         numbers = rows if self.numbers is None else self.numbers[rows]
@@ -172,7 +172,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return column_of([part_of(self.lines)], name)
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
-        """Return a copy of the batch with the payloads of some rows replaced."""
+        """Return a copy of the batch in which the rows in `changed` have the payloads in `changed`."""
         made = copy(self)
         made.frame = None
         if changed and self.lines is not None:

@@ -233,7 +233,11 @@ class _Teller:
         return found
 
     def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
-        """Return the content of a module that a function imports in its body; for a library, only its name."""
+        """Return the content of a module that a function imports in its body; for a library, only its name.
+
+        Args: `level` is the number of leading dots, `outside` the function's globals, and `names` the names in its
+        code.
+        """
         package = outside.get("__package__")
         whole = resolve_name("." * level + name, package) if level and package else name
         if whole == "os" or not _is_found_in_library(whole.partition(".")[0]):

@@ -77,7 +77,11 @@ class CallMeter:
         self._price = price
 
     def add(self, model: str | None, given: int, cached: int, output: int) -> None:
-        """Count the tokens of one answer. Raises ConfigError if the model has no price."""
+        """Count the tokens of one answer. Raises ConfigError if the model has no price.
+
+        Args: `given` is the number of input tokens, of which `cached` came from a cache; `output` is that of output
+        tokens.
+        """
         cost = None if self._price is None else self._price(model, given, cached, output)
         more = CallUsage(model, given, cached, output, cost)
         self.used = added(self.used, more)
@@ -171,7 +175,10 @@ def _reported(answer: object) -> tuple[str | None, int, int, int] | None:
 
 
 def _are_counts(given: object, cached: object, output: object) -> bool:
-    """Return whether numbers of tokens are valid. At most `given` tokens can come from a cache."""
+    """Return whether the numbers of input (`given`), cached and output tokens are valid.
+
+    At most `given` tokens can come from a cache.
+    """
     if type(given) is int and type(cached) is int and type(output) is int:
         return 0 <= cached <= given < _MOST_TOKENS and 0 <= output < _MOST_TOKENS
     return False

@@ -53,7 +53,10 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step. `source` is MODEL, KEPT, PARENT, STORE, FAILED or UNUSED."""
+    """A call of a committed step.
+
+    `source` says where its result came from: MODEL, KEPT, PARENT, STORE, FAILED or UNUSED.
+    """
 
     key: str
     agent: AgentId

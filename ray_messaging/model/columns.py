@@ -100,7 +100,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """Return the values, int64 (n,)."""
+        """Return the numbers that stand for the ids, int64 (n,). `kinds` says what they mean."""
         if self._values is None:
             self._values = (
                 _read_only(self.stored.astype(np.int64)) if self._small else np.frombuffer(self._packed, "<i8")
@@ -109,7 +109,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def stored(self) -> NDArray[np.integer[Any]]:
-        """Return the values as they are stored, int64 or int32 (n,)."""
+        """Return the numbers that stand for the ids as they are stored, int64 or int32 (n,)."""
         return np.frombuffer(self._packed, "<i4" if self._small else "<i8") if self._values is None else self._values
 
     @property
@@ -295,13 +295,17 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
         With `raw` the lines are from foreign clients, and may contain newlines.
 
-        Args: `nbytes` is the size of all lines with their newlines (-1: unknown).
+        Args: `index` has the line of each row (None: row i has line i). `nbytes` is the size of all lines with their
+        newlines (-1: unknown).
         """
         return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
 
     @classmethod
     def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "PayloadColumn":
-        """Build a column of `raw` lines from a blob in which they follow each other without separators."""
+        """Build a column of `raw` lines from a blob in which they follow each other without separators.
+
+        Args: `lengths` has the size of each line. `index` has the line of each row (None: row i has line i).
+        """
         ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
         return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
 

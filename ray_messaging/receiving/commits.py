@@ -114,7 +114,10 @@ class InFlight:
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
-        """Record that rows from `low` to before `high` were taken. A frame without rows only moves the cursor."""
+        """Record that rows from `low` to before `high` were taken. A frame without rows only moves the cursor.
+
+        Args: `whole` says that the entry's last row is among the rows; then `nbytes` is the size of the frame.
+        """
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
@@ -147,7 +150,7 @@ class InFlight:
         return False, high
 
     def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
-        """Record rows that were acknowledged before they were taken."""
+        """Record rows that were acknowledged before they were taken. The arguments are those of `take`."""
         number, found = self.taken, self.ahead.popleft()
         self.take(entry, low, high, whole, nbytes)
         end = Cursor(entry, 0 if whole else high)
@@ -413,7 +416,7 @@ class Commits:
             await self.write()
 
     async def close(self) -> None:
-        """Wait for the write in the background, if there is one."""
+        """Wait until the cursor's write in the background has ended, if there is one."""
         if self._background is not None:
             await self._background
 

@@ -211,6 +211,8 @@ class DeliveryLeases:
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
         """Acknowledge a lease that an earlier process gave; return whether all its rows are acknowledged now.
 
+        Args: `some` has the rows to acknowledge (None: all rows of the lease).
+
         Raises: CommitFailed if other callers have got the lease's messages since.
         """
         ranges = token.spans if some is None else [range_of(span) for span in some]
@@ -345,6 +347,8 @@ class DeliveryLeases:
         """Mark as lost the leases of fetches 1 to `number` that never reached the holder.
 
         Their messages are delivered again.
+
+        Args: `received` is the number of the last fetch whose answer has arrived at the holder.
         """
         for key, lease in [*holder.unsure.items()]:
             if lease.asked <= number:

@@ -31,7 +31,9 @@ _TRANSACTION_OPEN = (
 
 
 class FetchedRows(NamedTuple):
-    """Messages taken out of the inbox. Their rows have the numbers from `low` to `high`.
+    """Messages taken out of the inbox, as slices of batches.
+
+    Their rows have the numbers from `low` to before `high`.
 
     `passed` says that frames without messages were taken too, so that the cursor can move.
     """
@@ -337,7 +339,11 @@ class Fetcher:
         return self.inbox.take(None, self._commits.in_flight)
 
     async def _arrival(self, deadline: float | None, *, complete: bool) -> bool:
-        """Wait until something is in the inbox; return whether it arrived before the deadline (None: no deadline)."""
+        """Wait until something is in the inbox; return whether it arrived before the deadline (None: no deadline).
+
+        Args: with `complete`, if something has arrived in time, also wait until the inbox has all messages of the
+        mailbox.
+        """
         try:
             async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
                 await self.inbox.arrival()

@@ -15,7 +15,10 @@ from ray_messaging.transports.cursors import START, order
 
 
 class Piece(msgspec.Struct):
-    """A frame in the inbox. `entry` is its id in the mailbox, or None for a message that a foreign client published."""
+    """A frame in the inbox. `entry` is its id in the mailbox, or None for a message that a foreign client published.
+
+    `low` and `high` limit the rows that are still in the inbox.
+    """
 
     entry: str | None
     batch: Batch | None  # None if the frame has no messages, and only moves the cursor

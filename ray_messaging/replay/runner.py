@@ -142,6 +142,8 @@ class ReplayRunner:
         """Wait for some calls, and return their results.
 
         If one of them, or of `others`, fails, raise its error at once.
+
+        Args: `expected` is the number of messages that are to be received, for `on_progress` (None: not known).
         """
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):

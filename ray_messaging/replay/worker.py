@@ -194,6 +194,8 @@ class Worker:
         """Yield chunks of messages.
 
         A chunk is given as its first row, the row after its last one, and the seconds to wait before it is sent.
+
+        Args: `start` is the time, by the monotonic clock, at which the worker began to send.
         """
         due, rows, low = self._share.due, len(self._share.rows), 0
         while low < rows:

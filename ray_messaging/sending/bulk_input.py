@@ -41,7 +41,10 @@ _IDS_BYTES = 16  # the bytes that the two ids of a row take
 
 
 class ColumnChunk(NamedTuple):
-    """Some rows of a send whose messages were given as columns."""
+    """Some rows of a send whose messages were given as columns.
+
+    `lines` has the payloads.
+    """
 
     from_ids: IdColumn
     to_ids: IdColumn

@@ -49,7 +49,7 @@ class DeferredRow:
 
 
 class DeferredRequest(NamedTuple):
-    """A request for verdicts: a batch, and the deferred row from which each of its rows was made."""
+    """A request for verdicts: a batch, and for each of its rows the deferred row from which it was made (`places`)."""
 
     batch: Batch
     places: list[DeferredRow]

@@ -46,7 +46,10 @@ def rewritten(
 
 
 def _note(in_flight: InFlightBatch, fate: int, mailbox: str, rows: list[int], places: bytes = b"") -> LogNote:
-    """Build a note about rows. It has the original payloads of rows that rules have rewritten."""
+    """Build a note about rows. It has the original payloads of rows that rules have rewritten.
+
+    Args: `fate`, `mailbox` and `places` are fields of the `LogNote`.
+    """
     changes = in_flight.rewritten
     why = why_of((changes[row][0], "") if row in changes else None for row in rows)
     return LogNote(fate, mailbox, why, _originals(in_flight, rows), places)

@@ -53,7 +53,10 @@ def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Ro
 def _mismatches(
     schemas: Schemas, batch: Batch, first: int | None = None
 ) -> Iterator[tuple[int | None, PayloadMismatch]]:
-    """Yield each row whose payload does not fit its schema, with the error. Row None means that no payload fits."""
+    """Yield each row whose payload does not fit its schema, with the error. Row None means that no payload fits.
+
+    Args: `first` is the number of the batch's first row in the user's call.
+    """
     for number, topic in enumerate(batch.topics):
         schema = schemas.of(topic)
         if schema is None or batch.lines is None:

@@ -159,7 +159,10 @@ class SendLoop:
 
     @property
     def _is_wave(self) -> bool:
-        """Return whether the server is far, and the open batch has enough messages for a call beside others."""
+        """Return whether the open batch has enough messages to be sent while calls are under way.
+
+        If the server is near, the result is False.
+        """
         return 0 < self._wave <= 2 * self._source.open_rows
 
     @property

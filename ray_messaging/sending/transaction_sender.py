@@ -154,6 +154,8 @@ class TransactionSender:
         """If the transaction was written, set the messages' fates and return None; otherwise return the reply.
 
         After a refusal, make sure that the server will not accept a delayed copy of the call.
+
+        Args: `number` is the number of the transaction, which is known to be committed if the call has written it.
         """
         frames = self._frames
         subscriber_counts = reply.takers

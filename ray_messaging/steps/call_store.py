@@ -99,7 +99,7 @@ class CallStore:
         return found
 
     def known(self, content: str) -> KeptCall | None:
-        """Return the answer of a call, or None if there is none yet."""
+        """Return the answer of the call with the content `content`, or None if there is none yet."""
         with self._checked(), self._lock:
             return _found(self._reader, content)
 

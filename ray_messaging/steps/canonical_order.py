@@ -93,7 +93,7 @@ def _sorted_by(parts: Sequence[_Part], rows: int, order: Order | None) -> Keys:
 
 
 def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
-    """Return the values of one key, read from the sorted numbers."""
+    """Return the values of the key `parts[at]`, read from the sorted numbers into which all keys were packed."""
     rows, part = len(numbers), parts[at]
     above = parts[at + 1].shift if at + 1 < len(parts) else _INT64_BITS - rows.bit_length()
     # Ids are packed as int32, and are returned as int64. Other keys are returned in their own type.

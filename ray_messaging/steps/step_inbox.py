@@ -139,6 +139,8 @@ class StepInbox:
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
         """Return messages that an agent is about to answer, as slices of the batch of all messages.
 
+        Args: `number` is the number of the open step.
+
         Raises: NoQuestion if a message was read in another step, or is not a question.
         """
         found = slices_of(messages)

@@ -13,7 +13,10 @@ def check_step_number(step: object) -> int:
 
 
 def step_count(call: str, given: object, least: int) -> int:
-    """Return a number of steps, or the number of a step; raise ConfigError unless it is an int of at least `least`."""
+    """Return `given`, a number of steps or a step's number, as an int.
+
+    Raises: ConfigError unless it is a whole number of at least `least`.
+    """
     if (number := whole_number(given)) is None or number < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
     return number

@@ -233,7 +233,7 @@ class ProcessWorkers:
 
 @contextmanager
 def _written(what: str) -> Iterator[None]:
-    """Raise LogError if a temporary file cannot be written."""
+    """Raise LogError, which names `what`, if the file that the `with` block writes cannot be written."""
     try:
         yield
     except OSError as error:

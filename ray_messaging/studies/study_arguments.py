@@ -25,7 +25,7 @@ class SharedSteps(NamedTuple):
     row: Row
 
     def before(self, planned: PlannedRun) -> PlannedRun:
-        """Return the run whose first steps are those of a planned run."""
+        """Return a planned run with the parameters of the shared steps, which are run once for all runs like it."""
         row = planned.row | self.row
         return planned._replace(key=key_of(row, planned.replicate), row=row)
 

@@ -89,7 +89,7 @@ class _Tasks:
         self._waiting.append(task)
 
     def ended(self, task: Task, ended: EndedRun) -> Iterator[tuple[PlannedRun, EndedRun]]:
-        """Yield the runs that have ended because a task has ended.
+        """Yield each run that has ended because a task has ended, with its result.
 
         If a beginning failed, all runs that would go on from it have ended.
         """

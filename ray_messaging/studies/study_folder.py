@@ -303,7 +303,10 @@ class StudyFolder:
     def _write_series(
         self, name: str, keys: Sequence[str], read: Callable[[int], pa.Table], schemas: Sequence[pa.Schema]
     ) -> None:
-        """Write series, each in a row group of its own, so that the series of a study are never all in memory."""
+        """Write series, each in a row group of its own, so that the series of a study are never all in memory.
+
+        Args: `read(i)` returns the series of the run with the key `keys[i]`.
+        """
         schema = joined_schema(schemas)
         whole = pa.schema([pa.field(KEY, pa.string()), *schema])
         temporary = self._path(f"_{name}.tmp")

@@ -84,7 +84,10 @@ def check_format(exp_id: str, found: int) -> None:
 
 
 def check_shards(exp_id: str, found: int, told: int) -> None:
-    """Raise ConfigError if an experiment has another number of shards; `found` is 0 if it has no data."""
+    """Raise ConfigError if an experiment has another number of shards; `found` is 0 if it has no data.
+
+    Args: `told` is the number that this start was given.
+    """
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
@@ -193,7 +196,7 @@ class RedisExperimentStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def keep_seat(self, agent: bytes, record: bytes) -> None:
-        """Keep the record of a seat."""
+        """Store the record of an agent's seat."""
         await self._link.command("HSET", self._keys.seats, agent, record)
 
     # -- the interceptor ------------------------------------------------------------------------------------------

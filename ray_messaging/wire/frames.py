@@ -421,7 +421,10 @@ def _decode_columns(header: Header, reader: _FrameReader) -> Batch:
 
 
 def _columns(header: Header, reader: _FrameReader, known: tuple[tuple[int, Any], ...]) -> list[Any]:
-    """Return the next columns, with None for each column that the frame does not have."""
+    """Return the next columns, with None for each column that the frame does not have.
+
+    Args: `known` has, for each column, the flag that says whether the frame has it, and its type.
+    """
     return [reader.column(dtype) if header.flags & flag else None for flag, dtype in known]
 
 

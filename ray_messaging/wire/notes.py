@@ -39,7 +39,10 @@ def why_of(reasons: Iterable[tuple[str, str] | None]) -> tuple[RuleNote, ...]:
 
 
 def before_of(lines: Mapping[int, bytes]) -> tuple[Before, ...]:
-    """Group rows by the payloads that they had before a rule rewrote them."""
+    """Group rows by the payloads that they had before a rule rewrote them.
+
+    Args: `lines` has the former payload of each of these rows.
+    """
     found: defaultdict[bytes, list[int]] = defaultdict(list)
     for row, line in lines.items():
         found[line].append(row)

@@ -138,7 +138,7 @@ class GroupActor:
     let_go = of_host(lambda host: host.let_go)
 
     async def agents(self) -> IdColumn:
-        """Return the agents of this group according to the directory."""
+        """Return the agents of this group according to the server's directory of mailboxes."""
         return await self._newest.agents()
 
     async def stats(self) -> dict[str, Any]:

@@ -70,13 +70,16 @@ class GroupQuestions:
         self._unread = OnceByCall[str, Any](most=_MOST_UNREAD, held=lambda _, answers, __: not answers.done)
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask one question and return its answer; `asker` is the handler that asks (None: no handler)."""
+        """Ask one question, given as a frame; return its answer.
+
+        Args: `asker` is the handler that asks (None: no handler).
+        """
         conversation = self._messager.conversation
         found: Message = await self._read.run(call, lambda: conversation.ask_batch(decode(frame), timeout, asker))
         return found
 
     async def ask_many(self, call: str, frames: Sequence[bytes], timeout: float | None) -> Receipts:
-        """Ask many questions; return their receipts."""
+        """Ask many questions, given as frames; return their receipts."""
         conversation = self._messager.conversation
         answers = await self._calls(call).run(
             call, lambda: conversation.ask_batches([decode(frame) for frame in frames], timeout)
@@ -210,6 +213,8 @@ def answer_request(
 
     The lane returns no errors. A call that fails gets an empty answer, and the handle repeats the call as a Ray call,
     which raises the error.
+
+    Args: `patient` is not used. Each function that answers calls of a lane gets it.
     """
     return _answered(group, *parse_call(request))
 
@@ -351,7 +356,7 @@ class GroupHost:
         return [] if self._metrics is None else self._metrics.families(self.stats())
 
     def health(self) -> Report:
-        """Return a health report."""
+        """Return a health report of this group."""
         engine = self.messager.engine
         loops = [*engine.loops(), *engine.transport.loops()]
         late = list(_late_commits(self.leases.held(), self._loan_s))

@@ -215,6 +215,8 @@ class LogHost:
 
         Returns: the arguments that an earlier start of the run recorded, or None if there are none.
         Raises: LogError if the folder cannot be written.
+
+        Args: `model` has the arguments, and `groups` the number of agents of each group.
         """
         return await self._note(folder_records.note_model, model, groups)
 

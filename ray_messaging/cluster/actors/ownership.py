@@ -51,7 +51,10 @@ async def take_claim(server: RedisExperimentStore, store: RuleStore, spec: Inter
 
 
 async def _check(server: RedisExperimentStore, spec: InterceptorSpec, holder: bytes | None) -> None:
-    """Raise AlreadyExists if `on_existing` does not let this start take the place of another start."""
+    """Raise AlreadyExists if `on_existing` does not let this start take the place of another start.
+
+    Args: `holder` names the start that has the claim now (None: no start has it).
+    """
     if spec.on_existing == "reset":
         return
     deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)

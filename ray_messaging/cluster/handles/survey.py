@@ -60,7 +60,7 @@ class Survey(Generic[T]):
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return the question."""
+        """Return the question, the payload that each agent gets."""
         found: dict[str, Any] = msgspec.json.decode(self._survey.record.question)
         return found
 

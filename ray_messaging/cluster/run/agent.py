@@ -428,7 +428,10 @@ class AgentLoop:
         *,
         anew: bool,
     ) -> None:
-        """From the beginning of a step on, let agents run in later steps ahead of time."""
+        """From the beginning of a step on, let agents run in later steps ahead of time.
+
+        Args: `called` and `anew` are as for `LookAhead.begin`.
+        """
         # The step before is committed. Only the calls that have ended since then, or are under way, are not in its
         # records.
         for earlier in [] if anew else [each for each in self._flights if each < step.number]:
@@ -686,7 +689,10 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
 
 
 def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - it is what is checked
-    """Raise ConfigError if `same` is False, which means that a group's committed state belongs to other agents."""
+    """Raise ConfigError if `same` is False, which means that a group's committed state belongs to other agents.
+
+    For the error's text, `count` is the number of agents of this run.
+    """
     if not same:
         raise ConfigError(
             f"group {group!r} began with other agents than the {count:,} agents of this run: resume with the same "

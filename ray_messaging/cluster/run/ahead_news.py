@@ -90,7 +90,7 @@ class AheadNews:
         self._loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
-        """Send no more news, and take no more."""
+        """Stop telling other groups about agents that run ahead, and stop hearing from other groups about theirs."""
         await end(self._reading)
         if self._writing is not None:
             await end(self._writing)

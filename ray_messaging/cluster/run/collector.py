@@ -144,7 +144,10 @@ def _joined(parts: Sequence[Values]) -> Values:
 
 
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
-    """Build the error for the first row that does not have the columns `names`."""
+    """Build the error for the first row that does not have the columns `names`.
+
+    Args: `rows` are what the function has returned for some agents, of which the first has the place `low`.
+    """
     place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
     same = f". The keys of the first agent are {[*names]}" if low + place else ", at least one"
     return UnfitValue(

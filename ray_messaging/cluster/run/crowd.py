@@ -216,7 +216,7 @@ def _encoded(crowd: Crowd) -> bytes:
 
 
 def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
-    """Return a value of the state as an array; raise TypeError if the conversion would change the value."""
+    """Return the state's value of the key `name` as an array; raise TypeError if the conversion would change it."""
     place = f"group.state[{name!r}]"
     if type(name) is not str:
         raise TypeError(f"{place} has a key of type {type(name).__name__}: use a str")

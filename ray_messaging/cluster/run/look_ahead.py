@@ -72,7 +72,10 @@ class Ahead(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A message that an agent has sent ahead of time. Such tuples sort in the order that messages have in an inbox."""
+    """A message that an agent has sent ahead of time. Such tuples sort in the order that messages have in an inbox.
+
+    `step` is the step in which it was sent. The other fields are those of a `ToldMessage`.
+    """
 
     step: int
     sender: tuple[int, int, str]  # the key by which ids are sorted, see `_rank`
@@ -144,7 +147,7 @@ class _StepAhead:
         deliver_at: int | None = None,
         _place: int | None = None,
     ) -> None:
-        """Note a message; raise the same errors as `Step.send`."""
+        """Note a message that an agent sends ahead of time; raise the same errors as `Step.send`."""
         self._note(from_id, check_id(to_id), payload, check_subtopic(subtopic), deliver_at)
 
     def broadcast(self, from_id: AgentId, *_given: object, **_options: object) -> None:
@@ -160,12 +163,15 @@ class _StepAhead:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Note a question; return the id that it will have. Raises the same errors as `Step.ask`."""
+        """Note a question that an agent asks ahead of time; return the id that it will have.
+
+        Raises the same errors as `Step.ask`.
+        """
         sent = self._note(from_id, to_id, payload, check_subtopic(subtopic), deliver_at, asks=True)
         return question_id(self.number, sent.ordinal, from_id)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Note an answer; raise the same errors as `Step.reply`."""
+        """Note an answer that an agent gives ahead of time; raise the same errors as `Step.reply`."""
         if not message.expects_answer:
             raise NoQuestion(
                 f"message {message.id} cannot be answered, because it is not a question: send an ordinary message",
@@ -483,7 +489,7 @@ class LookAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether agents run, or calls are under way."""
+        """Return whether agents run ahead now, or calls that they have made ahead of time are under way."""
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:
@@ -554,7 +560,10 @@ class LookAhead:
         return found
 
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
-        """Note that an agent has ended a step, and what it has sent."""
+        """Note that the agent at `place` has ended the step `number`, and what it has sent.
+
+        Each item of `sent` is a recipient, the step of delivery, and the message.
+        """
         self._next[place] = following = number + 1
         far = self._deliver(place, sent)
         if self._ahead.tell is not None and (far or place in self._tells):
@@ -574,7 +583,10 @@ class LookAhead:
                     self._held[following].append(to)
 
     def _deliver(self, place: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> list[ToldMessage]:
-        """Put messages into inboxes; return those of an agent of this group to agents of other groups."""
+        """Put messages of the agent at `place` into inboxes; return those to agents of other groups.
+
+        The result is empty if the sender itself is an agent of another group. `sent` is as for `_end`.
+        """
         count, far = len(self.places), list[ToldMessage]()
         for to_id, deliver, message in sent:
             to = -1 if to_id is None else self.places.place(to_id)

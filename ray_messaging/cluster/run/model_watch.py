@@ -121,7 +121,7 @@ class ModelWatch:
 
 
 def _digests(kept: Mapping[str, object]) -> dict[str, str | None]:
-    """Return a digest of each object, or None if the object has no digest or no time is left."""
+    """Return, by name, a digest of each object, or None if the object has no digest or no time is left."""
     end = thread_time() + _LONGEST_S
     found = {}
     for name, value in kept.items():

@@ -276,7 +276,10 @@ def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
 
 
 def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | list[Any]:
-    """Join the arrays of groups. If they differ in type or shape, or if one is missing, return a list of values."""
+    """Join the arrays of groups. If they differ in type or shape, or if one is missing, return a list of values.
+
+    Args: `parts` has, for each group, its number of agents, and its array (None: the group lacks it).
+    """
     filled = [(rows, array) for rows, array in parts if rows]
     arrays = [array for _, array in filled if array is not None]
     if len(arrays) == len(filled) and {array.ndim for array in arrays} == {1} and len({a.dtype for a in arrays}) == 1:

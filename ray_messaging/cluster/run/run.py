@@ -569,7 +569,7 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
 
 
 def _results(refs: Sequence[Any]) -> list[Any]:
-    """Return the results of calls; raise the first error."""
+    """Return the results of calls of actors; raise the first error."""
     try:
         return [result(ref, actor_name="a group of the run") for ref in refs]
     except StepFailed as error:

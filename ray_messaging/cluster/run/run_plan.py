@@ -42,7 +42,7 @@ class RunOptions(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """A map from each agent of a group to the agents of other groups that have an edge to it.
+    """The agents of a group to which agents of other groups have edges: `senders` maps each of them to these agents.
 
     Agents of the group without such an edge are not in the map.
 

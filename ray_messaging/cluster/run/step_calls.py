@@ -562,7 +562,10 @@ class RememberedCalls:
     async def _shared(
         self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
     ) -> tuple[str, KeptCall]:
-        """Return the answer of a call, and its source; if the look-ahead makes the same call, wait for its answer."""
+        """Return the answer of a call, and its source; if the look-ahead makes the same call, wait for its answer.
+
+        Args: `flights` has the calls of the step that are under way or answered, by key.
+        """
         while (flight := flights.get(call.key)) is not None:
             flight.used |= not self.early
             await asyncio.wait({flight.answer})

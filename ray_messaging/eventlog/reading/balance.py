@@ -203,7 +203,10 @@ def _with_equal_positions(records: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def _check_suspects(view: View, suspects: NDArray[np.uint64], sends: int, *, expand: bool) -> None:
-    """Compare the rows of suspected messages by ids, not by hashes; raise Unbalanced if one really is at fault."""
+    """Compare the rows of suspected messages by ids, not by hashes; raise Unbalanced if one really is at fault.
+
+    Args: `sends` is the number of sends in the log, for the error's text.
+    """
     wanted = suspects[:_SUSPECTS]
     rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)

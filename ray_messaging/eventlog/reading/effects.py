@@ -93,7 +93,7 @@ def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
 
 
 def _end(view: View, first: int, wanted: int) -> int:
-    """Return the step after the log's last one, or `wanted` if that is less."""
+    """Return the step after the log's last step, but at most `wanted` and at least `first` + 1."""
     if any(True for _ in scan(view, Filters(step_read=slice(wanted - 1, None), limit=1), ["step_read"])):
         return wanted
     parts = scan(view, Filters(step_read=slice(first, wanted)), ["step_read"], raw=True)

@@ -41,7 +41,7 @@ class LogSource(Protocol):
         """Return a source for one reader of new rows. A source may have a state, so readers must not share one."""
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
-        """Answer one of `questions.QUESTIONS`."""
+        """Return the answer to the query `question`, one of `questions.QUESTIONS`."""
 
     def wait(self, position: int, timeout_s: float) -> bool:
         """Wait for rows after a position; return False after the timeout, or if no more rows will come."""

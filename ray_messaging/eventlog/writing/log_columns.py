@@ -43,7 +43,10 @@ _FEW_ROWS = 64
 
 
 class LoggedPart(NamedTuple):
-    """The rows of one stream entry that are to be logged. There is at least one."""
+    """The rows of one stream entry that are to be logged. There is at least one.
+
+    `note` is the log note with the facts about these rows (None: there is none), and `fates` has their fates.
+    """
 
     batch: Batch
     rows: Codes | None  # the numbers of these rows in the frame; None: all rows are logged

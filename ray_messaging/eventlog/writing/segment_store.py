@@ -88,6 +88,8 @@ class SegmentStore:
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
         """Report to the server how far the segments go, because an earlier writer may have died before it did so.
 
+        Args: `taken` has, for each stream, the numbers of its messages and bytes in the segments.
+
         Raises: Fenced if there is a newer writer.
         """
         await self.retry(lambda: self._log.note_resumed(self.epoch, taken))
@@ -118,6 +120,9 @@ class SegmentStore:
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
         """Report to the server how much of each stream is in files, and which streams are in files to their end.
+
+        Args: `marks` has the position in each stream, and `finished` names the streams that ended and are in files to
+        their end.
 
         Raises: Fenced if there is a newer writer.
         """
@@ -242,7 +247,10 @@ class SegmentStore:
 
 
 async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
-    """Run `work` in a thread under the folder's lock; raise LogError if another process holds it for _TAKE_OVER_S."""
+    """Run `work` in a thread under the folder's lock; raise LogError if another process holds it for _TAKE_OVER_S.
+
+    Args: `pause` waits some seconds between two attempts to get the lock.
+    """
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:
         with folder.lock() as mine:

@@ -124,7 +124,7 @@ class StepFeed:
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
-        """Remove the hold from the server."""
+        """Remove the log's hold from the server, which then need not keep boxes for the log."""
         await self._store.drop_hold(HOLD)
 
     def ask(self) -> Callable[[], bool]:
@@ -372,6 +372,8 @@ class Earlier:
         """Return a changed part with the original payloads of its messages.
 
         If the part's note names no rule, the rules that rewrote the messages earlier are added to it.
+
+        Args: `keys` has the key of each row, by which the rewrites of its message are found.
         """
         known = [(row, key) for row, key in enumerate(keys.tolist()) if key in self._lines] if self._lines else []
         if not known or part.note is None:

@@ -29,7 +29,10 @@ class Read(NamedTuple):
 
 
 class WrittenEntry(NamedTuple):
-    """An entry that is in the log, either whole (`rows` is None) or only with its first `rows` rows."""
+    """An entry that is in the log, either whole (`rows` is None) or only with its first `rows` rows.
+
+    `item` is the entry as it was read, and `messages` its number of messages.
+    """
 
     item: LogItem
     messages: int
@@ -103,7 +106,10 @@ class StreamCursors:
         return False
 
     def _advance(self, item: LogItem, messages: int) -> None:
-        """Move the cursor of a stream past an entry whose rows are all in the log now."""
+        """Move the cursor of a stream past an entry whose rows are all in the log now.
+
+        Args: `messages` is the number of the entry's messages, which is added to the stream's mark.
+        """
         if item.stream not in self.cursors:
             return  # the stream was dropped during the read
         self.cursors[item.stream] = item.entry
@@ -176,7 +182,7 @@ class Waiters:
         self._asked = asyncio.Event()
 
     async def reach(self, goals: Iterable[Goal]) -> None:
-        """Wait until all goals are reached."""
+        """Wait until all goals are reached. A goal is a function that says whether the log has certain rows."""
         missing = [goal for goal in goals if not goal()]
         if not missing:
             return

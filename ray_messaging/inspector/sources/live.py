@@ -189,7 +189,7 @@ class LiveSource(RunFacts):
         return {} if state is None else in_words(state_of(agent, hosted, state))
 
     def dead_letters(self) -> list[LetterFacts]:
-        """Return the first dead letters."""
+        """Return the oldest dead letters, as many as a page shows."""
         return [_letter(found) for found in self._messaging.dead_letters.list(limit=_LETTERS)]
 
 

@@ -253,7 +253,7 @@ class RunFacts:
         return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
 
     def dead_letters(self) -> list[LetterFacts] | None:
-        """Return the first dead letters."""
+        """Return the oldest dead letters, as many as a page shows; None: unknown."""
         return None
 
 

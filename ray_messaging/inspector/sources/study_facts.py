@@ -48,7 +48,11 @@ class StudyTable:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """The mean of an outcome and its interval for each value of `by` and of `x`, and a note for the page."""
+    """The mean of an outcome and its interval for each value of `by` and of `x`, and a note for the page.
+
+    `lines` has, by the value of `by`, the intervals by the value of `x`. `numeric` says whether the values of `x` are
+    numbers.
+    """
 
     choice: Choice
     lines: dict[str, dict[Any, Interval]]

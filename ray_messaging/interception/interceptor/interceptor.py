@@ -478,6 +478,8 @@ class Interceptor:
         """End the round of a closed step, once, and count the messages that rules blocked when the step was closed.
 
         Rules that judge whole steps have ended their round before.
+
+        Args: `violations` has the number of these messages by sender.
         """
 
         def end() -> None:

@@ -164,6 +164,8 @@ class RuleDelegation:
 
         If the rules change before the number is published, or if the server refuses the number, return the answer that
         no rules are delegated.
+
+        Args: `stretch` is the factor for the intervals of reports, which the snapshot contains.
         """
         # The rules have changed since `answer` was called. The older snapshot must be revoked first.
         if self._outdated:

@@ -193,6 +193,9 @@ class RulePipeline:
         """Remove the messages that wait for a slow rule.
 
         Return the verdicts on the rows that stay. The keys are the new numbers of these rows.
+
+        Args: `slow` has each message that waits, with its rows. `rules` has the slow rule and the rules after it,
+        `passed` the names of the rules before it, and `found` the verdicts that the slow rule gave at once.
         """
         for rows, message in slow:
             place = self._place(rows[0])
@@ -203,7 +206,7 @@ class RulePipeline:
         return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove the present verdict on one row, and return it as the verdict on a batch of one."""
+        """Remove the present verdict on the row `place`, and return it as the verdict on a batch of one."""
         single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
@@ -311,7 +314,7 @@ def _sendable(verdict: Verdict) -> bytes | None:
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
     """Return a rule's verdicts by row.
 
-    Raises TypeError or ValueError for one that is no verdict, or has no row in the batch.
+    Raises TypeError or ValueError for a verdict that is none, or whose row is not among the `count` rows of the batch.
     """
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 

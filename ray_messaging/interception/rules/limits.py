@@ -274,7 +274,10 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record new contacts; return the rows whose contact exceeds the quota, with the reason."""
+        """Record new contacts; return, by row, why a row's contact exceeds the quota.
+
+        Rows in `silenced` are blocked for another reason, and are left out.
+        """
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met
         pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)

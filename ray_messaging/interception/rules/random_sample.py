@@ -62,7 +62,7 @@ class Sample(Rule):
         self.action = check_choice("action", action, ("block", "label"), name)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return the verdicts on the picked rows."""
+        """Return the verdicts on the rows that belong to the random share."""
         if batch.step is not None and batch.ordinal is not None:
             ids = _hashes(batch.from_ids) * _MIX_2
             mixed = self._start(f"step {batch.step}") + ids + (batch.ordinal.astype(np.uint64) + np.uint64(1)) * _GAMMA

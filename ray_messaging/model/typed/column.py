@@ -90,7 +90,10 @@ class NumberColumn(msgspec.Struct, eq=False):
         return flat if self.values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, self.values.shape[1])
 
     def replaced(self, changed: dict[int, Any]) -> "NumberColumn":
-        """Return the column with the values of some rows replaced; raise InvalidColumns if one does not fit."""
+        """Return the column with the values of some rows replaced; raise InvalidColumns if one does not fit.
+
+        Args: `changed` has the new values by row.
+        """
         values = self.values.copy()
         for row, value in changed.items():
             values[row] = self._fitting(value, row)
@@ -222,7 +225,10 @@ class TextColumn(msgspec.Struct, eq=False):
         return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data))
 
     def replaced(self, changed: dict[int, Any]) -> "TextColumn":
-        """Return the column with the strings of some rows replaced; raise InvalidColumns if one is not a str."""
+        """Return the column with the strings of some rows replaced; raise InvalidColumns if one is not a str.
+
+        Args: `changed` has the new strings by row.
+        """
         texts = self.tolist()
         for row, text in changed.items():
             if not isinstance(text, str):

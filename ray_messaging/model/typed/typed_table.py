@@ -116,6 +116,8 @@ class TypedColumns:
         """Return the payloads with some rows replaced.
 
         If a new payload does not fit the columns, the result has JSON lines.
+
+        Args: `changed` has the new payloads, as JSON, by row. `rows` is the number of rows of the table.
         """
         try:
             return self._refilled({row: _decode(line) for row, line in changed.items()})

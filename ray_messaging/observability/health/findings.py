@@ -104,6 +104,8 @@ def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str]
     """Build a finding about how much of a limit is used.
 
     From 80% on the finding is a warning, and from 95% on it is critical.
+
+    Args: `shown` is a function that formats an amount for people.
     """
     share = used / max(1, limit)
     text = f"{shown(used)} of {shown(limit)} ({share:.0%})"

@@ -33,7 +33,10 @@ class MetricSample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The samples of one metric. The values of counters are counts since the process began."""
+    """The samples of one metric, with its name, kind and help text, as in Prometheus.
+
+    The values of counters are counts since the process began.
+    """
 
     name: str
     kind: Kind

@@ -233,7 +233,10 @@ class Tracer:
         self._facts = {"messaging.system": _SYSTEM, "messaging.client.id": name, "ray_messaging.experiment": exp_id}
 
     def start(self, name: str, parent: Context, kind: SpanKind, since: float | None = None, messages: int = 0) -> Span:
-        """Start a span. `since` is its beginning in unix seconds (None: now)."""
+        """Start a span. `since` is its beginning in unix seconds (None: now).
+
+        Args: `messages` is the number of messages that the span records (0: none is recorded).
+        """
         begin = None if since is None else int(since * 1e9)
         facts = self._facts | ({"messaging.batch.message_count": messages} if messages else {})
         return self._tracer.start_span(name, parent, kind, facts, start_time=begin, links=_links(parent))

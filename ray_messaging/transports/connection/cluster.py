@@ -23,7 +23,11 @@ _UNNAMED = frozenset({"noaddr", "handshake"})  # The addresses of nodes with the
 
 
 class _Node(NamedTuple):
-    """A node of the cluster, as another node has described it."""
+    """A node of the cluster, as another node has described it.
+
+    `has_slot` says whether the node has the slot of the experiment's keys, and `epoch` the cluster's epoch of its
+    slots.
+    """
 
     name: str
     address: tuple[str, int]
@@ -126,7 +130,11 @@ def _endpoints(slots: Sequence[Any], asked: str) -> dict[str, tuple[str, int]]:
 
 
 def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, asked: str) -> list[_Node]:
-    """Return the nodes that a reply to CLUSTER NODES describes."""
+    """Return the nodes that a reply to CLUSTER NODES describes.
+
+    Args: `endpoints` has the addresses for clients, by node name. `slot` is the slot of the experiment's keys. `asked`
+    is the host that has given the reply.
+    """
     nodes = []
     for line in text.splitlines():
         name, address, flags, primary, _, _, epoch, _, *ranges = line.split()

@@ -266,7 +266,7 @@ class Wire(TakenSocket):
             self._watch(min(due, stalled_at))
 
     def data_received(self, data: bytes) -> None:
-        """Give each reply to its call."""
+        """Give each reply in the received bytes to the call that waits for it."""
         now, waiting = self._loop.time(), self._waiting
         if waiting and self._heard_at <= waiting[0].began:
             self.waited_s = now - waiting[0].began

@@ -281,7 +281,11 @@ class AsyncGroup(StampedHandle):
         subtopic: str,
         timeout: float | None,
     ) -> Table:
-        """Ask many agents; return an object, made by `table`, that collects their answers."""
+        """Ask many agents; return an object, made by `table`, that collects their answers.
+
+        Args: `table` is called with the experiment's name, the number of questions, the timeout, and the function that
+        gets more answers from the group's actor.
+        """
         check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self._stamp.step)]
