@@ -46,8 +46,8 @@ class Messager(names.ChannelNames):
     that name goes on where this one stopped. Without a name the mailbox is removed when this messager closes. An
     `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`, OpenTelemetry spans are
     recorded for a sample of the batches (see docs/operations.md). `audiences` is an object whose coroutine
-    `load(name, version)` returns the pairs of an audience, for broadcasts. Use the messager as an async context manager,
-    or call `init` and `close`.
+    `load(name, version)` returns the pairs of an audience, for broadcasts. Use the messager as an async context
+    manager, or call `init` and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
@@ -163,7 +163,8 @@ class Messager(names.ChannelNames):
     ) -> Receipt:
         """Send one message to an agent, and return its receipt; from_id None is the user.
 
-        Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
         """
         accumulator = self.engine.accepting
         if accumulator is None:
@@ -175,7 +176,8 @@ class Messager(names.ChannelNames):
 
         All messages are checked before the first one is sent.
 
-        Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
         """
         bulk_sender = self.engine.bulk_sender
         return await bulk_sender.send_together(self.engine.checks.batches(messages, self.engine.step))
