@@ -475,7 +475,7 @@ class Messager(names.ChannelNames):
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription. `cluster.actors.group_host` needs it for its delivery leases."""
+        """Return the subscription, by which this messager receives. `cluster.actors.group_host` needs it for leases."""
         return self.engine.receiving
 
     @property
@@ -486,7 +486,11 @@ class Messager(names.ChannelNames):
     # -- the local log --------------------------------------------------------------------------------------------
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first."""
+        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first.
+
+        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (seconds), sent, fate,
+        rule, reason and message_id.
+        """
         return self.engine.log.rows()
 
     def clear_log_list(self) -> None:

@@ -480,6 +480,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
         """Move agents from groups with much load to groups with little load, and return the moves.
 
+        A move has `agents`, `source` and `target` (the names of the groups).
+
         The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
         it is the number of the group's agents. Groups whose load is within a tenth of the mean do not change.
 
