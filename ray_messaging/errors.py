@@ -349,7 +349,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the epoch of the older process."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the older process's number."""
 
     name: str
     epoch: int

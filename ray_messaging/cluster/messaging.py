@@ -204,7 +204,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Raises: ConfigError if there is no checkpoint before `at_step`, the parent had rules and none are given, or
         `log_dir` has another fork; AlreadyExists if `log_dir` has a log and `on_existing` is "error"; LogError if the
-        parent's folder cannot be read; otherwise the same errors as `start`.
+        parent's folder cannot be read; otherwise the same errors as `start`, such as ConnectionFailed and RuleError.
         """
         from ray_messaging.cluster.fork import start_fork
         from ray_messaging.config import MessagingConfig
@@ -834,8 +834,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Ask an agent as the user, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
 
         Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the same errors
-        as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         ask = self._user.messager.ask
         return self._user.run(ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
