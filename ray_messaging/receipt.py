@@ -157,7 +157,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def fate(self) -> FateName:
-        """Return the message's fate, such as "delivered" or "blocked"."""
+        """Return what became of the message, such as "delivered"."""
         return FATES[self._outcome.codes[self._row]]
 
     @property
