@@ -76,7 +76,10 @@ def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: A
 def _parts_of_code(code: CodeType) -> Iterator[str]:
     yield from (code.co_code.hex(), *code.co_names)
     for constant in code.co_consts:
-        yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
+        if isinstance(constant, frozenset):  # its order differs between processes
+            yield f"frozenset({sorted(map(repr, constant))})"
+        else:
+            yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
 
 
 def values_used(model: object) -> dict[str, str | None]:

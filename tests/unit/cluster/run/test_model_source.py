@@ -4,6 +4,7 @@ import importlib
 import linecache
 import sys
 from functools import partial
+from types import FunctionType
 
 import networkx as nx
 import pandas as pd
@@ -136,6 +137,18 @@ def test_of_a_program_only_what_the_model_uses_is_in_the_digest(tmp_path):
     start = source_of(in_a_program(path)["start"])
     assert start == source_of(in_a_program(path, added=22)["start"])
     assert start != source_of(in_a_program(path, mood=33)["start"])
+
+
+def test_a_lambda_with_a_set_has_one_digest_in_any_order_of_the_set():
+    """The order of a set of strs differs between processes, so the same study could not go on in a new one."""
+
+    def source(members):
+        code = (lambda result: result in {0, 8}).__code__
+        constants = tuple(frozenset(members) if isinstance(each, frozenset) else each for each in code.co_consts)
+        return source_of(FunctionType(code.replace(co_consts=constants), {"__name__": "__main__"}))
+
+    assert repr(frozenset((0, 8))) != repr(frozenset((8, 0)))
+    assert source((0, 8)) == source((8, 0)) != source((0, 16))
 
 
 def test_the_objects_of_a_program_that_the_model_uses_are_its_values(tmp_path):
