@@ -170,6 +170,64 @@ def test_the_objects_of_a_program_that_the_model_uses_are_its_values(tmp_path):
     assert change_of(now, now | {"values": other}).startswith("'FRIENDS' of helper, which the model uses, differs from")
 
 
+def cautious(me):
+    return 1
+
+
+def bold(me):
+    return 2
+
+
+def built(policy, other=None):
+    def person(me, inbox):
+        return policy(me), other and other(me)
+
+    return person
+
+
+def scaled(by):
+    def policy(me):
+        return by
+
+    return policy
+
+
+class Town:
+    def __init__(self, policy):
+        self.policy = policy
+
+    def __call__(self, me, inbox):
+        return self.policy(me)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Town(lambda me: 1), Town(lambda me: 2)),
+        (Town(scaled(1)).__call__, Town(scaled(2)).__call__),
+        (built(cautious), built(bold)),
+        (built(lambda me: 1), built(lambda me: 2)),
+        (built(scaled(1), scaled(5)), built(scaled(2), scaled(5))),
+        (partial(bold, lambda me: 1), partial(bold, lambda me: 2)),
+        (partial(bold, scaled(1)), partial(bold, scaled(2))),
+        (built(int), built(float)),
+    ],
+)
+def test_another_function_that_a_model_is_bound_to_is_another_value(one, other):
+    """A study that was called again with another function returned the results of the former one."""
+    assert values_used(one) == values_used(one)
+    assert changed_values(values_used(one), values_used(other))
+
+
+def test_the_environment_and_the_defaults_of_installed_functions_are_no_values():
+    """The same study was refused in another shell, and would be with another version of Python."""
+    text = "import json\nfrom json import dumps\nfrom os import environ\n"
+    text += "def person(me, inbox):\n    return dumps(environ['HOME']), json\n"
+    names = {"__name__": "__main__"}
+    exec(compile(text, "<program>", "exec"), names)
+    assert values_used(names["person"]) == {}
+
+
 def test_another_kind_of_an_agent_in_a_later_call_is_named():
     def with_kinds(**agents):
         return inputs_of(agents, None, None, plan_groups(agents, 2, None, 2, model={"a": len, "b": len}))
