@@ -139,9 +139,11 @@ class Agent:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send a message. It is read in the next step, or in step `deliver_at`.
+        """Send a message to agent `to`, which reads it in the next step, or in step `deliver_at`.
 
-        Raises the same errors as `Step.send`.
+        Raises: InvalidAddress for an invalid id or subtopic; InvalidPayload or PayloadTooLarge for an invalid payload;
+        ConfigError in the `start` and `collect` functions, or for a `deliver_at` that has passed or is too far ahead;
+        Closed after the step.
         """
         # This is the common case of `StepSends.send`, inlined, because the call would take a tenth of a send's time.
         sends = self._society.sends
@@ -167,7 +169,13 @@ class Agent:
     def broadcast(
         self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
     ) -> None:
-        """Send one message to all hearers of this agent in an audience. Raises the same errors as `Step.broadcast`."""
+        """Send one message to all hearers of this agent in an audience, which is given by its handle or name.
+
+        They read it in the next step, or in step `deliver_at`.
+
+        Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as `send`, such
+        as InvalidPayload and ConfigError.
+        """
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def ask(
@@ -178,16 +186,20 @@ class Agent:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Ask an agent; return the question's id. The answer has this id as `in_reply_to`.
+        """Ask an agent, which reads the question in the next step or in step `deliver_at`. Return the question's id.
 
-        Raises the same errors as `Step.ask`.
+        The answer has this id in its field `in_reply_to`. If the agent answers in the step in which it reads the
+        question, the answer is read in the following step.
+
+        Raises: the same errors as `send`, such as InvalidAddress, InvalidPayload and ConfigError.
         """
         return self._open_step.ask(self.id, check_id(to), payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question in this step's inbox.
+        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
 
-        Raises: the same errors as `Step.reply`; NoQuestion if another agent was asked.
+        Raises: NoQuestion for a message that is not a question, was answered, was read in another step, or was a
+        question to another agent; otherwise the same errors as `send`, such as InvalidPayload and ConfigError.
         """
         if message.to_id != self.id:
             raise NoQuestion(
@@ -246,7 +258,10 @@ class Agent:
         self._society.staying.add(self._place)
 
     def stop(self) -> None:
-        """Leave the simulation after this step. The model's function is not called for this agent any more."""
+        """Leave the simulation after this step: the model's function is not called for this agent any more.
+
+        The agent's state stays as it is after this step.
+        """
         self._stopped = True
         self._society.stopping.add(self._place)
 

@@ -101,7 +101,7 @@ def calls_text(counts: Mapping[str, int], currency: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of `messaging.run`, a plain object that can be pickled.
+    """The result of `run` or `messaging.run`, a plain object that can be pickled.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
@@ -109,7 +109,7 @@ class Result:
     group hosts, to the number of messages to this address. With `Steps(digest=True)`, `digests` maps each of the last
     64 steps to the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if
     Ctrl-C, or the budget of calls, has ended the run early. `calls` has the numbers of calls through `me.remember` in
-    this run.
+    this run. `collected` is the Arrow table from which `series` is made, or None if the run had no `collect=`.
     """
 
     states: dict[AgentId, dict[str, Any]]

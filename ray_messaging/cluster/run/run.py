@@ -298,8 +298,8 @@ class Run(AbstractContextManager["Run"]):
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Run n more steps; return the first step that did not run. After Ctrl-C no further step begins.
 
-        Raises: the same errors as `messaging.run`, each of which also closes this run; Closed if this run was closed
-        before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
+        Raises: the same errors as `messaging.run`, such as StepFailed, each of which also closes this run; Closed if
+        this run was closed before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
@@ -318,7 +318,10 @@ class Run(AbstractContextManager["Run"]):
         return series_frame(self._series())
 
     def result(self) -> Result:
-        """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
+        """Return states, counts, digests and series after the last step.
+
+        Raises: the same errors as `advance`, such as Closed.
+        """
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
     def _go_on(

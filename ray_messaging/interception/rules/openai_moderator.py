@@ -297,7 +297,7 @@ class OpenAIModerator(Moderator):
         )
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of a `Moderator`, and the numbers of answered requests and of tokens."""
+        """Return the counts of `Moderator.stats`, and requests (answered), prompt_tokens and completion_tokens."""
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:
