@@ -273,7 +273,7 @@ def _bring(folder: str) -> None:
 
 
 def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
-    """Write files into a new folder, which appears at once; return False if the folder exists with other files."""
+    """Write files into a new folder, which appears as a whole; return False if the folder exists with other files."""
     path = Path(folder)
     if path.exists():
         return all((path / name).is_file() and (path / name).read_bytes() == get(data) for name, data in files)

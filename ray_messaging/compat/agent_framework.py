@@ -397,7 +397,7 @@ class SharedState:
 class _Here(_Carrier):
     """Executors that run in this process.
 
-    Their sends and events take effect at once, as with the framework's runner.
+    Their sends and events take effect immediately, as with the framework's runner.
     """
 
     def __init__(self, workflow: Any, values: Values) -> None:

@@ -63,7 +63,7 @@ class Recorder:
     """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
     Args: `values` encodes values as JSON; `classify` says what kind of event an output is; `tell` is called with each
-    event at once, unless the executor has asked for information (None: it is never called).
+    event when it happens, unless the executor has asked for information (None: it is never called).
     """
 
     def __init__(
@@ -187,7 +187,7 @@ async def run_deliveries(
 ) -> list[list[Act]]:
     """Let an executor handle its messages, one by one, until an error; return what it did for each message.
 
-    Args: `tell` is called with each event at once, up to the executor's first request for information.
+    Args: `tell` is called with each event when it happens, up to the executor's first request for information.
     """
     done: list[list[Act]] = []
     for each in deliveries:

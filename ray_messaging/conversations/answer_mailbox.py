@@ -69,7 +69,7 @@ class AnswerMailbox:
         self._news.set()
 
     async def _read(self) -> None:
-        """Commit the answers that were passed to their askers, and pass on those that could not be taken at once."""
+        """Commit the answers that were passed to their askers, and pass on those that had to wait."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()

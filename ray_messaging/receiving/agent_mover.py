@@ -4,7 +4,7 @@ One call to the server changes the records of both mailboxes in the directory, o
 
 - Outside of steps, only the mailbox's reader can move agents, because only the reader knows which messages were
   fetched. Once the messages that were fetched for the agents are committed, the call writes the messages that still
-  wait for the agents into the other mailbox. The move is valid at once.
+  wait for the agents into the other mailbox. The move is valid immediately.
 - In steps, any process can move agents. The move is valid from the first step that no group has opened. Messages stay
   in their boxes, and the new group reads them there (see `steps/box_frames.py`).
 """

@@ -166,7 +166,7 @@ class Interceptor:
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return an awaitable to await before a batch of a step is judged, or None if it can be judged at once."""
+        """Return an awaitable to await before a batch of a step is judged, or None if nothing must be awaited."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
