@@ -256,7 +256,7 @@ _decode = msgspec.msgpack.Decoder(MailboxRecord).decode
 
 
 def decode_record(data: bytes) -> MailboxRecord:
-    """Decode a record that the server has stored; raise FrameError if it is invalid."""
+    """Decode a mailbox's record that the server has stored; raise FrameError if it is invalid."""
     try:
         record = _decode(data)
         for claims in (record.claims, *(part for change in record.changes for part in (change.came, change.went))):

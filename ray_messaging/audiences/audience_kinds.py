@@ -97,7 +97,7 @@ class Audiences:
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 
     def of(self, name: str, step: int | None = None) -> AudienceVersion:
-        """Return the version that is used for messages of a step (None: the newest version).
+        """Return the version of an audience that is used for messages of a step (None: the newest version).
 
         Raises: UnknownName if there is no such version, ConfigError if a later release of this library made the
         version.

@@ -217,7 +217,7 @@ class Positions(NamedTuple):
         return self._replace(points=after)
 
     def edges(self) -> GraphEdges:
-        """Return the pairs, each in both directions. An agent is not paired with itself.
+        """Return the pairs of agents near each other, each in both directions. An agent is not paired with itself.
 
         Raises: AudienceTooLarge if there are more pairs than the limit.
         """

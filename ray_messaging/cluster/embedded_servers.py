@@ -177,7 +177,7 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return the folder for the data, by default beside the log; None if no data are kept.
+        """Return the folder for the servers' data, by default beside the log; None if no data are kept.
 
         Raises: ConfigError if the folder cannot be used.
         """

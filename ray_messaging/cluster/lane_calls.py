@@ -304,7 +304,10 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
-    """Return a lease and its messages; raise FrameError if the messages cannot be decoded."""
+    """Return the token of a lease, and its messages. Without messages the token is None.
+
+    Raises: FrameError if the messages cannot be decoded.
+    """
     lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):

@@ -86,9 +86,9 @@ def content_digest_of(
 ) -> str:
     """Return a digest of all on which a call through `me.remember` depends.
 
-    Raises: ConfigError for an object whose content is unknown.
-
     Args: `uses` stands for objects of unknown content, as in `by_content`.
+
+    Raises: ConfigError for an object whose content is unknown.
     """
     teller = _Teller(lenient=uses is not None)
     try:

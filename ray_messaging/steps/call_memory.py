@@ -122,7 +122,7 @@ class CallMemory:
         await self.keep(key, call)
 
     async def keep(self, key: str, call: KeptCall) -> None:
-        """Keep a result; return when the server has stored it.
+        """Keep the result of a call through `me.remember`; return when the server has stored it.
 
         Raises: PayloadTooLarge if the result is above the limit; StepAborted if the server did not keep it.
         """

@@ -399,9 +399,9 @@ class RememberedCalls:
     ) -> Awaitable[Any]:
         """Return the awaitable result of an agent's next call through `me.remember`.
 
-        Raises: ConfigError outside of an event loop.
-
         Args: with `by_person` a person answers. Such a call has no limits, and is not counted.
+
+        Raises: ConfigError outside of an event loop.
         """
         try:
             asyncio.get_running_loop()

@@ -115,7 +115,7 @@ class _SeatPages:
         return agent
 
     async def page(self, request: Request) -> Response:
-        """Return the page.
+        """Return the page of a person's seat.
 
         If the link has a token, set the cookie; the page's script removes the token from the URL.
         """
