@@ -480,7 +480,7 @@ class Directory:
 
     @property
     def version(self) -> int:
-        """Return the version of this copy, or -1 before the first update."""
+        """Return the version of this copy of the directory, or -1 before the first update."""
         return self.routing.version
 
     @property

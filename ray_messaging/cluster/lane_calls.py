@@ -304,7 +304,7 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
-    """Return the token of a lease, and its messages. Without messages the token is None.
+    """Return the token of a delivery lease, and its messages. Without messages the token is None.
 
     Raises: FrameError if the messages cannot be decoded.
     """

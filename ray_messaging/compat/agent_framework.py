@@ -369,7 +369,7 @@ class SharedState:
         self._seen: dict[str, int] = {}  # by executor: the version that it has
 
     def begin(self) -> None:
-        """Forget the state, and the versions that executors have."""
+        """Forget the shared state, and the versions that executors have."""
         self._parts, self._gone, self._seen = {}, {}, {}
 
     def look(self, state: Any) -> None:

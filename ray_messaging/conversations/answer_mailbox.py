@@ -53,7 +53,10 @@ class AnswerMailbox:
         self._task = asyncio.create_task(self._read(), name="ray_messaging answers")
 
     async def close(self) -> None:
-        """Stop reading answers. If no name was given to the messager, the mailbox is removed from the directory."""
+        """Stop reading answers.
+
+        If no name was given to the messager, the mailbox is removed from the list of all mailboxes.
+        """
         if self._task is not None:
             await end(self._task)
         await self.engine.close()

@@ -33,7 +33,7 @@ class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """Return the number of all tokens."""
+        """Return the number of input and output tokens."""
         return self.input + self.output
 
     def __add__(self, more: "CallUsage") -> "CallUsage":

@@ -167,7 +167,7 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """In steps, return whether an earlier attempt at this move has made this version of the directory.
+        """In steps, return whether an earlier attempt at this move has made this version of the directory of mailboxes.
 
         The answer to that attempt may have been lost. If another process made the version by another move, return
         False.
@@ -186,7 +186,10 @@ class AgentMover:
         )
 
     def _attempt(self) -> MoveAttempt:
-        """Build the next attempt at the move from this process's copy of the directory; raises the errors of `run`."""
+        """Build the next attempt at the move from this process's copy of the directory of mailboxes.
+
+        Raises: the errors of `run`.
+        """
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:

@@ -104,7 +104,7 @@ class TransactionSender:
                 self._route()
 
     def _route(self) -> None:
-        """Make the frames of the whole transaction by the current directory.
+        """Make the frames of the whole transaction by the current directory of mailboxes.
 
         Raises: PayloadTooLarge if the frames are too large for one call.
         """

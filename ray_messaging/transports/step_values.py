@@ -109,9 +109,9 @@ class Cover(NamedTuple):
 class Opened(NamedTuple):
     """An open step, and the covers of the box that the group reads in the step. Covers list committed attempts.
 
-    `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a position in the stream of news. The news that
-    the next step is open come after this position.
+    `directory` is the version of the directory of mailboxes when the step was opened, or a later version (-1: not
+    known). `blocked` says whether rules have blocked messages of the previous step. `news` is a position in the stream
+    of news. The news that the next step is open come after this position.
     """
 
     step: int
@@ -155,9 +155,9 @@ class BoxStart(NamedTuple):
 class News(NamedTuple):
     """News that end a wait: their position in the stream, the last step open to all groups, and how many boxes it has.
 
-    `directory` is the directory's version. If the wait ended without news, `directory` and `opened` are -1. `blocked`
-    says whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the
-    caller named, if it was read right after the news, otherwise None.
+    `directory` is the version of the directory of mailboxes. If the wait ended without news, `directory` and `opened`
+    are -1. `blocked` says whether rules have blocked messages of the step before `opened`. `start` is the beginning of
+    the box that the caller named, if it was read right after the news, otherwise None.
     """
 
     place: str

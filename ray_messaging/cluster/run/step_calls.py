@@ -478,7 +478,7 @@ class RememberedCalls:
         return decode_exactly(made.result)
 
     def _saving(self, call: _Remembered, made: KeptCall) -> KeptCall:
-        """Count what an answer from the store has saved; return the answer for the record."""
+        """Count what an answer from the store of calls has saved; return the answer for its `CallRecord`."""
         if (saved := made.saved) is not None:
             saved = msgspec.structs.replace(saved, cost=self._price_now(saved))
             for name, more in ((SAVED, saved.tokens), (SAVED_COST, saved.cost)):

@@ -165,7 +165,7 @@ def size(item: LogItem) -> int:
 
 
 def key(entry: str) -> tuple[int, int]:
-    """Return the sort key of an entry id."""
+    """Return the sort key of the id of a stream's entry."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)
 

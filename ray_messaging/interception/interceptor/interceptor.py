@@ -492,7 +492,7 @@ class Interceptor:
             await self.change(end)
 
     async def store_all(self) -> None:
-        """Save all state. It replaces the state on the server."""
+        """Save all state of the rules. It replaces their state on the server."""
         for table in self._tables.values():
             table.rewrite()
         await self._writer.keep({})

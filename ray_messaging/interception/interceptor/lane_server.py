@@ -243,7 +243,7 @@ class _LanePeer(FrameProtocol):
             task.add_done_callback(later.discard)
 
     def _check_token(self, token: memoryview) -> None:
-        """Accept requests from now on if the token is right. Otherwise end the connection."""
+        """Accept requests from now on if the token is that of the lane. Otherwise end the connection."""
         if not hmac.compare_digest(token, self._server.token.encode()):
             self.refuse("wrong token")
             return
