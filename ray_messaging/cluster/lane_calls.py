@@ -98,6 +98,8 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
     `mailbox` and `entry` say where the frame was read; `mailbox` is "" if a foreign client sent the frame. `pattern` is
     the channel pattern that the messages matched (None: none).
+
+    `fetched` is the tracing span of the fetch, or b"" without one.
     """
 
     low: int
@@ -130,9 +132,9 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall: the tokens of leases that have ended, and the error if rows could not be committed.
+    """The answer to an AckCall.
 
-    `over` has these tokens, and `late` the error (None: there is no error).
+    `over` has the tokens of leases that have ended. `late` is the error if rows could not be committed, otherwise None.
     """
 
     over: tuple[Token, ...]

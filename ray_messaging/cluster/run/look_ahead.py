@@ -440,7 +440,7 @@ class LookAhead:
         self.stop()
 
     def unneeded(self) -> None:
-        """Record that some calls of a step that has ended were made in vain."""
+        """Record that calls through `me.remember` were made ahead of a step that has ended and did not need them."""
         self._in_vain = True
 
     def stop(self) -> set[asyncio.Task[Any]]:

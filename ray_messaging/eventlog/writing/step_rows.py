@@ -111,7 +111,10 @@ class StepFeed:
         self.position = StepPosition(handled, outside)
 
     def _move(self, position: StepPosition) -> bool:
-        """Set the log's position; return whether groups may soon have to wait, because the log's hold is far behind."""
+        """Set the log's position; return whether groups may soon have to wait for the log.
+
+        They may if many steps, or many bytes, are in no file yet, so that the server must keep their boxes.
+        """
         self.position = position
         steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes

@@ -206,7 +206,7 @@ class RulePipeline:
         return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove the present verdict on the row `place`, and return it as the verdict on a batch of one."""
+        """Remove the present verdict on the row `place`, and return it as the verdict on a batch of one message."""
         single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
