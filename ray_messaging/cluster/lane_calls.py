@@ -31,7 +31,7 @@ Header = TypeVar("Header")
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits.
 
-    `caller` is the handle's id.
+    `caller` is the handle's id, and `number` counts its sends.
     """
 
     caller: str

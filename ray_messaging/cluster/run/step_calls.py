@@ -183,7 +183,10 @@ class StepCalls:
                 self._check_done(agent, answer)
 
     def _check_done(self, agent: "Agent", answer: object) -> None:
-        """Raise an error if a call did not return None, or if it took too long."""
+        """Raise an error if a call of the model's function did not return None, or if it took too long.
+
+        `answer` is what the function returned.
+        """
         began = self._running.pop(agent, None)
         now = perf_counter()
         if began is not None and self.timeout is not None and now - began > self.timeout:

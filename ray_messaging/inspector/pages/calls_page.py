@@ -16,7 +16,7 @@ _COSTS = ("name", "calls", "tokens", "cost", "seconds")
 
 
 class CallsPage:
-    """The content of the page. It is refreshed while the experiment runs."""
+    """The content of the page about the calls through `me.remember`. It is refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache, self._source = cache, cache.source

@@ -113,7 +113,7 @@ class StudyPage:
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:
-    """Return a value as text for the table. A mean comes with its interval."""
+    """Return the value of a column in a row as text for the table. A mean comes with its interval."""
     value = row.get(column)
     if isinstance(value, float) and f"{column} low" in row:
         low, high = row[f"{column} low"], row[f"{column} high"]

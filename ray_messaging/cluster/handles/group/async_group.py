@@ -423,7 +423,10 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make an idempotent call over the lane; return its answer, or None if a Ray call must be made instead."""
+        """Make an idempotent call over the lane, and return the answer's header and frames.
+
+        Return None if a Ray call must be made instead.
+        """
         lanes = self._lane()
         lane = await lanes.connection()
         if lane is None:
