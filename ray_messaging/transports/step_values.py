@@ -305,9 +305,9 @@ class Progress(NamedTuple):
     """Progress of all groups.
 
     `sealed` is the last step that all groups have closed, and `latest` the last step that some group has opened. Both
-    are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` has the
-    last step that each hold has handled. `wait_for` is the mode that is used now. The `supervisor` is not among the
-    groups (None: there is none). `supervised_by` is its name for people.
+    are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` has, by
+    name, the step of each hold, see `RedisSteps.hold`. `wait_for` is the mode that is used now. The `supervisor` is not
+    among the groups (None: there is none). `supervised_by` is its name for people.
     """
 
     sealed: int

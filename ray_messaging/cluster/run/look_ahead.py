@@ -370,7 +370,7 @@ class LookAhead:
         return senders
 
     def _far_place(self, agent: AgentId) -> int:
-        """Return the place of an agent of another group."""
+        """Return the place of an agent of another group. These places come after those of the group's own agents."""
         found = self._far.get(agent)
         if found is None:
             found = self._far[agent] = len(self.places) + len(self._far)
