@@ -41,7 +41,7 @@ class Answer(Protocol):
     """A function that answers requests for verdicts."""
 
     def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
-        """Return an answer, at once or as an awaitable.
+        """Return the answer to a request for verdicts, as bytes or as an awaitable.
 
         A `patient` request is about deferred rows, and its answer waits for verdicts. The memory of the request is
         valid during this call only.
@@ -245,7 +245,7 @@ class _LanePeer(FrameProtocol):
             task.add_done_callback(later.discard)
 
     def _check_token(self, token: memoryview) -> None:
-        """Accept requests from now on if the token is right. Otherwise end the connection."""
+        """Accept requests from now on if the token is that of the lane. Otherwise end the connection."""
         if not hmac.compare_digest(token, self._server.token.encode()):
             self.refuse("wrong token")
             return
