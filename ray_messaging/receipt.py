@@ -96,7 +96,7 @@ class Outcome:
 
     @property
     def fates(self) -> NDArray[np.uint8]:
-        """Return a copy of the codes, uint8 (n,)."""
+        """Return a copy of the codes of all sends' fates, uint8 (n,)."""
         return np.frombuffer(self.codes, np.uint8).copy()
 
     def settle(self, rows: NDArray[np.intp] | None, fate: int | NDArray[np.uint8]) -> None:

@@ -42,6 +42,9 @@ class FolderSource:
         self._folder = Folder(log_dir)
         segments = self._folder.segments()
         self.absent = absent_rows(self._folder, segments, View(self._folder, segments).end)
+        if self.absent and segments != (segments := self._folder.segments()):
+            # The run has ended since the files were listed.
+            self.absent = absent_rows(self._folder, segments, View(self._folder, segments).end)
         if segments:
             self.unended = unended(self._folder)
             return
@@ -65,11 +68,11 @@ class FolderSource:
         segments = self._folder.segments()
         try:
             found = answer(View(self._folder, segments), question, arguments)
-        except LogError:
+        except (LogError, Unbalanced):
             now = self._folder.segments()
             if now == segments:
                 raise
-            # A running writer replaced files while this query read them, so the query is repeated.
+            # A running writer replaced or added files while this query read them, so the query is repeated.
             found = answer(View(self._folder, now), question, arguments)
         if question == "balance" and (lacking := unended(self._folder)):
             raise Unbalanced(f"rows may be missing in the log: {lacking}", offenders=[])

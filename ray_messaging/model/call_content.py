@@ -84,9 +84,11 @@ def told_by(function: object) -> tuple[int | None, object]:
 def content_digest_of(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], uses: object = None
 ) -> str:
-    """Return a digest of all that a call depends on; raise ConfigError for an object whose content is unknown.
+    """Return a digest of all on which a call through `me.remember` depends.
 
     Args: `uses` stands for objects of unknown content, as in `by_content`.
+
+    Raises: ConfigError for an object whose content is unknown.
     """
     teller = _Teller(lenient=uses is not None)
     try:

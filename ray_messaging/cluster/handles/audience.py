@@ -196,7 +196,7 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
-    """Return the agents at the positions.
+    """Return the agents to which the positions `points` belong.
 
     These are the given agents. If none are given, they are all hosted agents, and if no agents are hosted, 0, 1, 2...
     """

@@ -468,7 +468,7 @@ class AgentLoop:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that were made ahead of their step, and that the step did not need.
+        """Return the calls through `me.remember` that were made ahead of their step, and that the step did not need.
 
         Their step is the one that ends now, or an earlier one.
         """

@@ -57,12 +57,12 @@ class CallCounts(NamedTuple):
 
     @property
     def cost(self) -> Decimal:
-        """Return the exact cost of the calls of this run."""
+        """Return the exact cost of this run's calls through `me.remember`."""
         return money_of(self.cost_parts)
 
     @property
     def saved_cost(self) -> Decimal:
-        """Return what the answers from the store would have cost."""
+        """Return what the answers from the store of calls would have cost in this run."""
         return money_of(self.saved_parts)
 
     def __str__(self) -> str:

@@ -430,7 +430,7 @@ class Run(AbstractContextManager["Run"]):
     def _calls_text(self) -> str:
         """Return a text with the numbers of calls through `me.remember`; "" if there are none.
 
-        Groups that do not answer at once are left out.
+        Groups that do not answer immediately are left out.
         """
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
@@ -583,7 +583,7 @@ def _results(refs: Sequence[Any]) -> list[Any]:
 
 
 def _unfinished(refs: Sequence[Any]) -> list[Any]:
-    """Return the calls that are still under way; raise the first error of the others."""
+    """Return the ObjectRefs of calls that are still under way; raise the first error of the other calls."""
     done, rest = wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
     _results(done)
     return rest

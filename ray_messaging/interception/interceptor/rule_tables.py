@@ -170,7 +170,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Apply the changes of the layers `of` to the entry itself, in this order."""
+        """Apply the changes that the layers `of` make to a table's entry to the entry itself, in this order."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -187,7 +187,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Set an entry to the value that follows from all its layers."""
+        """Set an entry of the table to the value that follows from the changes of all layers."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])

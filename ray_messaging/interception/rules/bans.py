@@ -144,7 +144,10 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply the check to a whole batch. Then look at the rows that the check blocks, or whose key may be banned."""
+        """Return the verdicts on a batch, to which the check is applied as a whole.
+
+        Then look at the rows that the check blocks, or whose key may be banned.
+        """
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:

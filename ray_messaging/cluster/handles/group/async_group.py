@@ -466,7 +466,10 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make an idempotent call over the lane; return its answer, or None if a Ray call must be made instead."""
+        """Make an idempotent call over the lane, and return the answer's header and frames.
+
+        Return None if a Ray call must be made instead.
+        """
         lanes = self._lane()
         lane = await lanes.connection()
         if lane is None:
@@ -522,7 +525,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages that a fetch got under the lease `token`."""
+        """Give back to the mailbox the messages that a fetch got under the delivery lease `token`."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
@@ -533,7 +536,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit the messages that a fetch got under the lease `token`."""
+        """Commit the messages that a fetch got under the delivery lease `token`."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
