@@ -502,7 +502,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def schema(self, subtopic: str, kind: object) -> None:
         """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit the type.
 
-        They raise PayloadMismatch. When this returns, all senders know the type. It is valid as long as the
+        They raise PayloadMismatch. When this returns, all senders know the type. The type is valid as long as the
         experiment's data exist.
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
@@ -996,7 +996,9 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def log(self) -> "EventLog":
-        """Return the event log of this experiment. Each query reads all messages that were sent before the query.
+        """Return the event log of this experiment, for queries such as `messaging.log.query(agent=17)`.
+
+        Each query waits until the log has all messages that were sent before the query.
 
         Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """

@@ -171,11 +171,11 @@ class EventLog:
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def series(self) -> pa.Table:
-        """Return the values that a run collected by `collect=` of `messaging.run`.
+        """Return the values that a run collected by `collect=` of `run` or `messaging.run`.
 
         If aggregates were collected, there is a row for each step, otherwise a row for each agent in each step. The
-        columns are step, agent, and the collected values. If an agent's id is a str, it is in the column agent_name,
-        and agent is null. If nothing was collected, the table has no rows.
+        columns are step, agent (only in rows for agents), and the collected values. If an agent's id is a str, it is in
+        the column agent_name, and agent is null. If nothing was collected, the table has no rows.
         """
         return with_exact_integers(self._source.ask("series"))
 
