@@ -141,8 +141,8 @@ class Result:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each agent in each step.
 
-        The DataFrame also has the steps of earlier runs, if their data are still in the log's folder, or, without a
-        log, on the server.
+        The index is the step, or the step and the agent. The DataFrame also has the steps of earlier runs, if their
+        data are still in the log's folder, or, without a log, on the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError if pandas is not installed.
         """
