@@ -46,8 +46,8 @@ class Messager(names.ChannelNames):
     that name goes on where this one stopped. Without a name the mailbox is removed when this messager closes. An
     `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`, OpenTelemetry spans are
     recorded for a sample of the batches (see docs/operations.md). `audiences` is an object whose coroutine
-    `load(name, version)` returns the pairs of an audience, for broadcasts. Use the messager as an async context
-    manager, or call `init` and `close`.
+    `load(name, version)` returns an audience's pairs of sender and hearer, for broadcasts. Use the messager as an
+    async context manager, or call `init` and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out

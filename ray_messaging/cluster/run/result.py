@@ -166,7 +166,7 @@ class Result:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states, with a row for each agent and a column for each key.
 
-        With by="group" the columns are the arrays that have a value for each agent of the group.
+        If the run had by="group", the columns are those arrays of the groups that have a value for each agent.
 
         Raises: ImportError if pandas is not installed.
         """
