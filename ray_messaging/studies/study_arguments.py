@@ -196,6 +196,8 @@ def record_of(
     if (function := function_of(collect)[0]) is not None:
         sources["collect"] = source_of(function)
         values["collect"] = values_used(function)
+    elif measures := {str(place): each.of for place, each in enumerate(aggregates_of(collect)) if callable(each.of)}:
+        values["collect"] = values_used(measures)  # their sources are in the options
     options = {
         name: value for name, value in template.options.items() if name not in ("collect", "concurrency", "calls")
     }

@@ -2,6 +2,8 @@
 
 import dis
 import inspect
+import os
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,7 +22,9 @@ _INPUTS: Final = {
     "shared": "shared=",
 }  # fmt: skip
 _PLAIN = bool, int, float, str, type(None)
-_CODE = type, FunctionType, BuiltinFunctionType, ModuleType
+# What is not a value that a model uses. The environment has variables that differ between any two shells.
+_NO_VALUES = type, FunctionType, BuiltinFunctionType, ModuleType, type(os.environ)
+_STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 _encode = msgspec.msgpack.encode
 
 
@@ -76,7 +80,10 @@ def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: A
 def _parts_of_code(code: CodeType) -> Iterator[str]:
     yield from (code.co_code.hex(), *code.co_names)
     for constant in code.co_consts:
-        yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
+        if isinstance(constant, frozenset):  # its order differs between processes
+            yield f"frozenset({sorted(map(repr, constant))})"
+        else:
+            yield from _parts_of_code(constant) if isinstance(constant, CodeType) else [repr(constant)]
 
 
 def values_used(model: object) -> dict[str, str | None]:
@@ -84,9 +91,13 @@ def values_used(model: object) -> dict[str, str | None]:
 
     These are the arguments of a partial, the variables of a closure, the defaults of parameters, and the attributes of
     an object. If the model is in the program that calls `run`, they are also the program's lists, dicts and other
-    objects that the model uses. A digest is None if the value has no digest.
+    objects that the model uses. If a value is a function of the user's, its text and its own values count. A digest is
+    None if the value has no digest.
     """
-    return {name: content_digest(value) for name, value in _values_in(model, set())}
+    found: dict[str, list[object]] = {}
+    for name, value in _values_in(model, set()):
+        found.setdefault(name, []).append(value)
+    return {name: content_digest(each[0] if len(each) == 1 else each) for name, each in found.items()}
 
 
 def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - a function, or an object
@@ -96,13 +107,14 @@ def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # n
         return
     while isinstance(model, partial):
         named = {f"argument {place}": each for place, each in enumerate(model.args)} | model.keywords
-        yield from ((f"{name!r} of a partial of {name_of(model.func)}", each) for name, each in named.items())
+        for name, each in named.items():
+            yield from _value(f"{name!r} of a partial of {name_of(model.func)}", each, seen)
         model = model.func
     if isinstance(model, MethodType):
-        yield f"the object of {model.__qualname__}", model.__self__
+        yield from _values_of_object(f"the object of {model.__qualname__}", model.__self__, seen)
         model = model.__func__
     elif not hasattr(model, "__qualname__"):
-        yield f"the object of {type(model).__qualname__}", model
+        yield from _values_of_object(f"the object of {type(model).__qualname__}", model, seen)
         model = type(model)
     if id(model) not in seen:
         seen.add(id(model))
@@ -110,22 +122,54 @@ def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # n
             yield from _values_of_function(function, seen)
 
 
+def _values_of_object(name: str, value: object, seen: set[int]) -> Iterator[tuple[str, object]]:
+    yield name, value
+    for attribute, each in getattr(value, "__dict__", {}).items():
+        if _is_users(each):
+            yield from _value(f"{attribute!r} of {name}", each, seen)
+
+
 def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tuple[str, object]]:
     name = function.__qualname__
     given = (function.__defaults__, function.__kwdefaults__)
     yield from ((f"a default of {name}", each) for each in given if each)
-    for variable, value in _variables_of(function):
-        if inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == "__main__"):
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the variable has no value yet
+            yield from _value(f"{variable!r} of {name}", cell.cell_contents, seen)
+    for variable, value in _program_values(function):
+        if _is_users(value):
+            if value.__module__ != "__main__":  # the source's digest has the text of functions in the program
+                yield f"{variable!r} of {name}", name_of(value)
             yield from _values_in(value, seen)
-        elif not isinstance(value, _CODE):
+        elif not isinstance(value, _NO_VALUES):
             yield f"{variable!r} of {name}", value
 
 
-def _variables_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a closure, and the objects of the main program that a function uses."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # the variable has no value yet
-            yield name, cell.cell_contents
+def _value(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - of any kind
+    """Yield a value with its name. If it is a function of the user's, yield its text, and the values that it uses."""
+    if not _is_users(value):
+        yield name, value
+        return
+    texts: list[str] = []
+    with suppress(OSError, TypeError):  # the text cannot be read
+        texts += _texts_in_program(value, set())
+    yield name, (name_of(value), texts)
+    yield from _values_in(value, seen)
+
+
+def _is_users(value: object) -> bool:
+    """Return whether a value is a function of the user's, or a class of the program that calls `run`.
+
+    Functions of Python and of packages are not: in another version they may have other defaults.
+    """
+    if inspect.isfunction(value):
+        file = value.__code__.co_filename
+        return "-packages" not in file and not file.startswith(_STANDARD_LIBRARY)
+    return inspect.isclass(value) and value.__module__ == "__main__"
+
+
+def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the objects of the main program that a function uses, by name."""
     if function.__module__ == "__main__":
         for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
             value = function.__globals__[name]

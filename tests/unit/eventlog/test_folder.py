@@ -336,6 +336,26 @@ def test_a_file_that_is_gone_is_said_by_all_that_needs_every_row(tmp_path, caplo
     assert EventLog.open(folder).history_digest(5) == digest
 
 
+def test_no_file_is_gone_if_a_run_ends_while_its_files_are_listed(tmp_path, caplog, monkeypatch):
+    """The number of rows was that of the end, and the files were those before it, so a whole log was refused."""
+    agents, listings, segments = ["ann", "bob", "eve"], [], Folder.segments
+
+    def listed(self, **given):
+        return listings.pop() if listings else segments(self, **given)
+
+    run(counts, agents=agents, until=2, log_dir=tmp_path / "log", progress=False)
+    before = Folder(tmp_path / "log").segments()
+    run(counts, agents=agents, until=4, log_dir=tmp_path / "log", on_existing="resume", progress=False)
+    monkeypatch.setattr(Folder, "segments", listed)
+    listings.append(before)
+    log = EventLog.open(tmp_path / "log")
+    assert (listings, caplog.text) == ([], "")
+    for ask in (lambda: log.balance().rows, lambda: len(log.history_digest(3))):
+        listings.append(before)
+        assert ask() > 0
+        assert listings == []
+
+
 @pytest.mark.parametrize(
     ("beside", "column", "read"),
     [

@@ -485,6 +485,17 @@ def test_another_value_that_a_model_is_bound_to_is_another_study(here, tmp_path,
     assert len(study(2)) == 1
 
 
+def test_another_value_of_a_function_in_an_aggregate_is_another_study(here, tmp_path):
+    """The study had the results of the former value."""
+
+    def study(scale):
+        return sweep(tmp_path / "s", outcomes=Mean("mood", lambda me: scale * me.state["knows"]))
+
+    assert len(study(1)) == len(study(1)) == 2
+    with pytest.raises(ConfigError, match=r"^'scale' of .*, which collect= uses, differs from that of the study in"):
+        study(2)
+
+
 class Words(rules.Rule):
     name = "words"
 

@@ -4,6 +4,7 @@ import importlib
 import linecache
 import sys
 from functools import partial
+from types import FunctionType
 
 import networkx as nx
 import pandas as pd
@@ -138,6 +139,18 @@ def test_of_a_program_only_what_the_model_uses_is_in_the_digest(tmp_path):
     assert start != source_of(in_a_program(path, mood=33)["start"])
 
 
+def test_a_lambda_with_a_set_has_one_digest_in_any_order_of_the_set():
+    """The order of a set of strs differs between processes, so the same study could not go on in a new one."""
+
+    def source(members):
+        code = (lambda result: result in {0, 8}).__code__
+        constants = tuple(frozenset(members) if isinstance(each, frozenset) else each for each in code.co_consts)
+        return source_of(FunctionType(code.replace(co_consts=constants), {"__name__": "__main__"}))
+
+    assert repr(frozenset((0, 8))) != repr(frozenset((8, 0)))
+    assert source((0, 8)) == source((8, 0)) != source((0, 16))
+
+
 def test_the_objects_of_a_program_that_the_model_uses_are_its_values(tmp_path):
     text = "import threading\nFRIENDS = {friends}\nOTHERS = []\nLOCK = threading.Lock()\n"
     text += "def helper():\n    return FRIENDS, LOCK\n\ndef person(me, inbox):\n    return helper, me.OTHERS\n"
@@ -155,6 +168,64 @@ def test_the_objects_of_a_program_that_the_model_uses_are_its_values(tmp_path):
     now = {"model": "m.person", "source": "a", "values": one}
     assert change_of(now, now) is change_of(now, {"model": "m.person", "source": "a"}) is None
     assert change_of(now, now | {"values": other}).startswith("'FRIENDS' of helper, which the model uses, differs from")
+
+
+def cautious(me):
+    return 1
+
+
+def bold(me):
+    return 2
+
+
+def built(policy, other=None):
+    def person(me, inbox):
+        return policy(me), other and other(me)
+
+    return person
+
+
+def scaled(by):
+    def policy(me):
+        return by
+
+    return policy
+
+
+class Town:
+    def __init__(self, policy):
+        self.policy = policy
+
+    def __call__(self, me, inbox):
+        return self.policy(me)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Town(lambda me: 1), Town(lambda me: 2)),
+        (Town(scaled(1)).__call__, Town(scaled(2)).__call__),
+        (built(cautious), built(bold)),
+        (built(lambda me: 1), built(lambda me: 2)),
+        (built(scaled(1), scaled(5)), built(scaled(2), scaled(5))),
+        (partial(bold, lambda me: 1), partial(bold, lambda me: 2)),
+        (partial(bold, scaled(1)), partial(bold, scaled(2))),
+        (built(int), built(float)),
+    ],
+)
+def test_another_function_that_a_model_is_bound_to_is_another_value(one, other):
+    """A study that was called again with another function returned the results of the former one."""
+    assert values_used(one) == values_used(one)
+    assert changed_values(values_used(one), values_used(other))
+
+
+def test_the_environment_and_the_defaults_of_installed_functions_are_no_values():
+    """The same study was refused in another shell, and would be with another version of Python."""
+    text = "import json\nfrom json import dumps\nfrom os import environ\n"
+    text += "def person(me, inbox):\n    return dumps(environ['HOME']), json\n"
+    names = {"__name__": "__main__"}
+    exec(compile(text, "<program>", "exec"), names)
+    assert values_used(names["person"]) == {}
 
 
 def test_another_kind_of_an_agent_in_a_later_call_is_named():
