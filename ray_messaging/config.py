@@ -273,7 +273,11 @@ class Calls(_Settings):
         return prices[0].currency if prices else ""
 
     def price(self, model: str | None, given: int, cached: int, output: int) -> int:
-        """Return the cost of tokens of a model, as `Price.of` does; raise ConfigError if the model has no price."""
+        """Return the cost of tokens of a model, in units of 10^-12 of the currency.
+
+        Args: `model` is the model's name, and the numbers of tokens are as for `Price.of`.
+        Raises: ConfigError if the model has no price.
+        """
         found = self.cost if isinstance(self.cost, Price) else self._price_of(model)
         return found.of(given, cached, output)
 

@@ -58,8 +58,9 @@ from typing import Any
 class MessagingError(Exception):
     """Root of every error that this package raises on purpose.
 
-    An error of a send has `receipts`, one for each message (None if a message's fate is unknown), and `message_ids`,
-    the ids of the messages that the error is about.
+    The facts of an error, such as the value that is wrong, are its attributes. An error of a send has `receipts`, one
+    for each message (None if a message's fate is unknown), and `message_ids`, the ids of the messages that the error is
+    about.
     """
 
     receipts: Sequence[Any] | None = None
@@ -71,7 +72,7 @@ class MessagingError(Exception):
 
 
 class ConfigError(MessagingError, ValueError):
-    """A setting cannot work."""
+    """A setting or argument cannot work, or a call does not suit the experiment, such as `steps` without `Steps()`."""
 
 
 class InvalidAddress(MessagingError, ValueError):
@@ -87,7 +88,7 @@ class UnknownSender(InvalidAddress):
 
 
 class InvalidPayload(MessagingError, TypeError):
-    """A payload is not a JSON object."""
+    """A payload is not a JSON object, or a state or result that a run stores has a value that cannot be stored."""
 
 
 class PayloadMismatch(InvalidPayload, ValueError):
@@ -134,9 +135,10 @@ class UnknownName(MessagingError, LookupError):
 
 
 class AlreadyExists(MessagingError, ValueError):
-    """The name of an experiment, a group or a survey is taken, or another group hosts an agent already.
+    """A name is taken, such as that of an experiment, a group or a survey, or another group hosts an agent already.
 
-    `kind` says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is not known.
+    It is also raised if a folder has the log of another run, or if another task iterates over a group's steps. `kind`
+    says what exists, and `value` is its name or id; `owner` is its owner, or None if the owner is not known.
     """
 
     kind: str
@@ -181,9 +183,9 @@ class NotRepeatable(MessagingError, AssertionError):
 
 
 class StepAborted(MessagingError, RuntimeError):
-    """A step was not committed, so nothing that was done in it counts. The group's next driver runs the step again.
+    """A step was not committed, so nothing that was done in it counts. The next loop over the group's steps repeats it.
 
-    If the server did not answer the commit, the step may be committed after all. The next driver finds out.
+    If the server did not answer the commit, the step may be committed after all. The next loop finds out.
 
     `step` is the step's number, and `group` the group that did not commit it.
     """
@@ -222,7 +224,7 @@ class AnswerUnfit(ModelFailed, ValueError):
 
 
 class StepFailed(MessagingError, RuntimeError):
-    """The model's function failed for an agent in a step of `Messaging.run`; the step was not committed.
+    """The model's function failed for an agent in a step of a run; the step was not committed.
 
     `agent`, `step` and `group` say where. `agent` is None if the model has one function for a whole group. `trace` is
     the traceback of the user's code as text, or "" if that code did not raise.
@@ -256,7 +258,7 @@ class UndeclaredSend(MessagingError, ValueError):
     """A group sent in a step to groups that were not declared to hear it; the step was not committed.
 
     `group` is the group that sent in `step`. `hearers` are the groups to which it sent, and which do not wait for its
-    messages.
+    messages, because they were not declared by `messaging.steps.declare`.
     """
 
     group: str
@@ -306,8 +308,8 @@ class NoQuestion(MessagingError, ValueError):
 class CommitFailed(MessagingError, RuntimeError):
     """Processed messages could not be committed, mostly because another handle got them after they were held too long.
 
-    `group` is the mailbox, and `messages` the number of these messages. `held_s` is for how many seconds the messages
-    were held, and `loan_s` for how many they may be held. Both are None if the error has another cause.
+    `group` is the name of the mailbox, and `messages` the number of these messages. `held_s` is for how many seconds
+    the messages were held, and `loan_s` for how many they may be held. Both are None if the error has another cause.
     """
 
     group: str
@@ -347,20 +349,20 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the epoch of the older process."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the older process's number."""
 
     name: str
     epoch: int
 
 
 class FrameError(MessagingError, ValueError):
-    """Bytes are not a valid frame."""
+    """Bytes are not a valid frame, or a received payload is not JSON."""
 
 
 class BodyLost(FrameError):
     """Messages of a step are missing on a server that had confirmed them.
 
-    `box` names the mailbox and step, `shard` is the number of the server.
+    `box` is a text that names the mailbox and the step, and `shard` is the number of the server, from 0.
     """
 
     box: str
@@ -379,13 +381,16 @@ class InvalidColumns(MessagingError, ValueError):
 
 
 class RuleError(MessagingError, ValueError):
-    """A rule cannot be used; `rule` holds its name."""
+    """A rule, or a value that a rule keeps, cannot be used; `rule` is the rule's name, or "" if it is not known."""
 
     rule: str
 
 
 class TraceError(MessagingError, ValueError):
-    """A trace file has an invalid line: `file` is its path, `line` the number of the line, from 1."""
+    """A trace file, whose messages are to be replayed, has an invalid line, or cannot be read.
+
+    `file` is the file's path, `line` the number of the line, from 1 (0: the file cannot be read).
+    """
 
     file: str
     line: int
@@ -418,13 +423,16 @@ class Unbalanced(MessagingError, AssertionError):
 
 
 class ServerFailed(MessagingError, RuntimeError):
-    """The embedded server did not start, or died; `log` has its last lines."""
+    """The embedded server did not start, or died; `log` has the last lines of the server's output."""
 
     log: str
 
 
 class TransitError(MessagingError):
-    """A message could not be delivered."""
+    """A message could not be delivered.
+
+    Subclasses say why: ConnectionFailed, InterceptorUnavailable, MailboxFull and OutcomeUnknown.
+    """
 
 
 class ConnectionFailed(TransitError, ConnectionError):
@@ -443,7 +451,7 @@ class InterceptorUnavailable(TransitError):
 
 
 class MailboxFull(TransitError):
-    """A receiver is too slow, and its mailbox is full; `mailbox` is its name."""
+    """A receiver is too slow, and its mailbox is full; `mailbox` is the mailbox's name."""
 
     mailbox: str
 

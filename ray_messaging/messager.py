@@ -40,13 +40,14 @@ if TYPE_CHECKING:
 class Messager(names.ChannelNames):
     """A sender and receiver of messages, with AgentSociety's methods and more.
 
-    Args: `config` is a RedisConfig, its URL or a LocalServer. `message_interceptor` is `messaging.interceptor`, or any
-    Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox outlives this process, and
-    the next messager of that name goes on where this one stopped. Without a name the mailbox is removed when this
-    messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`,
-    OpenTelemetry spans are recorded for a sample of the batches (see docs/operations.md). `audiences` is the source
-    from which the pairs of audiences are read. Use the messager as an async context manager, or call `init` and
-    `close`.
+    Args: `config` is a RedisConfig, its URL or a LocalServer. `exp_id` is the experiment's name, and `settings` has the
+    limits and timeouts. `message_interceptor` is `messaging.interceptor`, or any Ray actor that answers
+    `forward(from_id, to_id, msg) -> bool`. With a `name` the mailbox outlives this process, and the next messager of
+    that name goes on where this one stopped. Without a name the mailbox is removed when this messager closes. An
+    `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`, OpenTelemetry spans are
+    recorded for a sample of the batches (see docs/operations.md). `audiences` is an object whose coroutine
+    `load(name, version)` returns the pairs of an audience, for broadcasts. Use the messager as an async context
+    manager, or call `init` and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
@@ -124,12 +125,15 @@ class Messager(names.ChannelNames):
         return self.engine.interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Use another interceptor from the next batch on. Pass None if the experiment has no interceptor."""
+        """Replace the interceptor that judges this messager's messages, from the next batch of sends on.
+
+        Pass None if the experiment has no interceptor.
+        """
         self.engine.interceptor = message_interceptor
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on messages as they are sent."""
+        """Return the simulation step that is stamped on messages as they are sent, or None."""
         return self.engine.step
 
     @step.setter
@@ -141,7 +145,10 @@ class Messager(names.ChannelNames):
     async def send_message(
         self, channel: str, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
     ) -> Receipt:
-        """Send one message and return its receipt; from_id None is the user.
+        """Send one message, and return its receipt; from_id None is the user.
+
+        The channel of an agent names the recipient, so `to_id` may be left out. If a rule blocks the message, no error
+        is raised; the receipt has the fate "blocked" and the reason.
 
         Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
         or PayloadTooLarge for an invalid payload; MailboxFull, InterceptorUnavailable or OutcomeUnknown if it could
@@ -157,7 +164,8 @@ class Messager(names.ChannelNames):
     ) -> Receipt:
         """Send one message to an agent, and return its receipt; from_id None is the user.
 
-        Raises: the same errors as `send_message`.
+        Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
         """
         accumulator = self.engine.accepting
         if accumulator is None:
@@ -169,7 +177,8 @@ class Messager(names.ChannelNames):
 
         All messages are checked before the first one is sent.
 
-        Raises: the same errors as `send_message`.
+        Raises: the same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
         """
         bulk_sender = self.engine.bulk_sender
         return await bulk_sender.send_together(self.engine.checks.batches(messages, self.engine.step))
@@ -181,7 +190,8 @@ class Messager(names.ChannelNames):
 
         Args: from_ids and to_ids are integer arrays (n,) or sequences of n ids; in place of either, a single id stands
         for all messages; payloads is a sequence of n dicts, or one dict for all messages.
-        Raises: the same errors as `send_message`, and InvalidColumns.
+        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `send_message`, such as
+        UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         bulk_sender = self.engine.bulk_sender
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
@@ -192,8 +202,9 @@ class Messager(names.ChannelNames):
     ) -> Receipts:
         """Send one message from an agent to all its hearers in an audience; return one receipt for each hearer.
 
-        Args: from_id None is the user; audience is the audience's handle or name, or EVERYBODY.
-        Raises: UnknownName if the audience does not exist; otherwise the same errors as `send_message`.
+        Args: from_id None is the user; audience is the audience's handle or name, or "*" for all agents.
+        Raises: UnknownName if the audience does not exist; otherwise the same errors as `send_message`, such as
+        UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
 
@@ -202,7 +213,9 @@ class Messager(names.ChannelNames):
     ) -> Receipts:
         """Send n broadcasts given as columns; return one receipt for each pair of sender and hearer, row by row.
 
-        Raises: the same errors as `broadcast`, and InvalidColumns.
+        Args: from_ids and payloads are as for `send_columns`, audience is as for `broadcast`.
+        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `broadcast`, such as
+        UnknownName, UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         sender, engine = self.engine.bulk_sender, self.engine
         chunks = engine.checks.columns(from_ids, 0, payloads)
@@ -227,8 +240,9 @@ class Messager(names.ChannelNames):
 
         An answer that arrives later is an ordinary message of the next fetch.
 
-        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; QuestionBlocked if
-        a rule blocks the question; otherwise the same errors as `send_message`.
+        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
@@ -243,10 +257,11 @@ class Messager(names.ChannelNames):
     ) -> Answers:
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `async for answer in answers` yields the answers as they arrive, and `await answers.wait()` waits for all of
-        them; both end after `timeout` seconds.
+        `async for answer in answers` yields the answers as they arrive, as Messages, and `await answers.wait()` waits
+        for all of them; both end after `timeout` seconds. `answers.to_pandas()` has a row for each question.
 
-        Raises: the same errors as `send_columns`.
+        Raises: the same errors as `send_columns`, such as InvalidColumns, UnknownSender, MailboxFull and
+        OutcomeUnknown.
         """
         return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
@@ -254,14 +269,15 @@ class Messager(names.ChannelNames):
         """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
 
         Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
-        same errors as `send_message`.
+        same errors as `send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply(message, payload)
 
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: the same errors as `reply`.
+        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
+        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply_columns(messages, payloads)
 
@@ -434,8 +450,8 @@ class Messager(names.ChannelNames):
         """Iterate over the steps of this group's agents, from the first uncommitted one up to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
-        committed, and the next driver runs it again. All groups must be driven at the same time, because each group
-        waits until the other groups have closed the previous step.
+        committed, and the next call of `steps` runs it again. All groups must iterate at the same time, because each
+        group waits until the other groups have closed the previous step.
 
         Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
         Raises: ConfigError if the experiment has no steps, or this messager has no name or hosts no agents;
@@ -453,14 +469,15 @@ class Messager(names.ChannelNames):
         TransactionError.
 
         Raises: ConfigError if this messager has no name; NotListening if it does not listen; TransactionError if
-        another transaction is open; at the end of the block also the errors of `send_message`, and then nothing was
-        committed. After OutcomeUnknown the next transaction finds out whether this one was committed.
+        another transaction is open; at the end of the block also the errors of `send_message`, such as InvalidPayload
+        and MailboxFull, and then nothing was committed. After OutcomeUnknown the next transaction finds out whether
+        this one was committed.
         """
         return Transaction(self.engine)
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription. `cluster.actors.group_host` needs it for its delivery leases."""
+        """Return the subscription, by which this messager receives. `cluster.actors.group_host` needs it for leases."""
         return self.engine.receiving
 
     @property
@@ -471,15 +488,19 @@ class Messager(names.ChannelNames):
     # -- the local log --------------------------------------------------------------------------------------------
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first."""
+        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first.
+
+        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (seconds), sent, fate,
+        rule, reason and message_id.
+        """
         return self.engine.log.rows()
 
     def clear_log_list(self) -> None:
-        """Empty the local log."""
+        """Empty the local log list, which `get_log_list` returns."""
         self.engine.log.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of this messager, such as the numbers of batches sent and of messages fetched."""
+        """Return counters of this messager, such as `batches` (sent) and `fetched` (messages that were fetched)."""
         return self.engine.stats()
 
 
@@ -499,7 +520,11 @@ class GroupMessager(Messager):
         from_id: names.SenderId = names.OMITTED,
         to_id: AgentId | None = None,
     ) -> Receipt:
-        """Send one message and return its receipt; raises the same errors as `Messager.send_message`."""
+        """Send one message, and return its receipt; from_id None is the user.
+
+        Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
+        """
         accumulator = self.engine.accepting
         if accumulator is None:
             raise self.engine.not_open(Closed)

@@ -135,7 +135,10 @@ class Messages(Sequence[Message]):
         return [message.payload for message in self]
 
     def to(self, kind: type[T]) -> list[T]:
-        """Return the payloads as objects of a type; raises the same errors as `Message.to`."""
+        """Return the payloads as objects of a type: a pydantic model, a msgspec.Struct, a dataclass or a TypedDict.
+
+        Raises: PayloadMismatch if a payload does not fit the type, FrameError if a foreign client sent invalid JSON.
+        """
         return [message.to(kind) for message in self]
 
     @property

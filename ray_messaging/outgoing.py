@@ -18,8 +18,11 @@ class Outgoing:
     """One message to send, or one payload for many recipients.
 
     Build it with a channel, or with `to_agent` or `to_agents` for recipients. Ids are checked here; a channel is
-    checked when the message is sent. If from_id is None or left out, the user is the sender. A group requires a
-    from_id.
+    checked when the message is sent. If from_id is None or left out, the user is the sender. If a group is to send the
+    message, from_id must be given. The channel of an agent names the recipient, so `to_id` may be left out. On a plain
+    channel, `to_id` is only recorded as the recipient.
+
+    Raises: InvalidAddress for an invalid id, or for a channel that is not a str.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
@@ -41,7 +44,7 @@ class Outgoing:
     def to_agent(
         cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
     ) -> "Outgoing":
-        """Build a message for one agent."""
+        """Build a message for one agent; raise InvalidAddress for an invalid id or subtopic."""
         made = cls("", payload, from_id, to_id)
         made.channel = None
         if to_id is None:
@@ -57,7 +60,10 @@ class Outgoing:
         from_id: SenderId = OMITTED,
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":
-        """Build a message with one payload for many agents. The payload is encoded once; each agent has a receipt."""
+        """Build a message with one payload for many agents. The payload is encoded once; each agent has a receipt.
+
+        Raises: InvalidAddress for an invalid id or subtopic.
+        """
         made = cls("", payload, from_id)
         made.channel = None
         made.to_ids = [check_id(to_id) for to_id in to_ids]

@@ -96,7 +96,7 @@ class Outcome:
 
     @property
     def fates(self) -> NDArray[np.uint8]:
-        """Return a copy of the codes, uint8 (n,)."""
+        """Return a copy of the codes of all sends' fates, uint8 (n,)."""
         return np.frombuffer(self.codes, np.uint8).copy()
 
     def settle(self, rows: NDArray[np.intp] | None, fate: int | NDArray[np.uint8]) -> None:
@@ -157,7 +157,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def fate(self) -> FateName:
-        """Return the message's fate, such as "delivered" or "blocked"."""
+        """Return the message's fate: "delivered", "published" (to foreign clients), "undeliverable" or "blocked"."""
         return FATES[self._outcome.codes[self._row]]
 
     @property
@@ -247,7 +247,10 @@ class Receipts(Sequence[Receipt]):
 
     @property
     def codes(self) -> NDArray[np.uint8]:
-        """Return the fates as uint8 (n,): indices into `fates.FATES`."""
+        """Return the fates as uint8 (n,).
+
+        0 is "delivered", 1 is "published", 2 is "undeliverable", 3 is "blocked", and 4 means that the fate is unknown.
+        """
         if not self.parts:
             return np.zeros(0, np.uint8)
         return np.concatenate([outcome.fates[low:high] for outcome, low, high in self.parts])
@@ -273,7 +276,7 @@ class Receipts(Sequence[Receipt]):
         return dict(zip(NAMES if found[UNKNOWN] else FATES, found, strict=False))
 
     def blocked_by(self) -> Counter[str]:
-        """Count the blocked sends by rule."""
+        """Return the number of blocked sends by the name of the rule that blocked them."""
         return Counter(
             rule for outcome, low, high in self.parts for row, (rule, _) in outcome.blocks.items() if low <= row < high
         )

@@ -256,7 +256,7 @@ _decode = msgspec.msgpack.Decoder(MailboxRecord).decode
 
 
 def decode_record(data: bytes) -> MailboxRecord:
-    """Decode a record that the server has stored; raise FrameError if it is invalid."""
+    """Decode a mailbox's record that the server has stored; raise FrameError if it is invalid."""
     try:
         record = _decode(data)
         for claims in (record.claims, *(part for change in record.changes for part in (change.came, change.went))):
@@ -480,7 +480,7 @@ class Directory:
 
     @property
     def version(self) -> int:
-        """Return the version of this copy, or -1 before the first update."""
+        """Return the version of this copy of the directory, or -1 before the first update."""
         return self.routing.version
 
     @property

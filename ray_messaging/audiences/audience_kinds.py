@@ -21,7 +21,9 @@ class AudienceKind(StrEnum):
 
 
 class AudienceFacts(msgspec.Struct, frozen=True):
-    """Facts about a version of an audience, as the directory has them. `digest` is the hash of its pairs, as hex.
+    """Facts about a version of an audience, as the experiment's directory of mailboxes has them.
+
+    `digest` is the hash of its pairs, as hex.
 
     If groups made this version by moving agents in a step, `moved` is that step. If a call made it, `moved` is -1.
     """
@@ -65,7 +67,7 @@ def encode_facts(facts: AudienceFacts) -> str:
 
 
 class Audiences:
-    """The audiences of an experiment in one version of the directory, by name."""
+    """The audiences of an experiment in one version of the directory of mailboxes, by name."""
 
     def __init__(self) -> None:
         self._texts: AudienceTexts = NO_AUDIENCES
@@ -97,7 +99,7 @@ class Audiences:
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 
     def of(self, name: str, step: int | None = None) -> AudienceVersion:
-        """Return the version that is used for messages of a step (None: the newest version).
+        """Return the version of an audience that is used for messages of a step (None: the newest version).
 
         Raises: UnknownName if there is no such version, ConfigError if a later release of this library made the
         version.

@@ -176,7 +176,7 @@ class Positions(NamedTuple):
 
     @classmethod
     def given(cls, ids: IdColumn, points: object, radius: object, limit: int) -> "Positions":
-        """Check positions that a user passed.
+        """Check positions of agents that a user passed, and return them.
 
         Raises: InvalidColumns if positions or ids are not valid, ConfigError if the radius is not valid.
         """
@@ -217,7 +217,7 @@ class Positions(NamedTuple):
         return self._replace(points=after)
 
     def edges(self) -> GraphEdges:
-        """Return the pairs, each in both directions. An agent is not paired with itself.
+        """Return the pairs of agents near each other, each in both directions. An agent is not paired with itself.
 
         Raises: AudienceTooLarge if there are more pairs than the limit.
         """
@@ -230,7 +230,7 @@ class Positions(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Return a hash of the positions, 32 bytes."""
+        """Return a hash of the agents' positions, 32 bytes."""
         digest = blake2b(repr((self.points.shape, self.radius)).encode(), digest_size=32)
         digest.update(self.ids.data)
         digest.update(np.ascontiguousarray(self.points).data)

@@ -32,7 +32,7 @@ class AudienceCache:
         self._loading = asyncio.Lock()
 
     async def edges(self, audience: AudiencePairs) -> Edges:
-        """Return the pairs of a version.
+        """Return the pairs (sender, hearer) of a version of an audience.
 
         Raises: UnknownName if there is no source, or if the source does not have the version; FrameError if the version
         is damaged.
@@ -67,7 +67,7 @@ class AudienceCache:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: AudiencePairs, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of a version whose hearers are among `agents`; `digest` is the digest of `agents`.
+        """Return the pairs of an audience's version whose hearers are among `agents`, which have the digest `digest`.
 
         Raises: the same errors as `edges`.
         """

@@ -36,7 +36,7 @@ def version_folder(folder: Path, name: str, version: int) -> Path:
 
 
 def write_edges(folder: Path, edges: Edges) -> None:
-    """Write the files of a version, which appear all at once.
+    """Write the files of a version of an audience, which appear all together.
 
     They replace files of the same version that were written before the experiment was reset.
     """
@@ -81,7 +81,10 @@ def _write(path: Path, array: NDArray[np.generic]) -> None:
 
 
 def read_edges(folder: Path, name: str, version: int) -> Edges:
-    """Memory-map the files of a version. Raises UnknownName if there are no files, FrameError if they are damaged."""
+    """Memory-map the files of a version of an audience.
+
+    Raises UnknownName if there are no files, FrameError if they are damaged.
+    """
     try:
         facts = json.loads((folder / FACTS).read_text())
         arrays = {each: _read(folder / f"{each}.npy", checksum) for each, checksum in facts["checksums"].items()}

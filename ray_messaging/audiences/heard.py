@@ -153,7 +153,7 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum for each hearer of a chunk.
+        """Return, for each hearer in a chunk, the sum of the `values` of the rows that it hears.
 
         The values of each sender are added first, as `sums` of GraphHearing does.
         """

@@ -14,9 +14,9 @@ from ray_messaging.model.columns import NONE, IdColumn
 
 
 class MemberHearing:
-    """Broadcasts as agents hear them. An agent marked in `hears` hears all of `rows` except its own.
+    """Broadcasts as agents hear them. An agent marked in `hears` hears all of the broadcasts `rows` except its own.
 
-    `from_ids` has the senders.
+    `from_ids` has the senders of all broadcasts, by row.
     """
 
     def __init__(self, agents: AgentSet, hears: NDArray[np.bool_], from_ids: IdColumn, rows: NDArray[np.intp]) -> None:

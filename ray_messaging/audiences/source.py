@@ -12,7 +12,7 @@ class AudienceSource(Protocol):
     """A source of the pairs of audiences."""
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of exactly this version.
+        """Return the pairs (sender, hearer) of exactly this version of an audience.
 
         Raises: UnknownName if the version does not exist, FrameError if it is damaged.
         """
@@ -25,7 +25,10 @@ class LocalFolder:
         self.folder = folder
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version. Raises UnknownName if it does not exist, FrameError if it is damaged."""
+        """Return the pairs of a version of an audience.
+
+        Raises UnknownName if it does not exist, FrameError if it is damaged.
+        """
         return await asyncio.to_thread(self.read, name, version)
 
     def read(self, name: str, version: int) -> Edges:

@@ -297,7 +297,7 @@ class _Asking(AgentExecutor):
 
 
 class _LastTasks(InMemoryTaskStore):
-    """Store of the last tasks of an agent."""
+    """Store of an agent's A2A tasks, of which it keeps only the newest ones."""
 
     def __init__(self) -> None:
         super().__init__()

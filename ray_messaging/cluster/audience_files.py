@@ -232,7 +232,7 @@ class AudienceFiles:
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make a version with the agents' new positions, used from `step` on.
+        """Make a version of an audience with the agents' new positions, used from `step` on.
 
         Do nothing if `step` has a version already.
         """

@@ -70,7 +70,10 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
 
 
 def _check_own(shards: object, server: ServerConfig) -> object:
-    """Return the number of servers in the user's `redis=`; raise ConfigError if it does not agree with `shards=`."""
+    """Return the number of servers of the experiment, if the user's `redis=` names servers.
+
+    The number is `shards`, or if that is None, the number in `redis=`. Raises: ConfigError if the two do not agree.
+    """
     own = 1
     if isinstance(server, ShardsConfig):
         own = len(server.servers)
@@ -177,7 +180,7 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return the folder for the data, by default beside the log; None if no data are kept.
+        """Return the folder for the servers' data, by default beside the log; None if no data are kept.
 
         Raises: ConfigError if the folder cannot be used.
         """

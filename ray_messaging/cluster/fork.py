@@ -183,7 +183,10 @@ def _said(row: "LogRow") -> tuple[object, ...]:
 
 
 def _way(row: "LogRow") -> tuple[str | None, str, bool, int | None]:
-    """Return a key for a message from outside of the steps. Messages with equal keys can be sent in one call."""
+    """Return a key for a message from outside of the steps. Messages with equal keys can be sent in one call.
+
+    A key has the audience, the subtopic (or ":" and the plain channel), whether it asks, and the audience's version.
+    """
     plain = row.audience is None and row.to_id is None
     subtopic = f":{row.channel}" if plain else row.subtopic or ""
     return row.audience, subtopic, bool(row.expects_answer), row.audience_version
@@ -273,7 +276,7 @@ def _bring(folder: str) -> None:
 
 
 def _place(folder: str, files: "Sequence[tuple[str, Any]]") -> bool:
-    """Write files into a new folder, which appears at once; return False if the folder exists with other files."""
+    """Write files into a new folder, which appears as a whole; return False if the folder exists with other files."""
     path = Path(folder)
     if path.exists():
         return all((path / name).is_file() and (path / name).read_bytes() == get(data) for name, data in files)

@@ -31,7 +31,7 @@ Header = TypeVar("Header")
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits.
 
-    `caller` is the handle's id.
+    `caller` is the handle's id, and `number` counts its sends.
     """
 
     caller: str
@@ -98,6 +98,8 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
     `mailbox` and `entry` say where the frame was read; `mailbox` is "" if a foreign client sent the frame. `pattern` is
     the channel pattern that the messages matched (None: none).
+
+    `fetched` is the tracing span of the fetch, or b"" without one.
     """
 
     low: int
@@ -130,9 +132,9 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall: the tokens of leases that have ended, and the error if rows could not be committed.
+    """The answer to an AckCall.
 
-    `over` has these tokens, and `late` the error (None: there is no error).
+    `over` has the tokens of leases that have ended. `late` is the error if rows could not be committed, otherwise None.
     """
 
     over: tuple[Token, ...]
@@ -304,7 +306,10 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
-    """Return a lease and its messages; raise FrameError if the messages cannot be decoded."""
+    """Return the token of a delivery lease, and its messages. Without messages the token is None.
+
+    Raises: FrameError if the messages cannot be decoded.
+    """
     lent = _read(_lent, header)
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):

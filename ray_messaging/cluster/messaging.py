@@ -204,7 +204,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Raises: ConfigError if there is no checkpoint before `at_step`, the parent had rules and none are given, or
         `log_dir` has another fork; AlreadyExists if `log_dir` has a log and `on_existing` is "error"; LogError if the
-        parent's folder cannot be read; otherwise the same errors as `start`.
+        parent's folder cannot be read; otherwise the same errors as `start`, such as ConnectionFailed and RuleError.
         """
         from ray_messaging.cluster.fork import start_fork
         from ray_messaging.config import MessagingConfig
@@ -309,7 +309,11 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._connection.interceptor
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of the interceptor and the event log, and the number of waiting messages by mailbox."""
+        """Return a dict of counters of the interceptor, such as `judged` and `blocked`, the numbers of messages.
+
+        `waiting` has the number of unread messages of each mailbox, `dead_letters` has counts of dead letters, and
+        `log`, if the experiment has an event log, the counters of its writer.
+        """
         stats: dict[str, Any] = self._connection.ask(self.interceptor.stats.remote())
         if self.log_dir is not None:
             stats["log"] = self._connection.ask(self.log_actor.stats.remote())
@@ -436,7 +440,7 @@ class Messaging(AbstractContextManager["Messaging"]):
                 dict of such dicts by group.
 
         Raises: ConfigError for a node, a group or an option that does not exist; otherwise the same errors as
-        `create_group`.
+        `create_group`, such as AlreadyExists and InvalidAddress.
         """
         return self._groups.create(groups, subtopics, placement, actor_options)
 
@@ -445,7 +449,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return self._groups.find(name)
 
     def groups(self) -> "list[Group]":
-        """Return the groups that `create_group` made, in any process, by name."""
+        """Return the groups that `create_group` or `create_groups` made, in any process, sorted by name."""
         return self._groups.all()
 
     def group_of(self, agent_id: AgentId) -> "Group":
@@ -476,24 +480,30 @@ class Messaging(AbstractContextManager["Messaging"]):
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
         """Move agents from groups with much load to groups with little load, and return the moves.
 
-        The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
-        it is the number of the group's agents. Groups whose load is within a tenth of the mean do not change. Raises
-        the same errors as `move_agents`.
+        A move has `agents`, `source` and `target` (the names of the groups).
 
-        Args: With `dry_run`, no agent moves, and the planned moves are returned.
+        The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
+        it is the number of the group's agents. Groups whose load is within a tenth of the mean do not change.
+
+        Args: With `dry_run`, no agent moves, and the planned moves are returned. `timeout` is as for `move_agents`.
+        Raises: the same errors as `move_agents`, such as MoveFailed.
         """
         from ray_messaging.cluster.moves import rebalance
 
         return rebalance(self._connection, self._groups, timeout, dry_run=dry_run)
 
     def remove_group(self, name: str) -> None:
-        """Stop a group and remove its mailbox; its unread messages become dead letters."""
+        """Stop a group and remove its mailbox; its unread messages become dead letters.
+
+        Raises: UnknownName if the experiment has no such group.
+        """
         self._groups.remove(name)
 
     def schema(self, subtopic: str, kind: object) -> None:
         """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit the type.
 
-        When this returns, all senders know the type. It is valid as long as the experiment's data exist.
+        They raise PayloadMismatch. When this returns, all senders know the type. The type is valid as long as the
+        experiment's data exist.
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
         removes the type.
@@ -548,7 +558,7 @@ class Messaging(AbstractContextManager["Messaging"]):
         return Audience(self._connection, name)
 
     def audiences(self) -> "list[Audience]":
-        """Return all audiences, by name."""
+        """Return all audiences, sorted by name."""
         from ray_messaging.cluster.handles.audience import Audience
 
         names = self._connection.ask(self.interceptor.audiences.remote()).names()
@@ -569,9 +579,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def broadcast(self, audience: object, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
         """Send one message from the user to all hearers of an audience; return one receipt for each hearer.
 
-        Args: `audience` is an audience or its name; "*" means all agents.
-
-        Raises the same errors as `Messager.broadcast`.
+        Args: `audience` is the audience's handle or name, or "*" for all agents.
+        Raises: UnknownName if the audience does not exist; otherwise the same errors as `Messager.send_message`, such
+        as InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return self._user.broadcast(audience, payload, subtopic)
 
@@ -795,8 +805,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "Run":
         """Start a run whose steps you run one by one, by `run.advance(1)`; see also `run.states()` and `run.series`.
 
-        The groups' processes live until the run ends, so a step takes no extra time. Arguments and errors are the same
-        as for `run`.
+        The groups' processes live until the run ends, so a step takes no extra time. Arguments and errors, such as
+        ConfigError, are the same as for `run`. Errors of the model, such as StepFailed, are raised by `run.advance`.
         """
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_plan import RunOptions
@@ -821,14 +831,26 @@ class Messaging(AbstractContextManager["Messaging"]):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> "Message":
-        """Ask an agent as the user; return its answer. Raises the same errors as `Messager.ask`."""
+        """Ask an agent as the user, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
+
+        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
+        """
         ask = self._user.messager.ask
         return self._user.run(ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
 
     def ask_columns(
         self, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "GroupAnswers":
-        """Ask many agents as the user; return an object that collects their answers. See `Group.ask_columns`."""
+        """Ask many agents as the user; return an object that collects their answers.
+
+        `for answer in answers` yields the answers as they arrive, as Messages, and `answers.wait()` waits for all of
+        them; both end after `timeout` seconds. `answers.to_pandas()` has a row for each question.
+
+        Args: to_ids and payloads are as for `Group.send_columns`.
+        Raises: the same errors as `Group.send_columns`, such as InvalidColumns, MailboxFull and OutcomeUnknown.
+        """
         return self._user.ask_columns(to_ids, payloads, subtopic, timeout)
 
     # -- agents and clients outside, by A2A -----------------------------------------------------------------------
@@ -917,7 +939,7 @@ class Messaging(AbstractContextManager["Messaging"]):
             timeout: After how many seconds `survey.wait()` stops waiting; None: never.
 
         Raises: AlreadyExists if the survey_id is taken; ConfigError if the survey asks no agents, or the type has no
-        JSON schema; otherwise the same errors as `Messager.send_columns`.
+        JSON schema; otherwise the same errors as `Messager.send_columns`, such as InvalidPayload and MailboxFull.
         """
         from ray_messaging.cluster.handles.survey import Survey, asked_agents
 
@@ -974,9 +996,11 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def log(self) -> "EventLog":
-        """Return the event log up to this moment: messages, senders, receivers, fates.
+        """Return the event log of this experiment, for queries such as `messaging.log.query(agent=17)`.
 
-        Raises the same errors as `log_actor`.
+        Each query waits until the log has all messages that were sent before the query.
+
+        Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """
         from ray_messaging.cluster.handles.remote_log import RemoteSource
         from ray_messaging.eventlog.event_log import EventLog
@@ -986,7 +1010,9 @@ class Messaging(AbstractContextManager["Messaging"]):
     def blocked(self, *, after: int | None = None) -> "BlockedMessages":
         """Iterate (`async for`) over messages that are blocked from now on, or that follow the cursor `after`.
 
-        The experiment must have an event log.
+        Each is a BlockedMessage; its `cursor` can be passed as `after`.
+
+        Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """
         from ray_messaging.cluster.handles.remote_log import BlockedMessages
 
@@ -997,7 +1023,11 @@ class Messaging(AbstractContextManager["Messaging"]):
     ) -> "BlockedListener":
         """Call a function in a thread with each blocked message, until the returned listener is closed.
 
-        The experiment must have an event log. Args: `after` is a cursor, as for `blocked`.
+        The function gets a BlockedMessage.
+
+        Args: `after` is the cursor of a BlockedMessage, from which to continue; None: only messages that are blocked
+        from now on.
+        Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """
         from ray_messaging.cluster.handles.remote_log import BlockedListener
 

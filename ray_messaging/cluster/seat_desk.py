@@ -268,7 +268,7 @@ class SeatDesk:
     # -- of the pages ---------------------------------------------------------------------------------------------
 
     async def news(self, agent: AgentId, seen: int) -> SeatView:
-        """Return what the page shows, once its version differs from `seen`, or after some seconds."""
+        """Return what the page of a seat shows, once the page's version differs from `seen`, or after some seconds."""
         seat = await self._seat(agent)
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):

@@ -369,7 +369,7 @@ class SharedState:
         self._seen: dict[str, int] = {}  # by executor: the version that it has
 
     def begin(self) -> None:
-        """Forget the state, and the versions that executors have."""
+        """Forget the shared state, and the versions that executors have."""
         self._parts, self._gone, self._seen = {}, {}, {}
 
     def look(self, state: Any) -> None:
@@ -397,7 +397,7 @@ class SharedState:
 class _Here(_Carrier):
     """Executors that run in this process.
 
-    Their sends and events take effect at once, as with the framework's runner.
+    Their sends and events take effect immediately, as with the framework's runner.
     """
 
     def __init__(self, workflow: Any, values: Values) -> None:

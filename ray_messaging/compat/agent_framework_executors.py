@@ -63,7 +63,7 @@ class Recorder:
     """The framework's context for an executor in a group. It records what the executor does, in order, as JSON.
 
     Args: `values` encodes values as JSON; `classify` says what kind of event an output is; `tell` is called with each
-    event at once, unless the executor has asked for information (None: it is never called).
+    event when it happens, unless the executor has asked for information (None: it is never called).
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class PassingContext:
         self.get_pending_request_info_events = context.get_pending_request_info_events
 
     async def send_message(self, message: WorkflowMessage) -> None:
-        """Pass on a message."""
+        """Send a message through the framework's own context, with its data as another process would get them."""
         message.data = self._values.passed(message.data, f"a message of executor {message.source_id!r}")
         await self._context.send_message(message)
 
     async def add_event(self, event: WorkflowEvent[Any]) -> None:
-        """Pass on an event."""
+        """Pass an event on to the framework's own context, with its data as another process would get them."""
         await self._context.add_event(self._passed(event))
 
     async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
@@ -164,7 +164,7 @@ class RecordedState(State):
             self._committed = {**state._committed}
 
     def taken(self, values: Values) -> list[Act]:
-        """Return the changes as JSON, and count them as committed for the executor's next message."""
+        """Return the executor's changes of the state as JSON, and count them as committed for its next message."""
         acts: list[Act] = []
         for key, value in self._pending.items():
             if value is _DeleteSentinel:
@@ -187,7 +187,7 @@ async def run_deliveries(
 ) -> list[list[Act]]:
     """Let an executor handle its messages, one by one, until an error; return what it did for each message.
 
-    Args: `tell` is called with each event at once, up to the executor's first request for information.
+    Args: `tell` is called with each event when it happens, up to the executor's first request for information.
     """
     done: list[list[Act]] = []
     for each in deliveries:
@@ -348,7 +348,7 @@ def event_of(values: Values, told: Mapping[str, Any]) -> WorkflowEvent[Any]:
 
 
 def delivery_of(values: Values, target: str, told: Mapping[str, Any]) -> Delivery:
-    """Return the delivery that a payload contains."""
+    """Return the delivery to an executor, `target`, that a payload (`told`) contains."""
     of = told["of"]
     message = message_of(values, of["message"] | {"data": told["data"]})
     return Delivery(target, message, of["sources"], message.trace_contexts, message.source_span_ids)

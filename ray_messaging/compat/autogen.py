@@ -102,7 +102,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
         return self._messager
 
     async def _place(self, kinds: set[str]) -> None:
-        """Start Ray actors for some types, and begin to read the messages for the types of this process."""
+        """Start Ray actors for some types of agents, and begin to read the messages for the types of this process."""
         serializers = [*self._serialization_registry._serializers.values()]
         common = self._messager.exp_id, self._ignore_unhandled_handler_exceptions, serializers
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 1000}

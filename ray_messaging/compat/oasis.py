@@ -303,7 +303,10 @@ class Channel:
                 await self._reply([(message, {"error": f"rule {receipts[row].rule!r} blocked its result"})])
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """Close the platform's side when its task has failed or was cancelled. After EXIT it is closed already."""
+        """Close the platform's side when its task has failed or was cancelled.
+
+        After the action EXIT it is closed already.
+        """
         self._platform = None
         # An event loop that is closing cancels all tasks, and should not begin a new one. So after a cancellation, the
         # task that closes the platform's side begins only if the loop still runs after CANCEL_S.

@@ -53,7 +53,10 @@ class AnswerMailbox:
         self._task = asyncio.create_task(self._read(), name="ray_messaging answers")
 
     async def close(self) -> None:
-        """Stop reading answers. If no name was given to the messager, the mailbox is removed from the directory."""
+        """Stop reading answers.
+
+        If no name was given to the messager, the mailbox is removed from the list of all mailboxes.
+        """
         if self._task is not None:
             await end(self._task)
         await self.engine.close()
@@ -69,7 +72,7 @@ class AnswerMailbox:
         self._news.set()
 
     async def _read(self) -> None:
-        """Commit the answers that were passed to their askers, and pass on those that could not be taken at once."""
+        """Commit the answers that were passed to their askers, and pass on those that had to wait."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()

@@ -231,10 +231,14 @@ MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]
 
 
 class Answers(AnswerTable):
-    """The answers to a messager's questions: `async for answer in answers` yields them as they arrive."""
+    """The answers to a messager's questions: `async for answer in answers` yields them as they arrive.
+
+    `answers[i]` is the answer to question i as a Message, or None. `answered`, `pending`, `failed` and `blocked` are
+    arrays with the numbers of these questions, and `to_pandas()` has a row for each question.
+    """
 
     async def wait(self) -> "Answers":
-        """Wait until all answers have arrived, or the time limit is exceeded; return self."""
+        """Wait until each question has its answer or can get none, or the time limit is exceeded; return self."""
         while self.asks_again():
             await self.change()
         return self
@@ -252,10 +256,14 @@ class Answers(AnswerTable):
 
 
 class GroupAnswers(AnswerTable):
-    """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive."""
+    """The answers to the questions of a group's handle: `for answer in answers` yields them as they arrive.
+
+    `answers[i]` is the answer to question i as a Message, or None. `answered`, `pending`, `failed` and `blocked` are
+    arrays with the numbers of these questions, and `to_pandas()` has a row for each question.
+    """
 
     def wait(self) -> "GroupAnswers":
-        """Wait until all answers have arrived, or the time limit is exceeded; return self."""
+        """Wait until each question has its answer or can get none, or the time limit is exceeded; return self."""
         while self.asks_again():
             finish(self.change())
         return self

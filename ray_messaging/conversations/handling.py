@@ -63,9 +63,9 @@ class HandlerFailure(NamedTuple):
 class Asker(NamedTuple):
     """A handler that asks a question.
 
-    The handler belongs to `service`, which runs at most `slots` handlers at once. `chain` has the messages whose
-    handlers wait for the answer. The handler of each message has asked the next message in the chain as a question. The
-    last message is the one that this handler handles.
+    The handler belongs to `service`, which runs at most `slots` handlers at the same time. `chain` has the messages
+    whose handlers wait for the answer. The handler of each message has asked the next message in the chain as a
+    question. The last message is the one that this handler handles.
     """
 
     service: str

@@ -153,7 +153,7 @@ def waits_for_failure(question: Slice) -> bool:
 
 
 def blocked_among(receipts: Receipts) -> Collection[int]:
-    """Return the indices of the receipts whose answers a rule blocked."""
+    """Return the indices of those answers, sent with these receipts, that a rule blocked."""
     return {*np.flatnonzero(receipts.codes == BLOCKED).tolist()}
 
 

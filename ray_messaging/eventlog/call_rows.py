@@ -79,7 +79,7 @@ class Called(NamedTuple):
 
 
 def calls_table(entries: Sequence[Collected]) -> pa.Table:
-    """Return the calls that all groups made in some steps, as a table for a file.
+    """Return the calls that all groups made with `me.remember` in some steps, as a table for a file.
 
     The table is sorted by step and agent. Int ids come before str ids.
     """
@@ -96,13 +96,19 @@ def calls_file(table: pa.Table) -> pa.Buffer:
 
 
 def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls as one table with the columns that files have; raise LogError if a file cannot be read."""
+    """Return a run's calls through `me.remember` as one table with the columns that files have.
+
+    Raises: LogError if a file cannot be read.
+    """
     files, entries = unwritten.beside_files(folder, CollectedKind.CALLS)
     return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
 
 
 def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
-    """Return all calls with the columns of `EventLog.calls`; raises the same errors as `stored_calls`."""
+    """Return a run's calls through `me.remember`, with the columns of `EventLog.calls`.
+
+    Raises: the same errors as `stored_calls`.
+    """
     table = stored_calls(folder, unwritten)
     if table["agent_name"].null_count < len(table):
         names = pc.coalesce(table["agent_name"], table["agent"].cast(pa.string()))
@@ -126,7 +132,9 @@ def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Da
 
 
 def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
-    """Return the results of calls that some agents made in a step of an earlier run, as {key: encoded result}.
+    """Return the results of calls that some agents made with `me.remember`, as {key: encoded result}.
+
+    The calls are those of a step of an earlier run.
 
     Args: `log_dir` is the folder of the earlier run.
     Raises: LogError if the folder is not there, or cannot be read.
@@ -164,7 +172,7 @@ def calls_of(
 
 
 def _rows_of(folder: Folder, files: Sequence[str], steps: Set[int], *more: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield all calls of some steps as dicts, from some files and from more tables.
+    """Yield all calls with `me.remember` of some steps as dicts, from some files and from more tables.
 
     The `agent` of a dict is an int or a str.
     """

@@ -89,9 +89,9 @@ class FolderSource:
 class EventLog:
     """The event log, which has each send with its fate and its reason, and queries of it.
 
-    Most methods take the fields of a query, see `fields.Fields`: from_id, to_id, agent, channel, subtopic, fate, rule,
-    message_id, in_reply_to, step, step_read, since, until, contains, limit, after. They raise InvalidQuery for
-    an invalid field, and LogError if the folder cannot be read.
+    Most methods take the fields of a query as keywords, such as `agent=17` (see docs/event-log.md): from_id, to_id,
+    agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to, step, step_read, since, until,
+    contains, limit, after. They raise InvalidQuery for an invalid field, and LogError if the folder cannot be read.
     """
 
     def __init__(self, source: LogSource) -> None:
@@ -113,7 +113,10 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return advice if no end of the run is recorded, so that rows may be missing; otherwise return None."""
+        """Return a text that says what to do if no end of the run is recorded, or else None.
+
+        Without a recorded end, rows may be missing.
+        """
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
@@ -168,11 +171,11 @@ class EventLog:
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def series(self) -> pa.Table:
-        """Return the values that a run collected by `collect=` of `messaging.run`.
+        """Return the values that a run collected by `collect=` of `run` or `messaging.run`.
 
         If aggregates were collected, there is a row for each step, otherwise a row for each agent in each step. The
-        columns are step, agent, and the collected values. If an agent's id is a str, it is in the column agent_name,
-        and agent is null. If nothing was collected, the table has no rows.
+        columns are step, agent (only in rows for agents), and the collected values. If an agent's id is a str, it is in
+        the column agent_name, and agent is null. If nothing was collected, the table has no rows.
         """
         return with_exact_integers(self._source.ask("series"))
 
@@ -272,9 +275,9 @@ class EventLog:
         """Return which agents a message could have influenced, by step: its readers, their readers, and so on.
 
         If a message could have influenced an agent, all later messages of that agent could have influenced their
-        readers.
+        readers. The result's `agents` is a table of `step` and `agent`, with each agent once, in its first such step.
 
-        Args: depth is the number of steps to look at, from the step in which the message is read.
+        Args: `depth` is the number of steps to look at, from the step in which the message is read.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
         outside of steps.
@@ -283,21 +286,28 @@ class EventLog:
         return found
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
-        """Count rows by columns, or by the second, minute, hour or day of sent_at. The largest counts come first."""
+        """Count the matching rows by columns, or by units of `sent_at`. The largest counts come first.
+
+        Args: `by` is one or several columns of `query`, or of "second", "minute", "hour" and "day".
+        Returns: a table with these columns, and the number of rows in the column `count`.
+        Raises: InvalidQuery for an invalid field, or a column by which rows cannot be counted, such as labels.
+        """
         return self._table("count", by=by, **fields)
 
     def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> CountSample:
         """Count the rows after the position `after`, as `count` does. If there are more than `most`, count a sample.
 
         Use this to refresh a view of a running experiment often. Unlike the other queries, this one does not wait for
-        messages that the log has not read yet. It returns the counts, the position `reached` (pass it as `after` in the
-        next call), and the `share` of the rows that was counted.
+        messages that the log has not read yet. The result has the table `counts`, the position `reached` (pass it as
+        `after` in the next call), and the `share` of the rows that was counted.
+
+        Args: `by` is as for `count`.
         """
         found: CountSample = self._source.ask("sample", by=by, after=after, most=most)
         return found._replace(counts=with_exact_integers(found.counts, NUMBERS))
 
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:
-        """Return the messages from one agent to another by time, as the edges of a graph.
+        """Return the messages from agents to agents by time, as the edges of a graph.
 
         The columns are from_id, to_id, sent_at, step, subtopic, message_id and position. Only delivered messages are
         returned, unless another `fate` is given.
@@ -330,7 +340,9 @@ class EventLog:
         return graph
 
     def balance(self, *, expand: bool = False) -> Balance:
-        """Check that every send ended in exactly one fate.
+        """Check that every send ended in exactly one fate; return the numbers of sends and of rows.
+
+        The result has `sends`, `rows` and `fates`, the number of sends by fate.
 
         Args: With `expand`, the delivery to each hearer of each broadcast is checked. Without it, each broadcast is
         checked only as a whole.
@@ -365,9 +377,11 @@ class EventLog:
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        Both must be runs in steps. In each step, the messages that each agent has sent are compared: their recipients,
-        order, fates, rules and labels, but not their ids. The first message is the one with the lowest step, then with
-        the lowest recipient, then with the lowest sender, and then the one that was sent first.
+        The result has `step`, `agent` (the sender), `message_id`, and the message's LogRow in each log, `mine` and
+        `theirs` (None: that log does not have the message). Both must be runs in steps. In each step, the messages that
+        each agent has sent are compared: their recipients, order, fates, rules and labels, but not their ids. The first
+        message is the one with the lowest step, then with the lowest recipient, then with the lowest sender, and then
+        the one that was sent first.
 
         Raises: ConfigError unless both runs had steps.
         """
@@ -381,14 +395,16 @@ class EventLog:
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
         """Return statistics of the matching rows, as a dict of JSON's types with times in unix seconds.
 
-        These are the number of rows, the first and last times of sending, the rows by fate, by rule, by writer, by
-        reader, by group and over time, and the size of the files.
+        `rows` is their number, `first` and `last` are times of sending, `fates` and `rules` have numbers of rows.
+        `writers` and `readers` are numbers of agents, and `busiest_writers` and `busiest_readers` lists of [id, rows].
+        `traffic` has the rows over time, and `groups` the rows from each messager to each mailbox. `segments` and
+        `bytes` are the number and size of all files, and `live` is the number of rows that are in no file yet.
         """
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 
     def tail(self, *, timeout_s: float | None = None, **fields: Unpack[Fields]) -> Tail:
-        """Iterate over new rows, or over the rows after the position `after`. Each row comes as soon as it is logged.
+        """Iterate over new rows, or over the rows after the position `after`, as LogRows, each as soon as it is logged.
 
         The iteration ends when no row has come for timeout_s seconds (None: there is no timeout), after `limit` rows,
         or after the last row of a finished run.
@@ -400,6 +416,9 @@ class EventLog:
         """Write the matching rows to a .parquet, .csv or .jsonl file; return the number of rows.
 
         Memory use does not grow with the number of rows. `on_progress` is called with the number of rows so far.
+
+        Raises: InvalidQuery for another suffix, an invalid field, or a file in the folder of an event log; LogError if
+        the file cannot be written.
         """
         return export(self._source.follower(), path, on_progress, {**fields})
 
@@ -408,7 +427,8 @@ class EventLog:
     ) -> Iterator[pa.Table]:
         """Yield the result of `query` as tables of at most `rows` rows.
 
-        The log is read up to the row that is the last one now. There is at least one table, which may be empty.
+        The log is read up to the row that is its last one when this is called. There is at least one table, which may
+        be empty.
 
         Args: `text`, `expand` and the fields are as for `query`. With `expand` a table may have more than `rows` rows,
         because each broadcast becomes one row per hearer.

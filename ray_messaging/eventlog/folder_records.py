@@ -213,7 +213,7 @@ def _absent(begin: int, end: int, file: str) -> str:
 
 
 def run_facts(folder: "Folder") -> dict[str, Any] | None:
-    """Return the record and the rule changes of a run as plain data, or None if there is no record.
+    """Return a run's record and rule changes as plain data, or None if the folder has no record.
 
     Raises: the same errors as `read_run`.
     """

@@ -242,7 +242,10 @@ class Count(Aggregate):
     kind = "count"
 
     def partial(self, values: Values, counted: NDArray[np.bool_] | None = None) -> tuple[str, Any]:
-        """Return the kind, and for each value the number of agents that have it; raise UnfitValue for floats."""
+        """Return the kind of the aggregate, and for each value a pair (value, number of agents).
+
+        Raises: UnfitValue if the values are floats.
+        """
         kind, column = column_of(self.name, values) if len(values) else ("", [])
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
             raise UnfitValue(

@@ -19,7 +19,7 @@ _MOST_TOKENS: Final = 2**40  # larger numbers are refused, because their sums ma
 
 
 class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The tokens of one call, including those of failed tries, and their cost.
+    """The tokens of one call through `me.remember`, including those of failed tries, and their cost.
 
     `cached` is the number of the `input` tokens that came from a cache. `model` names the models that have answered.
     `cost` is in units of 10^-12 of the currency (None: there is no price).
@@ -33,7 +33,7 @@ class CallUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """Return the number of all tokens."""
+        """Return the number of input and output tokens."""
         return self.input + self.output
 
     def __add__(self, more: "CallUsage") -> "CallUsage":

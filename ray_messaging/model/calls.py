@@ -26,7 +26,7 @@ _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidP
 
 
 class AskedCall(msgspec.Struct, gc=False):
-    """A call that an agent makes: the function's qualified name, and a digest of agent, function and arguments.
+    """A call through `me.remember`: the function's qualified name, and a digest of agent, function and arguments.
 
     Equal calls have equal digests. `by_content` is False if the arguments cannot be encoded; then the digest does not
     depend on them.
@@ -146,7 +146,10 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON for people. A value that JSON cannot represent becomes its repr."""
+    """Return the arguments of a call through `me.remember` as JSON for people.
+
+    A value that JSON cannot represent becomes its repr.
+    """
     return json_text({"args": args, "kwargs": kwargs})
 
 

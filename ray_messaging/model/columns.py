@@ -114,7 +114,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def packed(self) -> bytes | memoryview:
-        """Return the values in their encoded form: int64 (n,), little endian."""
+        """Return the numbers that stand for the ids in their encoded form: int64 (n,), little endian."""
         return self._packed if self._values is None and not self._small else np.ascontiguousarray(self.values).data
 
     def __len__(self) -> int:

@@ -4,7 +4,7 @@ One call to the server changes the records of both mailboxes in the directory, o
 
 - Outside of steps, only the mailbox's reader can move agents, because only the reader knows which messages were
   fetched. Once the messages that were fetched for the agents are committed, the call writes the messages that still
-  wait for the agents into the other mailbox. The move is valid at once.
+  wait for the agents into the other mailbox. The move is valid immediately.
 - In steps, any process can move agents. The move is valid from the first step that no group has opened. Messages stay
   in their boxes, and the new group reads them there (see `steps/box_frames.py`).
 """
@@ -167,7 +167,7 @@ class AgentMover:
             await backoff.sleep()
 
     def _is_done(self, version: int) -> bool:
-        """In steps, return whether an earlier attempt at this move has made this version of the directory.
+        """In steps, return whether an earlier attempt at this move has made this version of the directory of mailboxes.
 
         The answer to that attempt may have been lost. If another process made the version by another move, return
         False.
@@ -186,7 +186,10 @@ class AgentMover:
         )
 
     def _attempt(self) -> MoveAttempt:
-        """Build the next attempt at the move from this process's copy of the directory; raises the errors of `run`."""
+        """Build the next attempt at the move from this process's copy of the directory of mailboxes.
+
+        Raises: the errors of `run`.
+        """
         records, target, version = self._directory.records, self._target, self._directory.version
         here, there = records.get(self._source), None if target is None else records.get(target)
         if here is None or not here.exclusive:

@@ -155,10 +155,10 @@ class Reader:
         following: asyncio.Task[tuple[Frames, bool]] | None = None  # the read that has begun already
         try:
             while True:
+                if following is None and not inbox.has_capacity(self._frame_rows):
+                    await self._wait_capacity(self._frame_rows)
+                self._waits, self._turned_at = False, time.monotonic()
                 if following is None:
-                    if not inbox.has_capacity(self._frame_rows):
-                        await self._wait_capacity(self._frame_rows)
-                    self._waits, self._turned_at = False, time.monotonic()
                     frames, full = await self._read_once(last, size)
                 else:
                     frames, full = await following

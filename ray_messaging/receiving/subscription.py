@@ -173,7 +173,7 @@ class Subscription:
         return bool(spec.globs) or any(agent_id in agents for agents in spec.agents.values())
 
     def _spec_here(self) -> SubscriptionSpec:
-        """Return the subscription's spec with the agents that the directory has for this mailbox.
+        """Return the subscription's spec with the agents that this mailbox has in the directory of mailboxes.
 
         Other processes may have moved some agents since the spec was made.
         """
@@ -283,7 +283,10 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Host the agents that this mailbox has in the directory, because other processes may have moved some."""
+        """Host the agents that this mailbox has in the directory of mailboxes.
+
+        Other processes may have moved some agents.
+        """
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted

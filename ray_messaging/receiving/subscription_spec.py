@@ -89,7 +89,7 @@ class SubscriptionSpec:
         return ChannelSet(self.exp_id, new, dict.fromkeys(plain).keys() - set(self.plain))
 
     def record(self, name: str, settings: MessagingConfig) -> MailboxRecord:
-        """Build the mailbox's record for the directory."""
+        """Build the mailbox's record for the directory of mailboxes."""
         return MailboxRecord(
             name,
             claims_of(self.agents),

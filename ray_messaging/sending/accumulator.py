@@ -149,6 +149,7 @@ class Accumulator:
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         # How many bulk sends and transactions have not ended. Whoever begins one calls `bulk_done` at its end.
         self.bulks = 0
+        self._telling = 0  # the number of batches that are done, but some of whose callers still wait for receipts
         self._flushes: list[asyncio.Future[None]] = []
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
@@ -417,12 +418,19 @@ class Accumulator:
         return pending
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Record that all rows of a batch have their receipts."""
+        """Record that all rows of a batch have their fate or error."""
+        self._telling += batch.telling
         if self._log is not None:
             self._log.add(batch.outgoing, batch.outcome)
         batch.pending.trace.done(batch.outcome, batch.errors)
         if self._observer is not None:
             tell_fates(self._observer, batch.outcome)
+        if self._flushes:
+            self._end_flushes()
+
+    def callers_told(self) -> None:
+        """Record that the last callers of a batch have their receipts."""
+        self._telling -= 1
         if self._flushes:
             self._end_flushes()
 
@@ -446,7 +454,7 @@ class Accumulator:
             self._end_flushes()
 
     def _end_flushes(self) -> None:
-        if self.rows == 0 and self.bulks == 0:
+        if not (self.rows or self.bulks or self._telling):
             for done in self._flushes:
                 if not done.done():
                     done.set_result(None)
@@ -454,7 +462,7 @@ class Accumulator:
 
     async def flush(self) -> None:
         """Wait until every accepted message has its receipt."""
-        if self.rows or self.bulks:
+        if self.rows or self.bulks or self._telling:
             done = self._loop.create_future()
             self._flushes.append(done)
             await done

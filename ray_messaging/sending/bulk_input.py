@@ -172,7 +172,7 @@ class _Given(NamedTuple):
     """Payloads that a caller passed.
 
     `rows` is their number, or None for one payload for all rows. `encoded` encodes a slice of them; `batch_rows` is the
-    most rows that it should get at once.
+    most rows that it should get in one call.
     """
 
     rows: int | None

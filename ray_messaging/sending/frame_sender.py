@@ -121,7 +121,9 @@ class FrameSender(Destination):
 
     @property
     def routes(self) -> Routes:
-        """Return the routes of the present directory, or while calls are under way, the routes of these calls.
+        """Return the routes to mailboxes by the present directory of mailboxes.
+
+        While calls are under way, return the routes by which these calls were made.
 
         The server refuses calls that were made by old routes. Once no call is under way, the frames are made again.
         """
@@ -136,7 +138,7 @@ class FrameSender(Destination):
             await self._forget_gone()
 
     async def refresh(self) -> None:
-        """Load the changes of the directory. The next send makes new frames of queued rows."""
+        """Load the changes of the directory of mailboxes. The next send makes new frames of queued rows."""
         self.directory.update(*await self.transport.load_directory(self.directory.version))
 
     def _is_gone(self, mailbox: str) -> bool:

@@ -27,7 +27,10 @@ class BatchOwner(Protocol):
         """Record that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
 
     def batch_done(self, batch: "InFlightBatch") -> None:
-        """Record that all rows have their fate or error."""
+        """Record that all rows have their fate or error. If it is `telling`, some callers still wait for receipts."""
+
+    def callers_told(self) -> None:
+        """Record that the last callers of a batch that was `telling` have their receipts."""
 
 
 class InFlightBatch:
@@ -39,7 +42,7 @@ class InFlightBatch:
     rows go to several mailboxes, `placed` has the rows that each mailbox has already, and `copies` has, for each row,
     the number of mailboxes that do not have it yet. `copies` is None if each row goes to one mailbox. With a `wave`,
     callers of single messages get their receipts in equal groups of at least so many callers, and other tasks can run
-    between two groups.
+    between two groups. Until the last group has its receipts, `telling` is true.
     """
 
     __slots__ = (
@@ -58,6 +61,7 @@ class InFlightBatch:
         "pending",
         "placed",
         "rewritten",
+        "telling",
     )
 
     def __init__(self, pending: PendingBatch, batch: Batch, owner: BatchOwner, wave: int = 0) -> None:
@@ -70,6 +74,7 @@ class InFlightBatch:
         self.labels: dict[str, set[int]] = {}
         self.left = batch.rows
         self.pending = pending
+        self.telling = False
         self._owner = owner
         self._wave = wave
         self._open: NDArray[np.bool_] | None = None  # whether each row is open; None: all rows are open, or none is
@@ -233,7 +238,11 @@ class InFlightBatch:
         end = first - (-len(singles) // groups)
         set_receipts(singles[first:end], self.outcome, first)  # type: ignore[arg-type]  # no future is None here
         if end < len(singles):
+            self.telling = True
             asyncio.get_running_loop().call_soon(self._tell_singles, end)
+        elif self.telling:
+            self.telling = False
+            self._owner.callers_told()
 
     def _tell_some(self, rows: Rows | None) -> None:
         codes, singles = self.outcome.codes, self.pending.singles

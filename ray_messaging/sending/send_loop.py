@@ -306,7 +306,7 @@ class SendLoop:
         self._source.fail(error)
 
     def _abandon(self, error: MessagingError) -> None:
-        """Give the error to all messages that were taken and have no receipt yet."""
+        """Give the error to all messages that were taken for sending and have no receipt yet."""
         if self._transaction is not None:
             self._transaction.abandon(error)
             self._transaction = None

@@ -104,7 +104,7 @@ class TransactionSender:
                 self._route()
 
     def _route(self) -> None:
-        """Make the frames of the whole transaction by the current directory.
+        """Make the frames of the whole transaction by the current directory of mailboxes.
 
         Raises: PayloadTooLarge if the frames are too large for one call.
         """
@@ -204,7 +204,10 @@ class TransactionSender:
             await self._pause_after(reply)
 
     async def _pause_after(self, reply: SendReply) -> None:
-        """Pause after a refusal. If the transaction has exceeded its time limit, raise the refusal's error."""
+        """Pause after the server has refused the transaction's frames.
+
+        If the transaction has exceeded its time limit, raise the refusal's error.
+        """
         if asyncio.get_running_loop().time() >= self._until:
             fates = zip(self._outbound, reply.fates, strict=True)
             frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)

@@ -262,6 +262,9 @@ class AttemptSender:
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)
 
+    def callers_told(self) -> None:
+        """Do nothing: no caller waits for the receipt of a message that was sent in a step."""
+
     # -- sending a step in several calls --------------------------------------------------------------------------
 
     async def _send(self, batches: Sequence[PendingBatch]) -> None:

@@ -215,7 +215,7 @@ def outside_ordinals(first: int, places: NDArray[np.uint32]) -> NDArray[np.uint3
 
 
 def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
-    """Return a dict from row number to question, for the questions in a batch from outside."""
+    """Return a dict from row number to question, for those questions in a batch that came from outside of the steps."""
     if extension.expects_answer is None:
         return {}
     rows = np.flatnonzero(extension.expects_answer).tolist()

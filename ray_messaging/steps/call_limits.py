@@ -29,7 +29,7 @@ _EARLY_S: Final = 0.05  # a gate requests further calls this many seconds before
 
 
 class HeldCalls(NamedTuple):
-    """The totals of a gate: how many calls were granted so far, and how many of these have ended.
+    """The totals of a gate: how many calls through `me.remember` were granted, and how many of these have ended.
 
     `unused` counts the granted calls that were not made, because their callers were cancelled. `paid` counts the ended
     calls that have used tokens or money. `tokens` is how many tokens they used together, and `cost` what they cost
@@ -78,7 +78,7 @@ class Grant(NamedTuple):
 
 
 class CallLimits:
-    """The limits of an experiment's calls, counted over all groups."""
+    """The limits of an experiment's calls through `me.remember`, counted over all groups."""
 
     def __init__(self, settings: Calls, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -141,7 +141,7 @@ class CallLimits:
         )
 
     def _left(self) -> float:
-        """Return how much the budget has left: calls, or money if the budget is money.
+        """Return how much the budget for calls through `me.remember` has left: calls, or money if the budget is money.
 
         The result is above 0 if a call is left.
         """
@@ -153,7 +153,7 @@ class CallLimits:
         return budget - sum(held.granted - held.unused for held in (*self._held.values(), *self._former))
 
     def _free(self) -> float:
-        """Return how many more calls may be under way now."""
+        """Return how many more calls through `me.remember` may be under way now."""
         most = float("inf") if self._settings.concurrency is None else self._settings.concurrency
         used = self._used()
         if self._settings.needs_usage:  # after few calls, their average says little about the next call
@@ -181,7 +181,7 @@ class CallLimits:
 
 
 class CallGate:
-    """The gate of one group: each call waits here until it may begin.
+    """The gate of one group: each call through `me.remember` waits here until it may begin.
 
     The calls that wait are sorted by step and text, see `PrefixQueue`. The gate works in the event loop in which it was
     made. Calls may come from any event loop.
@@ -204,7 +204,7 @@ class CallGate:
 
     @property
     def waiting(self) -> int:
-        """Return how many calls wait at the gate."""
+        """Return how many calls through `me.remember` wait at the gate."""
         return len(self._waiting)
 
     async def enter(self, step: int = 0, text: str = "") -> None:

@@ -24,7 +24,7 @@ _decode = msgspec.msgpack.Decoder(KeptCall).decode
 
 
 class _New(NamedTuple):
-    """A result that is not on the server yet.
+    """The result of a call through `me.remember` that is not on the server yet.
 
     `kept` is a future that belongs to the event loop of the function that made the call.
     """
@@ -74,7 +74,9 @@ class CallMemory:
         return self._again or self.parent is not None
 
     async def recall(self, key: str) -> tuple[str, KeptCall] | None:
-        """Return a call's result, and whether it comes from an earlier attempt (KEPT) or from the forked run (PARENT).
+        """Return the result of a call through `me.remember`, and where it comes from.
+
+        It comes from an earlier attempt at the step (KEPT), or from the run that was forked (PARENT).
 
         Return None if there is no result.
 
@@ -111,7 +113,7 @@ class CallMemory:
         self._answers = answers
 
     def failed(self, key: str) -> KeptCall | None:
-        """Return what a call that has failed in this step has used, or None if it has used nothing."""
+        """Return what a failed call through `me.remember` has used in this step, or None if it has used nothing."""
         return self._failed.get(key)
 
     async def keep_failed(self, key: str, call: KeptCall) -> None:
@@ -120,7 +122,7 @@ class CallMemory:
         await self.keep(key, call)
 
     async def keep(self, key: str, call: KeptCall) -> None:
-        """Keep a result; return when the server has stored it.
+        """Keep the result of a call through `me.remember`; return when the server has stored it.
 
         Raises: PayloadTooLarge if the result is above the limit; StepAborted if the server did not keep it.
         """

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class StoredCall(NamedTuple):
-    """A call whose answer is wanted.
+    """A call through `me.remember` whose answer is wanted.
 
     `content` is its key in the store. `function` and `arguments` are stored only for people who read the database.
     """
@@ -185,7 +185,7 @@ class CallStore:
             return True
 
     def _holder_of(self, content: str, database: sqlite3.Connection) -> str | None:
-        """Return the holder of a call that another living process is making, or None if there is none."""
+        """Return the process that is making a call now, if it is another living process; otherwise None."""
         row = database.execute("SELECT holder FROM flights WHERE content = ?", (content,)).fetchone()
         return row[0] if row is not None and row[0] != self._holder and self._lives(row[0]) else None
 

@@ -13,6 +13,7 @@ it is the BLAKE2b-256 of the previous history digest, the step, the number of ro
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import repeat
+from operator import add
 from struct import Struct as Packer
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ from ray_messaging.steps.canonical_order import id_ranks
 
 SIZE = 32  # the size of a digest in bytes
 KEPT_BYTES: Final = 64 * 2**20  # this many bytes hold about two million small messages
+_SMALL = 256  # a payload of up to so many bytes may be copied for all rows of a batch at once
 _MODULUS: int = 1 << 8 * SIZE
 NO_AUDIENCES: Mapping[AudiencePairs, bytes] = {}
 _number = Packer("<q").pack
@@ -125,15 +127,16 @@ def sum_of_like(
     Args: `like` is one of these rows, of which there is at least one. No row is a question, an answer or a broadcast.
     """
     head = row_bytes(like._replace(from_id=0, ordinal=0, to_id=0, payload=b""))[: -len(_length(0))]
-    same = payloads.count(payloads[0]) == len(payloads)
-    if same:  # then no row needs a Python call to join its two parts
+    # If all rows have one small payload, no row needs a Python call to join its two parts.
+    same = len(payloads[0]) <= _SMALL and payloads.count(payloads[0]) == len(payloads)
+    if same:
         head += _text(payloads[0])
     heads = np.tile(np.frombuffer(head, np.uint8), (len(payloads), 1))
     for at, column in ((_FROM_ID, from_ids), (_ORDINAL, ordinals), (_TO_ID, to_ids)):
         heads[:, at : at + 8] = column.astype("<i8").view(np.uint8).reshape(-1, 8)
-    rows: list[bytes] = heads.view(f"V{len(head)}").ravel().tolist()
-    if not same:
-        rows = [row + _text(payload) for row, payload in zip(rows, payloads, strict=True)]
+    rows: Iterable[bytes] = heads.view(f"V{len(head)}").ravel().tolist()
+    if not same:  # The rows are joined one by one, because they may have large payloads.
+        rows = map(add, rows, map(_text, payloads))
     begun, hashed = blake2b(digest_size=SIZE).copy, list[bytes]()
     for row in rows:
         hashing = begun()  # copying a hash object takes half the time of making a new one

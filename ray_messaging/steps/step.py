@@ -30,11 +30,12 @@ from ray_messaging.steps.step_sends import StepQuestionIds, StepSends
 class Step:
     """One step of a group: the messages that its agents read and send, and the group's state.
 
-    Messages are sent when the step is committed. A request for the next step commits this step. If the step runs again
-    after a fault, its inbox, the order of the inbox, and the random numbers are the same. `arrivals` has the agents
-    that came from other groups at this step, with the states of these groups. `before` has the group's own agents in
-    the previous step. `blocked` has the messages that the group's agents sent in the previous step, but that rules
-    blocked.
+    `number` is the number of the step. `send(from_id, to_id, payload, subtopic, deliver_at)` sends one message, which
+    is read in the next step, or in step `deliver_at`. Messages are sent when the step is committed. A request for the
+    next step commits this step. If the step runs again after a fault, its inbox, the order of the inbox, and the random
+    numbers are the same. `arrivals` has the agents that came from other groups at this step, with the states of these
+    groups. `before` has the group's own agents in the previous step. `blocked` has the messages that the group's agents
+    sent in the previous step, but that rules blocked.
     """
 
     def __init__(
@@ -96,7 +97,10 @@ class Step:
         return self._inbox.by_agent()
 
     def inboxes(self, places: NDArray[np.intp] | slice = EVERYBODY) -> Iterator[Messages]:
-        """Yield the messages of each agent at `places`, in the order of `agents`."""
+        """Yield the messages of each agent, in the order of `agents`.
+
+        Args: `places` chooses agents by their indices in `agents`, as an array or a slice; by default all agents.
+        """
         return self._inbox.inboxes(places)
 
     @property
@@ -145,9 +149,13 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send n messages, given as columns of the kinds that `Messager.send_columns` accepts.
+        """Send n messages given as columns. They are read in the next step, or in step `deliver_at`.
 
-        Raises: the same errors as `send`.
+        Args: from_ids and to_ids are integer arrays (n,) or sequences of n ids; in place of either, a single id stands
+        for all messages; payloads is a sequence of n dicts, or one dict for all messages.
+        Raises: UnknownSender for a from_id that is not an agent of this group; InvalidAddress for an invalid id or
+        subtopic; InvalidColumns if the columns do not fit together; InvalidPayload or PayloadTooLarge for an invalid
+        payload; ConfigError for a `deliver_at` that has passed or is too far ahead; Closed after the step.
         """
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
@@ -160,11 +168,12 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send one message to all agents that hear an agent in an audience.
+        """Send one message from an agent to all its hearers in an audience.
 
-        `audience` is the audience's handle or name.
+        They read it in the next step, or in step `deliver_at`. `audience` is the audience's handle or name.
 
-        Raises: the same errors as `send`; UnknownName for an audience that does not exist in this step.
+        Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as
+        `send_columns`, such as UnknownSender, InvalidPayload and ConfigError.
         """
         self.sends.broadcast(from_id, audience, payload, subtopic, deliver_at)
 
@@ -177,13 +186,18 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send n broadcasts given as columns; raise the same errors as `broadcast`, and InvalidColumns."""
+        """Send n broadcasts given as columns. They are read in the next step, or in step `deliver_at`.
+
+        Args: from_ids and payloads are as for `send_columns`, audience is as for `broadcast`.
+        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `broadcast`, such as
+        UnknownName, UnknownSender and InvalidPayload.
+        """
         self.sends.add_broadcasts(from_ids, audience, payloads, subtopic, deliver_at)
 
     def heard(self, audience: object) -> Heard:
-        """Return the broadcasts to an audience as columns.
+        """Return the broadcasts to an audience that the group's agents hear in this step, as columns.
 
-        The result can compute means and sums of what each agent hears.
+        The result can compute means and sums of what each agent hears. `audience` is the audience's handle or name.
 
         The broadcasts are also in `messages`. There, the message for one hearer of a broadcast is made only when it is
         read.
@@ -207,7 +221,7 @@ class Step:
         The answer has this id in its field `in_reply_to`. If the agent answers in the step in which it reads the
         question, the answer is read in the following step.
 
-        Raises: the same errors as `send`.
+        Raises: the same errors as `send_columns`, such as UnknownSender, InvalidPayload and ConfigError.
         """
         return self.sends.ask(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -220,9 +234,9 @@ class Step:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> Sequence[str]:
-        """Ask n agents, with columns as in `send_columns`; return the questions' ids.
+        """Ask n agents, with columns as in `send_columns`; return the questions' ids, in the order of the rows.
 
-        Raises: the same errors as `send_columns`.
+        Raises: the same errors as `send_columns`, such as InvalidColumns, UnknownSender and InvalidPayload.
         """
         senders, ordinals = self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at, asks=True)
         return StepQuestionIds(self.number, joined_ids(senders), joined_arrays(ordinals))
@@ -231,7 +245,7 @@ class Step:
         """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
 
         Raises: NoQuestion for a message that is not a question, was answered, or was read in another step; otherwise
-        the errors of `send`.
+        the same errors as `send_columns`, such as InvalidPayload and ConfigError.
         """
         questions = self._inbox.questions_of(message, self.number)
         with naming(questions):
@@ -241,9 +255,12 @@ class Step:
     def reply_columns(
         self, messages: Message | Iterable[Message], payloads: object, *, deliver_at: int | None = None
     ) -> None:
-        """Answer many questions. `payloads` has one payload for each question, or is one payload for all questions.
+        """Answer many questions that were read in this step, with one payload for each question or one for all.
 
-        Raises: the same errors as `reply`, and InvalidColumns.
+        The answers are read in the next step, or in step `deliver_at`.
+
+        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such
+        as NoQuestion, InvalidPayload and ConfigError.
         """
         questions = self._inbox.questions_of(messages, self.number)
         if questions:

@@ -146,12 +146,12 @@ class StepDestination(Destination):
         return self._routes
 
     def begin(self, step: int) -> None:
-        """Route messages of this open step from now on, by the directory that was loaded last."""
+        """Route messages of this open step from now on, by the directory of mailboxes that was loaded last."""
         self.boxes.begin(step)
         self._routes = self._engine.directory.read_in(step + 1)
 
     async def reload(self) -> None:
-        """Load the directory, and route messages by it from now on."""
+        """Load the directory of mailboxes, and route messages by it from now on."""
         await self._engine.frame_sender.refresh()
         self._routes = self._engine.directory.read_in(self.boxes.step + 1)
 

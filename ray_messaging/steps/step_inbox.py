@@ -216,7 +216,8 @@ class _DecodedRows:
 class _AgentMessages(msgspec.Struct, eq=False, gc=False):
     """The messages of one agent in a step.
 
-    Their number is known at once, and a loop decodes them directly. Any other use builds a `Messages` of them.
+    Their number is known before they are decoded, and a loop decodes them directly. Any other use builds a `Messages`
+    of them.
     """
 
     _decoded: _DecodedRows

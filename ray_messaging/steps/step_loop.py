@@ -78,7 +78,8 @@ def step_loop(engine: Engine, later: LaterDigests | None = None) -> "StepLoop":
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
     """Return a loop with which a Ray task drives the steps of a group that another process hosts.
 
-    If Ray runs a task again, the new execution does not wait for the lease of the earlier execution, which is dead.
+    If Ray runs a task again, the new execution does not wait until the lease of the earlier execution, which is dead,
+    has ended.
 
     Raises: ConfigError if the experiment has no steps.
     """
@@ -338,7 +339,7 @@ class StepLoop:
             raise self._engine.not_open(Closed)
 
     def _record_of(self, directory: Directory) -> MailboxRecord:
-        """Return the directory's record of the group; raise NotListening if the group was removed."""
+        """Return the record of the group's mailbox; raise NotListening if the group was removed."""
         record = directory.records.get(self._group)
         if record is None:
             raise NotListening(f"group {self._group!r} was removed, so it has no steps: create it again")

@@ -181,7 +181,7 @@ class StepSupervisor:
         self._directory.update(*await self._transport.load_directory(self._directory.version))
 
     async def _current_routes(self) -> Routes:
-        """Return the routes of messages that are sent in the open step, by the current directory."""
+        """Return the routes of messages that are sent in the open step, by the current directory of mailboxes."""
         await self._reload()
         return self._directory.read_in(self._boxes.step + 1)
 
@@ -203,7 +203,7 @@ class JudgedBroadcasts:
 
     `digests` has, for each audience, the hash of its pairs, which the step's digest needs.
 
-    Args: `current_routes` loads the directory, and returns the routes of the step's messages.
+    Args: `current_routes` loads the directory of mailboxes, and returns the routes of the step's messages.
     """
 
     def __init__(self, audiences: AudienceCache, current_routes: Callable[[], Awaitable[Routes]]) -> None:

@@ -43,8 +43,8 @@ class UnreadFrames(NamedTuple):
 class MoveAttempt(NamedTuple):
     """One attempt to move agents: the new record of the mailbox that the agents leave, and that of the target, if any.
 
-    The records were made from the directory at `version`. If the directory has changed since, the attempt is refused.
-    In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
+    The records were made from the directory of mailboxes at `version`. If the directory has changed since, the attempt
+    is refused. In steps `unread` is None: the messages stay in their boxes, and the new group reads the messages there.
     """
 
     record: MailboxRecord

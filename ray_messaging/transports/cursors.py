@@ -61,7 +61,7 @@ def decode_ranges(data: bytes) -> list[AckRange]:
 
 
 def order(entry: str) -> tuple[int, int]:
-    """Return the sort key of entry ids."""
+    """Return the sort key of the ids of a stream's entries."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number)
 
@@ -72,7 +72,7 @@ def place(cursor: Cursor) -> tuple[int, int, float]:
 
 
 def before(entry: str) -> str:
-    """Return the largest entry id below an entry id."""
+    """Return the largest id of a stream's entries that is below an entry's id."""
     milliseconds, _, number = entry.partition("-")
     if int(number):
         return f"{milliseconds}-{int(number) - 1}"
@@ -80,7 +80,7 @@ def before(entry: str) -> str:
 
 
 def following(entry: str) -> str:
-    """Return the smallest entry id above an entry id."""
+    """Return the smallest id of a stream's entries that is above an entry's id."""
     milliseconds, _, number = entry.partition("-")
     return f"{milliseconds}-{int(number) + 1}"
 

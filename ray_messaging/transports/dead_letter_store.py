@@ -129,7 +129,10 @@ class RedisDeadLetters:
         return DeadFacts(letters, *counts)
 
     async def _counts(self) -> tuple[int, list[int]]:
-        """Return the number of letters in the stream, and the counts in the hash. An invalid count is returned as 0."""
+        """Return the number of dead letters in the stream, and the four counts in the hash of dead letters.
+
+        The counts are of letters, their bytes, dropped letters and their bytes. An invalid count is returned as 0.
+        """
         letters = await self._link.command("XLEN", self._keys.dead)
         names = ("letters", "bytes", "dropped", "dropped_bytes")
         counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)

@@ -270,7 +270,7 @@ class RedisExperimentStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def write(self, epoch: int, state: StateChanges, names: Sequence[str] | None, *, again: bool) -> StateWrite:
-        """Write changes, as a whole or not at all; `again` says that the last write is repeated.
+        """Write changes of the rules' state, as a whole or not at all; `again` says that the last write is repeated.
 
         Args: `names` is the name of the rules' entry in Ray, followed by the rules' names. None leaves them unchanged.
         """

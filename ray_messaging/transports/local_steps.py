@@ -43,7 +43,8 @@ class LocalSteps(RedisSteps):
     A step waits for no other group, and nothing outlives the process, so the server need not know of the steps. They
     obey the rules of `RedisSteps`.
 
-    Args: `joined` are the steps on the server, which the group has joined. `directory` is the group's.
+    Args: `joined` are the steps on the server, which the group has joined. `directory` is the group's copy of the
+    directory of mailboxes.
     """
 
     in_memory = True

@@ -80,7 +80,7 @@ class Requeueing:
         return RequeueOutcome(0, len(rows), _UNSTEADY)
 
     async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> RequeueOutcome | None:
-        """Requeue a letter by this process's copy of the directory.
+        """Requeue a letter by this process's copy of the directory of mailboxes.
 
         Return None if the copy is outdated. Then the caller must try again.
         """

@@ -109,9 +109,9 @@ class Cover(NamedTuple):
 class Opened(NamedTuple):
     """An open step, and the covers of the box that the group reads in the step. Covers list committed attempts.
 
-    `directory` is the directory's version when the step was opened, or a later version (-1: not known). `blocked` says
-    whether rules have blocked messages of the previous step. `news` is a position in the stream of news. The news that
-    the next step is open come after this position.
+    `directory` is the version of the directory of mailboxes when the step was opened, or a later version (-1: not
+    known). `blocked` says whether rules have blocked messages of the previous step. `news` is a position in the stream
+    of news. The news that the next step is open come after this position.
     """
 
     step: int
@@ -155,9 +155,9 @@ class BoxStart(NamedTuple):
 class News(NamedTuple):
     """News that end a wait: their position in the stream, the last step open to all groups, and how many boxes it has.
 
-    `directory` is the directory's version. If the wait ended without news, `directory` and `opened` are -1. `blocked`
-    says whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the
-    caller named, if it was read right after the news, otherwise None.
+    `directory` is the version of the directory of mailboxes. If the wait ended without news, `directory` and `opened`
+    are -1. `blocked` says whether rules have blocked messages of the step before `opened`. `start` is the beginning of
+    the box that the caller named, if it was read right after the news, otherwise None.
     """
 
     place: str
@@ -305,9 +305,9 @@ class Progress(NamedTuple):
     """Progress of all groups.
 
     `sealed` is the last step that all groups have closed, and `latest` the last step that some group has opened. Both
-    are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` has the
-    last step that each hold has handled. `wait_for` is the mode that is used now. The `supervisor` is not among the
-    groups (None: there is none). `supervised_by` is its name for people.
+    are -1 before the first such step. `target` is the last step that may be opened (None: no end). `holds` has, by
+    name, the step of each hold, see `RedisSteps.hold`. `wait_for` is the mode that is used now. The `supervisor` is not
+    among the groups (None: there is none). `supervised_by` is its name for people.
     """
 
     sealed: int

@@ -170,7 +170,7 @@ class RedisTransport:
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the directory's changes since a version (-1: all).
+        """Return the changes of the directory of mailboxes since a version (-1: all).
 
         Mailboxes whose lease has expired are removed first. If the server has an older version, because it was
         restored from older data, return the whole directory.
@@ -188,7 +188,7 @@ class RedisTransport:
         return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
 
     async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
-        """Store the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
+        """Store the JSON Schema of a subtopic's payloads in the directory of mailboxes (None: remove it)."""
         await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
 
     async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
@@ -237,7 +237,7 @@ class RedisTransport:
     async def listen(
         self, record: MailboxRecord, version: int, limits: Limits, *, owner: str, epoch: int | None, over: str = ""
     ) -> Listening | HeldMailbox | None:
-        """Enter a mailbox's record in the directory if the directory is at `version`; become the mailbox's reader.
+        """Enter a mailbox's record in the directory of mailboxes if that is at `version`; become the mailbox's reader.
 
         Return None if the directory is at another version, or HeldMailbox if another owner has the mailbox.
 

@@ -139,7 +139,9 @@ class Conclusion(msgspec.Struct):
 
 
 class SendRequest(msgspec.Struct):
-    """A call of `send`, with the sender's epoch, the version of its directory, and the interceptor's epoch.
+    """A call of `send`, with the sender's epoch, its version of the directory, and the interceptor's epoch.
+
+    The directory is the list of all mailboxes.
 
     With a `conclusion` the call is a transaction, which is written as a whole or not at all.
     """
@@ -174,6 +176,8 @@ class SendReply(msgspec.Struct):
 
 class Listening(NamedTuple):
     """A mailbox that this process reads from now on: the directory's version, the reader's epoch, the durable cursor.
+
+    The directory is the list of all mailboxes.
 
     If the mailbox was taken over, `state` is the state after the last transaction, and `acked` has the ranges that are
     acknowledged after the cursor. Otherwise both are empty.

@@ -101,7 +101,11 @@ class ColumnField(NamedTuple):
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """The header of a frame."""
+    """The header of a frame: its batch's sender, values that apply to all rows, and tables for its columns.
+
+    `first` is the number of the first row. `flags` say which columns the frame has. The fields from `attempt` on,
+    except for `trace` and `payload_columns`, are those of an `Extension`.
+    """
 
     sender: str
     epoch: _Number
@@ -463,7 +467,7 @@ def _message_ids(
 
 
 def _largest(column: NDArray[Any]) -> int:
-    """Return the largest value, or 0 if there are no rows.
+    """Return the largest value of a column, or 0 if there are no rows.
 
     For a single row, `item` takes a sixth of the time of `max`.
     """
@@ -471,7 +475,7 @@ def _largest(column: NDArray[Any]) -> int:
 
 
 def _smallest(column: NDArray[Any]) -> int:
-    """Return the smallest value, or 0 if there are no rows."""
+    """Return the smallest value of a column, or 0 if there are no rows."""
     return int(column.item(0)) if len(column) == 1 else int(column.min(initial=0))
 
 

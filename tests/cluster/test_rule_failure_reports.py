@@ -55,7 +55,7 @@ def test_the_first_failure_is_critical_everywhere(town):
     assert west.send(1, 11, {"m": 0}).reason == "the rule failed: KeyError: 'n'"
     (finding,) = findings(messaging)
     assert finding.level == messaging.health().level == "critical"
-    assert finding.value == "has failed 1 time; what it fails on is blocked; the last error: KeyError: 'n'"
+    assert finding.value == "has failed 1 time; a message on which it fails is blocked; the last error: KeyError: 'n'"
     assert "messaging.rules.replace('odd', ...)" in finding.remedy
     told = messaging.stats()["rule_failures"]["odd"]
     assert (told["failures"], told["last_error"], told["on_error"]) == (1, "KeyError: 'n'", "block")
@@ -73,7 +73,7 @@ def test_unchecked_messages_and_timeouts_are_reported(town):
     assert {receipt.reason for receipt in receipts} == {"the rule failed: TimeoutError: no verdict within 0.01 s"}
     told = messaging.stats()["rule_failures"]
     assert {name: found["failures"] for name, found in told.items()} == {"odd": 3, "late": 3}
-    assert "what it fails on passes unjudged" in findings(messaging)[0].value
+    assert "a message on which it fails passes unjudged" in findings(messaging)[0].value
     assert "TimeoutError: no verdict" in findings(messaging, "late")[0].value
 
 

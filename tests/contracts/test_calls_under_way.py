@@ -11,7 +11,7 @@ from support.contracts import fetch_all, until
 from support.patience import WAIT_S
 from support.sending_faults import know_the_directory
 
-from ray_messaging import MessagingError
+from ray_messaging import Messager, MessagingError
 from ray_messaging.errors import OutcomeUnknown
 
 LANES, SENDS = 8, 12
@@ -300,3 +300,12 @@ async def test_random_cuts_of_the_connection(server, opener, seed, caplog, reque
         traffic.check()
         await sender.close()
     assert "the server has lost messages" not in caplog.text
+
+
+@pytest.mark.parametrize("end", [Messager.flush, Messager.close], ids=["flush", "close"])
+async def test_flush_and_close_wait_until_the_last_group_of_callers_has_its_receipts(far, pair, end):
+    sender, _ = pair
+    singles = [asyncio.create_task(sender.send(7, 1, {"n": n})) for n in range(12)]
+    await asyncio.sleep(0)
+    await end(sender)
+    assert [single.done() for single in singles] == [True] * 12

@@ -27,7 +27,7 @@ async def test_health_names_the_handle_that_forgets_to_commit(monkeypatch, serve
         await until(told)
         [(value, remedy)] = told()
         assert f"of process {os.getpid()}" in value
-        assert "holds 3 for 0 s, which" in value
+        assert "holds messages, 3 for 0 s, which" in value
         assert "ack()" in remedy
         async with await thief.fetch_messages(timeout=WAIT_S) as again:
             assert numbers(again) == [0, 1, 2]

@@ -347,7 +347,7 @@ class InterceptorHost:
         self._calls_now[group] = now, time.monotonic()
 
     def calls_now(self) -> dict[str, CallsNow]:
-        """Return the calls that are under way, by group.
+        """Return the calls through `me.remember` that are under way, by group.
 
         A group is left out if it has not reported its calls in the last few seconds.
         """

@@ -345,7 +345,7 @@ def check_no_log(folder: Folder) -> None:
 
 
 def _last_blocked(view: View, count: int) -> int:
-    """Return the position of the last of the first `count` blocked messages, or -1 if there is none."""
+    """Return the position in the log of the last of the first `count` blocked messages, or -1 if there is none."""
     ends = [int(part["position"][-1].as_py()) for part in scan(view, Filters(fate=FATES[BLOCKED], limit=count), [])]
     return max(ends, default=-1)
 

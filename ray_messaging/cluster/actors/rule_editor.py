@@ -167,7 +167,10 @@ class RuleEditor(RuleVersions):
             await _persist(partial(self._steps.drop_hold, RULE_CHANGE))
 
     async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
-        """Change the state of a rule at once by calling `make`; record the change under the name `change`."""
+        """Change the state of a rule by calling `make`, and record the change under the name `change`.
+
+        The change applies from now on.
+        """
         step = await self._open_step()
 
         def noted() -> T:
@@ -217,7 +220,7 @@ class RuleEditor(RuleVersions):
         return -1 if self._steps is None else (await _persist(self._steps.progress)).sealed + 1
 
     def _make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:
-        """Make a change at once; return the description of its rule.
+        """Make a change that applies from now on; return the description of its rule.
 
         Args: `step` is the latest step that has begun (-1: none has begun; None: the experiment has no steps).
         """

@@ -30,8 +30,9 @@ _SENDERS = 1024  # the number of senders whose pairs are read at a time
 class Audience:
     """A named set of pairs of sender and hearer. A broadcast to an audience reaches the hearers of its sender.
 
-    An audience can be passed to Ray tasks and actors. A call that changes an audience returns once no broadcast can use
-    the previous version any more. In an experiment with steps a change applies from the next step that opens.
+    An audience can be passed to Ray tasks and actors. A call that changes an audience makes a new version of it, and
+    returns once no broadcast can use the previous version any more. In an experiment with steps a change applies from
+    the next step that opens.
     """
 
     def __init__(self, connection: ExperimentConnection, name: str) -> None:
@@ -63,7 +64,7 @@ class Audience:
 
     @property
     def version(self) -> int:
-        """Return the number of the newest version, which begins at 1; raise UnknownName if the audience was removed."""
+        """Return the number of the newest version (the first is 1); raise UnknownName if the audience was removed."""
         return self._newest().version
 
     @property
@@ -137,7 +138,7 @@ class Audience:
         self._files.change(self.name, partial(move, self.name, IdColumn.checked(ids), positions))
 
     def positions(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ids of the agents that have positions, ascending, and their positions.
+        """Return the ids of the agents that have positions, (n,), ascending, and their positions, (n, 2) or (n, 3).
 
         Raises: UnknownName if the audience was removed; ConfigError if it has no positions.
         """
@@ -195,7 +196,7 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, given: Any, points: Any) -> IdColumn:  # noqa: ANN401 - as a user passes them
-    """Return the agents at the positions.
+    """Return the agents to which the positions `points` belong.
 
     These are the given agents. If none are given, they are all hosted agents, and if no agents are hosted, 0, 1, 2...
     """

@@ -157,8 +157,8 @@ def start_in_turn(
 ) -> None:
     """Start processes, a limited number at a time: two for each processor of the cluster, and at least eight.
 
-    If more processes started at once, they would slow each other so much that some would treat the server as dead.
-    After the first error no more processes are started.
+    If more processes started at the same time, they would slow each other so much that some would treat the server as
+    dead. After the first error no more processes are started.
 
     Args: Each of `starts` begins to start a process, and returns an ObjectRef that is ready when the process is ready.
     `check` is called with such a reference, and raises the error of a start that failed. If no process becomes ready

@@ -72,9 +72,10 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True)
 class BlockedMessage(LogRow):
-    """A message that a rule blocked.
+    """A message that a rule blocked, with the fields of its row in the log (see `LogRow`), such as `rule` and `reason`.
 
-    Pass its `cursor` as `after` to continue with the next blocked message, also in another process.
+    `cursor` is its number among the blocked messages: pass it as `after` to continue with the next blocked message,
+    also in another process.
     """
 
     cursor: int
@@ -107,9 +108,10 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
 
 class BlockedListener(AbstractContextManager["BlockedListener"]):
-    """Thread that calls a function with each blocked message. `cursor` is the cursor of the last blocked message.
+    """Thread that calls a function with each blocked message. `cursor` is that of the last message that it has handled.
 
-    Errors of the function and of the log are logged, and the listener continues.
+    If the function raises an error, the error is logged, and the listener continues with the next message. If the log
+    does not answer, the listener asks again. It ends when it is closed, or when the experiment ends.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle

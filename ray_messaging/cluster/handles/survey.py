@@ -92,9 +92,9 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the agents that have answered, but without an answer that fits the type.
+        """Return the agents that have answered, but have given no answer that fits the type.
 
-        Each has the `reason` and the `payload` of an answer.
+        The value of each agent has the `payload` of an answer, and the `reason` why it does not fit.
         """
         return dict(self._now().invalid)
 
@@ -176,7 +176,7 @@ class Survey(Generic[T]):
         The agents have `timeout` seconds for an answer. With None, they have the survey's own timeout once more.
 
         Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise the same errors as
-        `Messager.send_columns`.
+        `Messager.send_columns`, such as MailboxFull and OutcomeUnknown.
         """
         return self._user.run(self._survey.remind(timeout))
 

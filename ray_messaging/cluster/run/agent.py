@@ -115,7 +115,7 @@ class Agent:
     def step_rng(self) -> np.random.Generator:
         """Return a generator of random numbers that are the same for all agents in this step, such as for the weather.
 
-        The numbers depend only on the seed and the step. Each agent gets them from the first number on.
+        The numbers depend only on the seed and the step. For each agent the generator begins with the first number.
         """
         drawn, mine = self._society.drawn, ~self._place
         found = drawn.get(mine)
@@ -139,9 +139,11 @@ class Agent:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send a message. It is read in the next step, or in step `deliver_at`.
+        """Send a message to agent `to`, which reads it in the next step, or in step `deliver_at`.
 
-        Raises the same errors as `Step.send`.
+        Raises: InvalidAddress for an invalid id or subtopic; InvalidPayload or PayloadTooLarge for an invalid payload;
+        ConfigError in the `start` and `collect` functions, or for a `deliver_at` that has passed or is too far ahead;
+        Closed after the step.
         """
         # This is the common case of `StepSends.send`, inlined, because the call would take a tenth of a send's time.
         sends = self._society.sends
@@ -167,7 +169,13 @@ class Agent:
     def broadcast(
         self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
     ) -> None:
-        """Send one message to all hearers of this agent in an audience. Raises the same errors as `Step.broadcast`."""
+        """Send one message to all hearers of this agent in an audience, which is given by its handle or name.
+
+        They read it in the next step, or in step `deliver_at`.
+
+        Raises: UnknownName for an audience that does not exist in this step; otherwise the same errors as `send`, such
+        as InvalidPayload and ConfigError.
+        """
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def ask(
@@ -178,16 +186,20 @@ class Agent:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Ask an agent; return the question's id. The answer has this id as `in_reply_to`.
+        """Ask an agent, which reads the question in the next step or in step `deliver_at`. Return the question's id.
 
-        Raises the same errors as `Step.ask`.
+        The answer has this id in its field `in_reply_to`. If the agent answers in the step in which it reads the
+        question, the answer is read in the following step.
+
+        Raises: the same errors as `send`, such as InvalidAddress, InvalidPayload and ConfigError.
         """
         return self._open_step.ask(self.id, check_id(to), payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question in this step's inbox.
+        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
 
-        Raises: the same errors as `Step.reply`; NoQuestion if another agent was asked.
+        Raises: NoQuestion for a message that is not a question, was answered, was read in another step, or was a
+        question to another agent; otherwise the same errors as `send`, such as InvalidPayload and ConfigError.
         """
         if message.to_id != self.id:
             raise NoQuestion(
@@ -213,13 +225,13 @@ class Agent:
         """Call a function, async or plain, and store its result, for the case that the step runs again.
 
         If the step runs again, an equal call gets the stored result, and is not made. Use this for calls that cost
-        money or whose results vary, such as calls of a language model. Await the result in an async model. Two calls
-        are equal if the same agent calls the same function (by its qualified name) with equal arguments in the same
-        step. If an agent makes several equal calls in one step, each of them is made, and has its own result. A fork
-        uses the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by its
-        number among the agent's calls of the function. The result is an equal copy of what the function returned. A
+        money or whose results vary, such as calls of a language model. The model must be async, and await the result.
+        Two calls are equal if the same agent calls the same function (by its qualified name) with equal arguments in
+        the same step. If an agent makes several equal calls in one step, each of them is made, and has its own result.
+        A fork uses the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by
+        its number among the agent's calls of the function. The result is an equal copy of what the function returned. A
         plain function runs in a thread. Exceptions are not stored. With `Calls(store=)`, calls with the same content
-        are made only once, whichever agent makes them, see `by_content`.
+        are made only once, whichever agent makes them (see `by_content`).
 
         Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
         content of the call cannot be compared; InvalidPayload, which names the part, for a result that cannot be stored
@@ -246,7 +258,10 @@ class Agent:
         self._society.staying.add(self._place)
 
     def stop(self) -> None:
-        """Leave the simulation after this step. The model's function is not called for this agent any more."""
+        """Leave the simulation after this step: the model's function is not called for this agent any more.
+
+        The agent's state stays as it is after this step.
+        """
         self._stopped = True
         self._society.stopping.add(self._place)
 
@@ -453,7 +468,7 @@ class AgentLoop:
             self._model_thread.soon(partial(self._look_ahead.end_after, last))
 
     def _unused(self, look: LookAhead) -> list[CallRecord]:
-        """Return the calls that were made ahead of their step, and that the step did not need.
+        """Return the calls through `me.remember` that were made ahead of their step, and that the step did not need.
 
         Their step is the one that ends now, or an earlier one.
         """

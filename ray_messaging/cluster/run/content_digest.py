@@ -94,7 +94,7 @@ class _Time:
         self._wall = perf_counter() + _WALL * seconds
 
     def need(self, seconds: float = 0.0) -> None:
-        """Raise TimeoutError if no more than `seconds` are left."""
+        """Raise TimeoutError if no more than `seconds` are left of the time limit."""
         if thread_time() + seconds > self._end or perf_counter() > self._wall:
             raise TimeoutError
 

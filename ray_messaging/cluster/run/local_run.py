@@ -573,7 +573,8 @@ def _limit_calls(settings: Calls, limits: CallLimits, records: bool, society: Ag
 async def _with_others(running: Awaitable[GroupResult], actors: Sequence[RunActor], store: "RedisSteps") -> GroupResult:
     """Return the result of a group.
 
-    If the group has ended because the budget of calls is spent, the other groups, which wait for it, are ended, too.
+    If the group has ended because the budget of calls through `me.remember` is spent, the other groups, which wait for
+    it, are ended, too.
     """
     found = await running
     if found.spent:

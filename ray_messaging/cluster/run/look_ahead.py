@@ -54,7 +54,9 @@ _END_S: Final = 1.0  # calls that were cancelled get this time to end
 
 
 class Ahead(NamedTuple):
-    """The steps that the look-ahead may run during the open step, and the stores of its calls' results.
+    """The steps that the look-ahead may run during the open step, and stores of results.
+
+    The results are those of calls through `me.remember`.
 
     `memories` has, by step, the store of results, for the open step and the later steps that may run ahead. `tell` is
     `AheadNews.tell`, which tells the other groups about agents that run ahead (None: there are no other groups).
@@ -368,7 +370,7 @@ class LookAhead:
         return senders
 
     def _far_place(self, agent: AgentId) -> int:
-        """Return the place of an agent of another group."""
+        """Return the place of an agent of another group. These places come after those of the group's own agents."""
         found = self._far.get(agent)
         if found is None:
             found = self._far[agent] = len(self.places) + len(self._far)
@@ -419,7 +421,7 @@ class LookAhead:
         return bool(places)
 
     def _pause(self, number: int) -> None:
-        """If calls were made in vain, let nothing run ahead for some steps.
+        """If calls through `me.remember` were made in vain, let nothing run ahead for some steps.
 
         Each time that this happens, the number of these steps doubles, up to MOST_PAUSE.
         """
@@ -438,11 +440,14 @@ class LookAhead:
         self.stop()
 
     def unneeded(self) -> None:
-        """Record that some calls of a step that has ended were made in vain."""
+        """Record that calls through `me.remember` were made ahead of a step that has ended and did not need them."""
         self._in_vain = True
 
     def stop(self) -> set[asyncio.Task[Any]]:
-        """Let no agent run in a later step ahead of time any more; return the calls that are under way."""
+        """Let no agent run in a later step ahead of time any more.
+
+        Return the tasks of the calls through `me.remember` that are under way.
+        """
         for each in self._steps.values():
             self._retire(each)
         for place in [*self._tasks]:
@@ -489,7 +494,7 @@ class LookAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether agents run ahead now, or calls that they have made ahead of time are under way."""
+        """Return whether agents run ahead now, or have calls through `me.remember` under way."""
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:

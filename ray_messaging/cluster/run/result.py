@@ -57,12 +57,12 @@ class CallCounts(NamedTuple):
 
     @property
     def cost(self) -> Decimal:
-        """Return the exact cost of the calls of this run."""
+        """Return the exact cost of this run's calls through `me.remember`."""
         return money_of(self.cost_parts)
 
     @property
     def saved_cost(self) -> Decimal:
-        """Return what the answers from the store would have cost."""
+        """Return what the answers from the store of calls would have cost in this run."""
         return money_of(self.saved_parts)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ def calls_text(counts: Mapping[str, int], currency: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of `messaging.run`, a plain object that can be pickled.
+    """The result of `run` or `messaging.run`, a plain object that can be pickled.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
@@ -109,7 +109,7 @@ class Result:
     group hosts, to the number of messages to this address. With `Steps(digest=True)`, `digests` maps each of the last
     64 steps to the digest of its messages, in hex. `steps` is the first step that did not run. `stopped` is True if
     Ctrl-C, or the budget of calls, has ended the run early. `calls` has the numbers of calls through `me.remember` in
-    this run.
+    this run. `collected` is the Arrow table from which `series` is made, or None if the run had no `collect=`.
     """
 
     states: dict[AgentId, dict[str, Any]]
@@ -141,8 +141,8 @@ class Result:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each agent in each step.
 
-        The DataFrame also has the steps of earlier runs, if their data are still in the log's folder, or, without a
-        log, on the server.
+        The index is the step, or the step and the agent. The DataFrame also has the steps of earlier runs, if their
+        data are still in the log's folder, or, without a log, on the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError if pandas is not installed.
         """

@@ -298,8 +298,8 @@ class Run(AbstractContextManager["Run"]):
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Run n more steps; return the first step that did not run. After Ctrl-C no further step begins.
 
-        Raises: the same errors as `messaging.run`, each of which also closes this run; Closed if this run was closed
-        before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
+        Raises: the same errors as `messaging.run`, such as StepFailed, each of which also closes this run; Closed if
+        this run was closed before; BudgetSpent if no step ran because the budget of `Calls(budget=)` is spent.
         """
         before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False, stands=True)
@@ -314,11 +314,17 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
-        """Return what `collect=` has recorded so far, as `Result.series` does."""
+        """Return a DataFrame of what `collect=` has recorded so far, as `Result.series` does.
+
+        Raises: ConfigError if this run has no `collect=`; ImportError if pandas is not installed.
+        """
         return series_frame(self._series())
 
     def result(self) -> Result:
-        """Return states, counts, digests and series after the last step. Raises the same errors as `advance`."""
+        """Return states, counts, digests and series after the last step.
+
+        Raises: the same errors as `advance`, such as Closed.
+        """
         return self._gathered(self._go_on(self.step, progress=False, with_states=True, stands=True), self.step)
 
     def _go_on(
@@ -424,7 +430,7 @@ class Run(AbstractContextManager["Run"]):
     def _calls_text(self) -> str:
         """Return a text with the numbers of calls through `me.remember`; "" if there are none.
 
-        Groups that do not answer at once are left out.
+        Groups that do not answer immediately are left out.
         """
         asked = [actor.calls_now.remote() for actor in self._actors.values()]
         counts = Counter[str]()
@@ -577,7 +583,7 @@ def _results(refs: Sequence[Any]) -> list[Any]:
 
 
 def _unfinished(refs: Sequence[Any]) -> list[Any]:
-    """Return the calls that are still under way; raise the first error of the others."""
+    """Return the ObjectRefs of calls that are still under way; raise the first error of the other calls."""
     done, rest = wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
     _results(done)
     return rest

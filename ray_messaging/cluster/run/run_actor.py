@@ -221,7 +221,7 @@ class RunActor:
             return GroupResult(states, fates, ended, ids, counted.unheard, counts, spent, loop.sealed, collected)
 
     def _tell_later(self) -> None:
-        """From now on, report at regular intervals which calls are under way."""
+        """From now on, report at regular intervals which calls through `me.remember` are under way."""
         if self._tell_calls is not None:
             self._telling = asyncio.get_running_loop().call_later(CALLS_TOLD_S, self._tell)
 
@@ -434,7 +434,7 @@ class RunActor:
 
 
 def store_of(settings: "Calls") -> "CallStore | None":
-    """Return the store of calls that `Calls(store=)` names, or None; raises the same errors as `CallStore`."""
+    """Return the store of answers that `Calls(store=)` names, or None; raises the same errors as `CallStore`."""
     if settings.store is None:
         return None
     from ray_messaging.steps.call_store import CallStore  # noqa: PLC0415 - sqlite3 is for those who use it

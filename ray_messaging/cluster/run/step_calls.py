@@ -183,7 +183,10 @@ class StepCalls:
                 self._check_done(agent, answer)
 
     def _check_done(self, agent: "Agent", answer: object) -> None:
-        """Raise an error if a call did not return None, or if it took too long."""
+        """Raise an error if a call of the model's function did not return None, or if it took too long.
+
+        `answer` is what the function returned.
+        """
         began = self._running.pop(agent, None)
         now = perf_counter()
         if began is not None and self.timeout is not None and now - began > self.timeout:
@@ -284,7 +287,9 @@ class _Remembered(msgspec.Struct):
 
 
 class _Flight:
-    """A call that is under way or answered. `answer` gets its source and result, or the error with which it ended.
+    """A call through `me.remember` that is under way or answered.
+
+    `answer` gets its source and result, or the error with which it ended.
 
     `used` says that the step itself has asked for the call, and not only the look-ahead. `maker` makes the call.
     """
@@ -305,7 +310,10 @@ class _Flight:
 
 
 class Flights:
-    """The calls of one step. The look-ahead and the step itself share them, so that each call is made once."""
+    """The calls through `me.remember` in one step.
+
+    The look-ahead and the step itself share them, so that each call is made once.
+    """
 
     def __init__(self) -> None:
         self.by_key: dict[str, _Flight] = {}
@@ -319,7 +327,9 @@ class Flights:
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
-        """Return the calls that were made ahead of their step, and that the step, which has ended, does not need.
+        """Return the calls through `me.remember` that were made ahead of their step, and that the step does not need.
+
+        The step has ended.
 
         The first list has the calls that were answered, the second those that failed after they had used tokens.
         """
@@ -331,7 +341,10 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls that a step has reported, once that step is committed; return whether any calls are left."""
+        """Forget the calls that a step has reported, once that step is committed; return whether any calls are left.
+
+        The calls are those through `me.remember`.
+        """
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
         self.failed = {key: record for key, record in self.failed.items() if id(record) not in told}
@@ -387,9 +400,11 @@ class RememberedCalls:
         *,
         by_person: bool = False,
     ) -> Awaitable[Any]:
-        """Return the awaitable result of an agent's next call; raise ConfigError outside of an event loop.
+        """Return the awaitable result of an agent's next call through `me.remember`.
 
         Args: with `by_person` a person answers. Such a call has no limits, and is not counted.
+
+        Raises: ConfigError outside of an event loop.
         """
         try:
             asyncio.get_running_loop()
@@ -441,12 +456,15 @@ class RememberedCalls:
         return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
-        """Return the calls that have succeeded or used tokens, sorted by agent, and for each agent by their start."""
+        """Return the calls through `me.remember` that have succeeded or used tokens.
+
+        They are sorted by agent, and for each agent by their start.
+        """
         ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return the result of a call whose result is known already. No task is started for it."""
+        """Return the result of a call through `me.remember` if it is known already. No task is started for it."""
         if self.ending:
             raise asyncio.CancelledError
         self._unended[call.agent.id] -= 1
@@ -463,7 +481,7 @@ class RememberedCalls:
         return decode_exactly(made.result)
 
     def _saving(self, call: _Remembered, made: KeptCall) -> KeptCall:
-        """Count what an answer from the store has saved; return the answer for the record."""
+        """Count what an answer from the store of calls has saved; return the answer for its `CallRecord`."""
         if (saved := made.saved) is not None:
             saved = msgspec.structs.replace(saved, cost=self._price_now(saved))
             for name, more in ((SAVED, saved.tokens), (SAVED_COST, saved.cost)):
@@ -506,7 +524,7 @@ class RememberedCalls:
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
-        """Make a call, in a task that goes on even if the step fails and nobody waits for the answer."""
+        """Make a call of `me.remember`, in a task that goes on even if the step fails and nobody waits."""
         try:
             result = await self._made(made, function)
             if not answer.done():
@@ -562,7 +580,9 @@ class RememberedCalls:
     async def _shared(
         self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
     ) -> tuple[str, KeptCall]:
-        """Return the answer of a call, and its source; if the look-ahead makes the same call, wait for its answer.
+        """Return the answer of a call through `me.remember`, and its source.
+
+        If the look-ahead makes the same call, wait for its answer.
 
         Args: `flights` has the calls of the step that are under way or answered, by key.
         """
@@ -592,7 +612,10 @@ class RememberedCalls:
         return answer
 
     async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call, and its source, after the answer has been stored for this step."""
+        """Return the answer of a call through `me.remember`, and its source.
+
+        Before that, the answer is stored for this step.
+        """
         assert call.meter is not None
         before = self.memory.failed(call.key)
         call.meter.used = None if before is None else before.usage
@@ -624,7 +647,7 @@ class RememberedCalls:
             raise
 
     async def _keep_failed(self, call: _Remembered) -> None:
-        """Record what a failed call has used, because it was paid."""
+        """Record what a failed call through `me.remember` has used, because it was paid."""
         assert call.meter is not None
         if call.meter.used is None:
             return
@@ -639,7 +662,7 @@ class RememberedCalls:
                 self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call, and its source.
+        """Return the answer of a call through `me.remember`, and its source.
 
         The call is made unless the store has its answer, or another process is making the same call.
         """
@@ -651,7 +674,7 @@ class RememberedCalls:
         return (MODEL if made else STORE), answer
 
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
-        """Make a call whose answer is to be stored.
+        """Make a call of `me.remember` whose answer is to be stored.
 
         The answer is first stored for this step, because the store's disk may be full.
         """

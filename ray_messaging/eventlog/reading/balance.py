@@ -274,7 +274,7 @@ def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> 
 
 @cache
 def _table() -> NDArray[np.uint64]:
-    """Return random numbers, uint64 (places * 256,).
+    """Return random numbers, uint64 (places * 256,): one for each place in a text and each value of the byte there.
 
     They are the same in every process, so that hashes of several processes can be compared.
     """

@@ -170,7 +170,7 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
 
 
 def _span(view: View, filters: Filters) -> tuple[int, int]:
-    """Return the earliest and the latest sent_at in microseconds; (0, 0) without rows."""
+    """Return the earliest and the latest sent_at of matching rows, in microseconds; (0, 0) without rows."""
     parts = scan(view, filters, ["sent_at"], raw=True)
     spans = [pc.min_max(part["sent_at"].cast(pa.int64())).as_py() for part in parts]
     return min((span["min"] for span in spans), default=0), max((span["max"] for span in spans), default=0)

@@ -239,7 +239,7 @@ class Filters:
             )
 
     def limited(self, limit: int | None, *, loose: bool) -> "Filters":
-        """Return a copy with another limit.
+        """Return a copy of these filters with another limit.
 
         In a `loose` copy a broadcast matches for any wanted recipient, because its row has no recipient.
         """

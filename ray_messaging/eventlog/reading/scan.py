@@ -237,7 +237,7 @@ class _Reader:
         return ds.FileSystemDataset([fragment], dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read.
+        """Return the names of the columns to read from a file with this schema.
 
         Payload columns are included if the result has payloads, or if `contains` must be looked for in typed payloads.
         """

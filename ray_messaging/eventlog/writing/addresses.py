@@ -138,7 +138,9 @@ def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
 
 
 def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> tuple[pa.Array, pa.Array]:
-    """Return the columns of channels and of subtopics. The text of each distinct channel is built once.
+    """Return the columns of channels and of subtopics, for messages to `to`.
+
+    The text of each distinct channel is built once.
 
     Args: `of` has the index of each row's topic (None: all rows have the first topic). A topic ":name" is the plain
     channel "name".

@@ -194,7 +194,7 @@ class BroadcastHearers:
             return None
 
     async def _of_a_mailbox(self, digest: bytes) -> AgentSet:
-        """Return the set of agents with a digest from the directory.
+        """Return the set of agents with a digest from the directory of mailboxes.
 
         The frames that were written before the log began need this, because their senders stored no set.
         """

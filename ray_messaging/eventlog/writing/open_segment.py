@@ -97,7 +97,7 @@ class OpenSegment:
         return self._since is not None
 
     def table(self) -> pa.Table:
-        """Return the rows as a table. There must be at least one row."""
+        """Return the rows of the segment as a table. There must be at least one row."""
         return laid_out(joined_rows(self._batches))
 
     def content(self, streams: StreamCursors, steps: StepPosition | None) -> SegmentContent:

@@ -111,13 +111,16 @@ class StepFeed:
         self.position = StepPosition(handled, outside)
 
     def _move(self, position: StepPosition) -> bool:
-        """Set the log's position; return whether the hold is so far behind that groups may soon have to wait for it."""
+        """Set the log's position; return whether groups may soon have to wait for the log.
+
+        They may if many steps, or many bytes, are in no file yet, so that the server must keep their boxes.
+        """
         self.position = position
         steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
-        """Move the hold to a position whose rows are in files, so that the server can remove the boxes."""
+        """Move the log's hold to a position whose rows are in files, so that the server can remove the boxes."""
         if position.handled > self._held:
             await self._reader.retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled

@@ -69,7 +69,7 @@ class StreamCursors:
     def next_read(self) -> Read:
         """Return the next read.
 
-        It reads all streams, or if they could return too much at once, some of the streams in turn.
+        It reads all streams, or if they could return too much in one read, some of the streams in turn.
         """
         entries = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
@@ -165,7 +165,7 @@ def size(item: LogItem) -> int:
 
 
 def key(entry: str) -> tuple[int, int]:
-    """Return the sort key of an entry id."""
+    """Return the sort key of the id of a stream's entry."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)
 

@@ -106,7 +106,10 @@ class AgentPage:
     def _list(
         self, title: str, found: Collection[tuple[str, int]], draw_name: Callable[[str], object], none: str
     ) -> None:
-        """Show numbers of messages, each beside its name."""
+        """Show numbers of messages under a title, each beside its name, such as a fate or another agent.
+
+        `none` is the text that is shown if `found` is empty.
+        """
         with refilled(self._columns[title]):
             for each, messages in found:
                 with ui.row().classes("w-full justify-between no-wrap"):

@@ -16,7 +16,7 @@ _COSTS = ("name", "calls", "tokens", "cost", "seconds")
 
 
 class CallsPage:
-    """The content of the page. It is refreshed while the experiment runs."""
+    """The content of the page about the calls through `me.remember`. It is refreshed while the experiment runs."""
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache, self._source = cache, cache.source
@@ -51,7 +51,7 @@ class CallsPage:
             ui.timer(_LOG_S, self.renew)
 
     async def renew_now(self) -> None:
-        """Show the calls that are under way."""
+        """Show the calls through `me.remember` that are under way."""
         with self._problem.told("now"):
             found = await self._cache.shared("calls now", self._source.calls_now, 0.9 * _NOW_S)
             if found is not None:
@@ -128,7 +128,7 @@ def _some(count: int, named: Sequence[str]) -> str:
 
 
 def _sums(column: ui.column, found: Sequence[CallSums], *, linked: bool = False) -> None:
-    """Draw a table with the calls, tokens, cost and seconds of agents, models or steps.
+    """Draw a table with the calls through `me.remember` of agents, models or steps: numbers, tokens, cost and seconds.
 
     Args: with `linked`, the names are links to the pages of agents.
     """

@@ -225,7 +225,10 @@ def button(
 
 
 def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awaitable[object]]) -> ui.input:
-    """Draw a field for a text. The key Enter calls `enter`."""
+    """Draw a field for a text. The key Enter calls `enter`.
+
+    `mark` is a name by which tests find the field, and `wide` the CSS class of its width.
+    """
     drawn = ui.input(label, value=value).props("dense").classes(wide).props(f"data-mark={mark}")
     return drawn.on("keydown.enter", enter)
 
@@ -299,7 +302,7 @@ class Changes:
 
 
 def row_table() -> ui.table:
-    """Draw an empty table of rows."""
+    """Draw an empty table for rows of the log."""
     columns = [{"name": key, "label": label, "field": key, "align": "left"} for key, label in _COLUMNS]
     table = ui.table(columns=columns, rows=[], row_key="position").classes("w-full").props("data-mark=rows")
     table.props("flat dense hide-pagination :rows-per-page-options=[0] wrap-cells").props('no-data-label="No rows."')

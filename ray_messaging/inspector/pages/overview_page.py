@@ -56,7 +56,7 @@ class StepPanel:
         button("Advance", lambda: self._changes.make(control.advance, int(steps.value or 1)), "outline size=sm")
 
     def show(self, state: State) -> None:
-        """Show the present state."""
+        """Show how far the steps are, and for which groups they wait."""
         if state.steps is None:
             self._card.set_visibility(False)
             return

@@ -102,7 +102,7 @@ class StudyPage:
                 draw(self._heat, study_charts.heat_map(cells))
 
     def _choose(self, choice: Choice) -> None:
-        """Fill the page's fields of choices with the names of the study, and set them to the values that are shown."""
+        """Fill the page's fields of choices with the study's parameters and outcomes, and set them to those shown."""
         assert self._shown is not None
         self._choosing = True
         self._outcome.set_options(self._shown.outcomes, value=choice.outcome)
@@ -113,7 +113,7 @@ class StudyPage:
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:
-    """Return a value as text for the table. A mean comes with its interval."""
+    """Return the value of a column in a row as text for the table. A mean comes with its interval."""
     value = row.get(column)
     if isinstance(value, float) and f"{column} low" in row:
         low, high = row[f"{column} low"], row[f"{column} high"]

@@ -67,7 +67,10 @@ def _sums(title: str, row: _Row) -> CallSums:
 
 
 def _over_steps(rows: Sequence[_Row], measure: str) -> Series:
-    """Return a measure of the calls by step, as sums. If there are too many steps, each sum is over several steps."""
+    """Return a measure of the calls through `me.remember`, such as their tokens, by step, as sums.
+
+    If there are too many steps, each sum is over several steps.
+    """
     if not rows:
         return Series([], {measure: []})
     first, last = rows[0]["step"], rows[-1]["step"]

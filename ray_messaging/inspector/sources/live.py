@@ -150,7 +150,7 @@ class LiveSource(RunFacts):
         return self._messaging.health()
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules, in order."""
+        """Return the rules, in the order in which they judge messages."""
         found = self._connection.ask(self._connection.interceptor.rules.remote())
         return [
             RuleFacts(

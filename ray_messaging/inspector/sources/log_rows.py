@@ -212,7 +212,7 @@ class RunFacts:
         return None
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules, in order."""
+        """Return the rules, in the order in which they judge messages."""
         return []
 
     def rows(self, query: RowQuery) -> Sequence[Row]:

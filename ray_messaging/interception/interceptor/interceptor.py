@@ -166,7 +166,7 @@ class Interceptor:
         return answer if isinstance(answer, bytes) else await answer
 
     def before_step(self, step: int) -> Awaitable[None] | None:
-        """Return an awaitable to await before a batch of a step is judged, or None if it can be judged at once."""
+        """Return an awaitable to await before a batch of a step is judged, or None if nothing must be awaited."""
         return None if self.gate.begun >= step < self.versions.first else self.in_force(step)
 
     async def in_force(self, step: int) -> None:
@@ -492,7 +492,7 @@ class Interceptor:
             await self.change(end)
 
     async def store_all(self) -> None:
-        """Save all state. It replaces the state on the server."""
+        """Save all state of the rules. It replaces their state on the server."""
         for table in self._tables.values():
             table.rewrite()
         await self._writer.keep({})

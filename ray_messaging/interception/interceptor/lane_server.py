@@ -41,7 +41,7 @@ class Answer(Protocol):
     """A function that answers requests for verdicts."""
 
     def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
-        """Return an answer, at once or as an awaitable.
+        """Return the answer to a request for verdicts, as bytes or as an awaitable.
 
         A `patient` request is about deferred rows, and its answer waits for verdicts. The memory of the request is
         valid during this call only.
@@ -68,6 +68,7 @@ class LaneServer:
         self.held_bytes = 0
         self._limit = CONNECTIONS
         self._server: asyncio.Server | None = None
+        self._address: LaneAddress | None = None
         self._opening = asyncio.Lock()
 
     @property
@@ -76,16 +77,17 @@ class LaneServer:
         return self._server is not None and self._server.is_serving()
 
     async def start(self, host: str) -> LaneAddress:
-        """Listen on a free port of the host, unless this lane listens already; return the lane's address."""
+        """Listen on a free port of the host, unless this lane did so before; return the lane's address."""
         async with self._opening:
-            if self._server is None:
+            if self._address is None:
                 self._limit = _connections_limit()
                 # The backlog is limited, because asyncio accepts the whole backlog before this class can refuse a
                 # connection. This must not use up all file descriptors.
                 backlog = max(1, min(1024, self._limit // 4))
                 loop = asyncio.get_running_loop()
                 self._server = await loop.create_server(lambda: _LanePeer(self), host, 0, backlog=backlog)
-        return LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
+                self._address = LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
+            return self._address
 
     async def close(self) -> None:
         """Stop listening and drop all connections."""
@@ -243,7 +245,7 @@ class _LanePeer(FrameProtocol):
             task.add_done_callback(later.discard)
 
     def _check_token(self, token: memoryview) -> None:
-        """Accept requests from now on if the token is right. Otherwise end the connection."""
+        """Accept requests from now on if the token is that of the lane. Otherwise end the connection."""
         if not hmac.compare_digest(token, self._server.token.encode()):
             self.refuse("wrong token")
             return

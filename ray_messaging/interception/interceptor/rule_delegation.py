@@ -185,7 +185,10 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the current number again, because the server has lost it, and may have an older one in its place."""
+        """Publish the number of the current snapshot again.
+
+        The server has lost it, and may have an older one in its place.
+        """
         self.notice_changes()
         if self._given >= 0:
             await self._publish(self.number)

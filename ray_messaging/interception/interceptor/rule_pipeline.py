@@ -165,7 +165,7 @@ class RulePipeline:
         return found
 
     def _ask_at_once(self, rule: SlowRule) -> tuple[dict[int, Verdict], list[tuple[range, Batch]]]:
-        """Return the verdicts that a slow rule can give at once, and all other messages, each with its rows."""
+        """Return the verdicts that a slow rule can give without waiting, and all other messages, each with its rows."""
         found: dict[int, Verdict] = {}
         slow: list[tuple[range, Batch]] = []
         pairs = None if self.pairs is None else pair_rows(self.rest)
@@ -195,7 +195,7 @@ class RulePipeline:
         Return the verdicts on the rows that stay. The keys are the new numbers of these rows.
 
         Args: `slow` has each message that waits, with its rows. `rules` has the slow rule and the rules after it,
-        `passed` the names of the rules before it, and `found` the verdicts that the slow rule gave at once.
+        `passed` the names of the rules before it, and `found` the verdicts that the slow rule gave without waiting.
         """
         for rows, message in slow:
             place = self._place(rows[0])
@@ -206,7 +206,7 @@ class RulePipeline:
         return {places[row]: verdict for row, verdict in found.items()}
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove the present verdict on the row `place`, and return it as the verdict on a batch of one."""
+        """Remove the present verdict on the row `place`, and return it as the verdict on a batch of one message."""
         single = self.verdict.moved({place: 0})
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:

@@ -34,10 +34,13 @@ class Table(MutableMapping[Key, V], Generic[V]):
     A table records its changes, so that only changes are written to the server. Values are stored in the form in which
     a later process will read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or
     value that cannot be saved raises RuleError. If a rule does so while it judges a message, the rule has failed on the
-    message. The changes that a batch of a step makes are in a layer on top of the entries. Later the layer is merged
-    into the entries, or dropped. A reader of the table sees the changes of all layers. If several layers add to one
-    count, the reader sees the sum. When a batch has its answer, its layer is saved beside the entries, so that a
-    successor of the interceptor can still drop the layer.
+    message.
+
+    A step may run again. So the changes that a group's messages of a step make are kept in a layer of this group, on
+    top of the entries. The layer is merged into the entries once the step cannot run again, and dropped if the step
+    does run again. A reader of the table sees the changes of all layers. If several layers add to one count, the reader
+    sees the sum. When a batch has its answer, its layer is saved beside the entries, so that a restarted interceptor
+    can still drop the layer.
     """
 
     __slots__ = ("_cleared", "_journal", "_laid", "_layers", "_touched", "_unsaved", "_values", "version")
@@ -109,7 +112,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
     # -- layers ---------------------------------------------------------------------------------------------------
 
     def begin_layer(self) -> None:
-        """Begin to record changes, which `end_layer` puts into a layer."""
+        """Begin to record the changes of a batch, which `end_layer` puts into a layer."""
         self._journal = {}
 
     def end_layer(self, group: str, *, done: bool) -> bool:
@@ -143,7 +146,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._merge(layer, _BASE)
 
     def drop(self, layer: Layer) -> bool:
-        """Undo the changes of a layer; return whether there were any."""
+        """Undo the changes of a layer; return whether there were any.
+
+        Args: `layer` is the name of a group, or (name,) for the changes of that group's batch without an answer.
+        """
         keys = self._laid.pop(layer, ())
         for key in keys:
             layers = self._layers[key]
@@ -164,7 +170,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Apply the changes of the layers `of` to the entry itself, in this order."""
+        """Apply the changes that the layers `of` make to a table's entry to the entry itself, in this order."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)
@@ -181,7 +187,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._unsaved.add((layer, key))
 
     def _show(self, key: Key, layers: Mapping[Layer, Change]) -> None:
-        """Set an entry to the value that follows from all its layers."""
+        """Set an entry of the table to the value that follows from the changes of all layers."""
         value = reduce(_joined, layers.values())
         if isinstance(value, list) and value:
             self._values[key] = _kept(value[0])

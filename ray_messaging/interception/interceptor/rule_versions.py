@@ -17,7 +17,7 @@ class RuleVersions:
 
     @property
     def first(self) -> float:
-        """Return the first step of the next version, or infinity if no version waits."""
+        """Return the first step of the next version of the rules, or infinity if no version waits."""
         return math.inf
 
     def to_come(self) -> Sequence[Rule]:
@@ -25,7 +25,7 @@ class RuleVersions:
         return ()
 
     async def apply(self, step: int) -> None:
-        """Make the interceptor use the version that judges a step."""
+        """Make the interceptor use the version of the rules that judges a step."""
 
     async def following(self) -> int:
         """Return the step in which a message will be read that is sent now from outside of the steps (-1: no steps)."""

@@ -141,7 +141,7 @@ class SavedAnswers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that has changed a count, with this interceptor's epoch, even if an earlier one gave it."""
+        """Return an answer that has changed a count, with this interceptor's epoch in place of an earlier one's."""
         data = self._counted.get(key)
         if data is None:
             return None

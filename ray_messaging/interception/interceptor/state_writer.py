@@ -23,7 +23,7 @@ class StateStore(Protocol):
     """A place where the state of rules is stored. Writes are atomic."""
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write changes.
+        """Write changes of the rules' state.
 
         Raises:
             Fenced: another interceptor has taken over.
@@ -173,7 +173,7 @@ class StateWriter:
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write the changes.
+        """Write the changes of the tables, and the answers, that wait to be written.
 
         While the server cannot be reached, retry, because the tables' changes cannot be undone.
         """

@@ -91,7 +91,7 @@ class Block(SlowRule):
         return ALLOW if message.from_id is None or message.to_id is None else None
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the block's verdict on one message."""
+        """Return the block's verdict on one message. If the block fails or takes too long, `on_error` decides."""
         known = self.at_once(message)
         if known is not None:
             return known

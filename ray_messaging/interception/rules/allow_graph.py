@@ -93,7 +93,7 @@ class AllowGraph(Rule):
 
     @property
     def size(self) -> int:
-        """Return the number of edges and members in the rule's data."""
+        """Return the number of the rule's edges plus the number of members of its networks."""
         return len(self._edges) + len(self._memberships) + len(self._open)
 
     def _join(self, joined: AllowGraphSnapshot) -> None:

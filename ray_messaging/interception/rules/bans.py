@@ -144,7 +144,10 @@ class Ban(Rule):
             left = [rows for rows in left if rows]
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply the check to a whole batch. Then look at the rows that the check blocks, or whose key may be banned."""
+        """Return the verdicts on a batch, to which the check is applied as a whole.
+
+        Then look at the rows that the check blocks, or whose key may be banned.
+        """
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -268,12 +271,13 @@ class EdgeBan(Ban):
 
     A message that the rule `check` blocks is a violation of its sender and receiver. After the first `after`
     violations, all further messages from that sender to that receiver are blocked. All plain channels count as one
-    receiver. The user is never banned. See `Ban` for the details of counting. A receiver does not hear the broadcasts
+    receiver. The user is never banned. A message on which the check raises an error is no violation. The numbers of
+    violations are in `state`, so they survive the death of the rule's process. A receiver does not hear the broadcasts
     of a sender that may not write to it. If the check judges a broadcast as one message and blocks it, this is a
     violation on a plain channel.
 
     Args:
-        check: the rule that finds violations. It cannot be a slow rule.
+        check: the rule that finds violations. It cannot be a `SlowRule`.
         after: violations before the ban.
         name: the rule's name.
 
@@ -304,10 +308,11 @@ class SenderBan(Ban):
     """Block all messages of a sender after repeated violations.
 
     A message that the rule `check` blocks is a violation of its sender. After the first `after` violations, all further
-    messages of that sender are blocked. The user is never banned. See `Ban` for the details of counting.
+    messages of that sender are blocked. The user is never banned. A message on which the check raises an error is no
+    violation. The numbers of violations are in `state`, so they survive the death of the rule's process.
 
     Args:
-        check: the rule that finds violations. It cannot be a slow rule.
+        check: the rule that finds violations. It cannot be a `SlowRule`.
         after: violations before the ban.
         name: the rule's name.
 

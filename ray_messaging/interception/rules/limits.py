@@ -223,7 +223,8 @@ class RoundQuota(Rule):
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
         """Return how many blocked messages are left in each sender's quota.
 
-        If a quota is used up, this is UNLIMITED: further blocked messages do not change a verdict on this sender.
+        If a quota is used up, this is a number that no sender reaches, because further blocked messages do not change a
+        verdict on this sender.
         """
         if self.blocked is None:
             return super().room(senders)

@@ -248,7 +248,7 @@ class OpenAIModerator(Moderator):
         concurrency: the most requests at a time.
         cache: how many verdicts to keep; 0: none.
         on_error: the verdict after an error or a timeout: "block" or "allow".
-        retries: further attempts of the openai client after a failed request.
+        retries: the most further tries of the openai client after a failed request.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid; ConfigError if the openai package is not installed.
@@ -297,7 +297,7 @@ class OpenAIModerator(Moderator):
         )
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of a `Moderator`, and the numbers of answered requests and of tokens."""
+        """Return the counts of `Moderator.stats`, and requests (answered), prompt_tokens and completion_tokens."""
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Verdict(NamedTuple):
     """The verdict on one message: blocked for a reason, or passed, possibly with a new payload or labels.
 
-    Build verdicts with `ALLOW`, `block`, `rewrite` and `label`.
+    Build verdicts with `ALLOW`, `block`, `rewrite` and `label`. `payload` is the new payload (None: the message keeps
+    its payload), and `labels` are added to the message's labels.
     """
 
     blocked: bool = False
@@ -54,7 +55,7 @@ def label(*labels: str) -> Verdict:
 class PairCheck(NamedTuple):
     """A check of pairs of sender and hearer by ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked.
 
-    `reason` is the reason that the senders get.
+    The result is a bool array with an item for each pair. `reason` is the reason of each block.
     """
 
     bars: Callable[[IdColumn, IdColumn], NDArray[np.bool_]]
@@ -77,7 +78,7 @@ class Rule:
             on texts, lengths, rates or senders.
         state: a `Table` with everything that must survive the death of the rule's process; None if the rule keeps
             nothing.
-        context: the interceptor, set when the rule is inserted.
+        context: the interceptor that applies the rule; None before the rule is inserted, and after it is removed.
 
     Example:
         class QuietHours(Rule):
@@ -104,7 +105,10 @@ class Rule:
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check or check_batch")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Return the verdicts on a batch by row; rows that are left out pass."""
+        """Return the verdicts on a batch of messages, {row: verdict}; rows that are left out pass.
+
+        The batch has columns such as `from_ids` and `to_ids`. The message of a row is `Message(exp_id, batch, row)`.
+        """
         found: dict[int, Verdict] = {}
         for row in range(len(batch)):
             try:
@@ -124,13 +128,16 @@ class Rule:
         return None
 
     def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
-        """Count messages on which this rule has failed, and return the verdict on each of them."""
+        """Count messages on which this rule has failed, and return one verdict for all of them.
+
+        The verdict is that of `on_error`.
+        """
         if self.context is not None:
             self.context.rule_failed(self, error, messages)
         return self.failed(error)
 
     def failed(self, error: BaseException) -> Verdict:
-        """Return the verdict on a message on which this rule has failed."""
+        """Return the verdict on a message on which this rule has failed: by `on_error`, a block or ALLOW."""
         return ALLOW if self.on_error == "allow" else block(failure(error))
 
     @property
@@ -139,7 +146,7 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before this may change a later verdict.
+        """Return, for each sender, how many of its messages must be blocked before a later verdict may change.
 
         If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
         messages as this method returns, but at least one.
@@ -171,7 +178,9 @@ class SlowRule(Rule):
     """A rule that awaits its verdicts, such as those of a model or a service.
 
     A slow rule delays only the messages that it judges, and later messages of the same sender to the same receiver. It
-    judges a broadcast once, with to_id None. Attributes:
+    judges a broadcast once, with to_id None. Override `judge`.
+
+    Attributes:
         time_limit_s: the most seconds for a message. If the verdict takes longer, the rule has failed on the message.
     """
 
@@ -225,7 +234,10 @@ def text_of(error: BaseException) -> str:
 
 
 class Added(NamedTuple):
-    """A message that a rule adds to a step. `deliver_at` is the step in which it is read (None: the next step)."""
+    """A message that a rule adds to a step. `deliver_at` is the step in which it is read (None: the next step).
+
+    `to_id` is the recipient, `from_id` the sender (None: the user), and `subtopic` the subtopic of the message.
+    """
 
     to_id: AgentId
     payload: Payload
@@ -235,7 +247,10 @@ class Added(NamedTuple):
 
 
 class StepVerdicts(NamedTuple):
-    """The verdicts on a step by row, and the messages that are added to the step. Rows that are left out pass."""
+    """The verdicts on a step by row, and the messages that are added to the step.
+
+    `rows` maps rows of the step's batch to verdicts; rows that are left out pass. `add` has the messages to add.
+    """
 
     rows: Mapping[int, Verdict] = {}
     add: Sequence[Added] = ()
@@ -263,9 +278,9 @@ class StepRule(Rule):
     admission: str = ""
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
-        """Return the verdicts on the rows of a step, and the messages to add to the step.
+        """Return the verdicts on the messages of step `number`, and the messages to add to the step.
 
-        The rows are in canonical order.
+        The rows of `batch` are the messages in canonical order: by to_id, step sent, from_id, order of sending.
         """
         raise NotImplementedError(f"rule {self.name!r} judges nothing: define its method check_step")
 

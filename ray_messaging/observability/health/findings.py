@@ -36,14 +36,17 @@ critical = partial(Finding, "critical")  # harm is being done now
 
 @dataclass(frozen=True)
 class Health:
-    """All findings about an experiment or a server."""
+    """All findings about an experiment or a server.
+
+    `subject` is a text that names the experiment or server, and `findings` is the list of the findings.
+    """
 
     subject: str
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def level(self) -> Level:
-        """Return the level of the worst finding."""
+        """Return the level of the worst finding: "ok", "warning" or "critical"."""
         return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
 
     @property
@@ -57,11 +60,11 @@ class Health:
         return [finding for finding in worst_first(self.findings) if finding.level != "ok"]
 
     def of(self, what: str) -> list[Finding]:
-        """Return the findings about one subject."""
+        """Return the findings whose `what` is the given text."""
         return [finding for finding in self.findings if finding.what == what]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the findings as a dict of JSON's types."""
+        """Return a dict of JSON's types with the keys subject, level, ok and findings."""
         return {
             "subject": self.subject,
             "level": self.level,

@@ -63,7 +63,7 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Count a value in its bucket."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 

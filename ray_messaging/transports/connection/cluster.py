@@ -40,9 +40,9 @@ class _Node(NamedTuple):
 class ClusterNodes:
     """Nodes of a cluster, of which one primary has the slot of an experiment's keys.
 
-    All nodes are asked at once. A node that is cut off from the others still names the slot's old owner. So when a
-    majority has answered, the answer with the highest epoch is used, as the cluster itself does. A node that says that
-    it does not have the slot is not the owner, whatever other nodes say.
+    All nodes are asked at the same time. A node that is cut off from the others still names the slot's old owner. So
+    when a majority has answered, the answer with the highest epoch is used, as the cluster itself does. A node that
+    says that it does not have the slot is not the owner, whatever other nodes say.
     """
 
     def __init__(self, config: RedisConfig, home: str) -> None:

@@ -198,7 +198,7 @@ class Wire(TakenSocket):
 
         If the reply does not arrive within `timeout_s`, the connection is closed, because a later reply could not be
         assigned to a command with certainty. The connection is also closed if no byte was sent or received for
-        `stall_s`. Then it may be half open, and a new connection may get an answer at once.
+        `stall_s`. Then it may be half open, and a new connection may get an answer immediately.
         """
         loop, transport = self._loop, self._transport
         future: asyncio.Future[Any] = loop.create_future()

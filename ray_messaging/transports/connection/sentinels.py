@@ -25,8 +25,8 @@ class Sentinels:
     """Sentinels of one service. They are asked before each connection, because the primary may have changed.
 
     A Sentinel that is cut off from the others still names the old primary. redis-py's `discover_master` asks one
-    Sentinel after the other, and would use such an answer if it comes first. So all Sentinels are asked at once. When a
-    majority has answered, the answer with the highest epoch is used.
+    Sentinel after the other, and would use such an answer if it comes first. So all Sentinels are asked at the same
+    time. When a majority has answered, the answer with the highest epoch is used.
     """
 
     def __init__(self, config: RedisConfig) -> None:

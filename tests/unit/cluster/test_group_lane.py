@@ -67,6 +67,16 @@ async def test_an_actor_without_a_sign_of_life_is_given_up():
     await server.close()
 
 
+async def test_a_handle_that_comes_while_the_group_closes_finds_its_socket_closed():
+    """It then calls the group through Ray, which raises an error that says why the group is gone."""
+    server = LaneServer(partial(answer_request, SlowGroup()))
+    address = await server.start("127.0.0.1")
+    await server.close()
+    with pytest.raises(ConnectionRefusedError):
+        await LoopConnection.open(await server.start("127.0.0.1"))
+    assert await server.start("127.0.0.1") == address
+
+
 async def test_a_send_to_a_group_whose_machine_is_lost_names_group_host_and_remedy():
     server = LaneServer(partial(answer_request, SlowGroup(lives=False)))
     address = await server.start("127.0.0.1")

@@ -2,6 +2,7 @@
 
 import asyncio
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 from support.batches import batch_to
@@ -140,6 +141,25 @@ async def test_from_a_far_server_a_reader_has_at_most_twice_as_many_messages_as_
         await asyncio.sleep(0)
     assert entries == [f"{n + 1}-0" for n in range(1000)]
     await unfinished
+
+
+async def test_a_reader_whose_reads_all_begin_early_is_not_stuck(monkeypatch):
+    inbox, now, ages = Inbox(10_000), [0.0], []
+    transport = Far(inbox, 2_000)
+    transport.waited_s, read = 0.5, transport.read
+
+    async def take_a_second(*asked):
+        now[0] += 1.0
+        ages.append(reader.loop().age_s)
+        return await read(*asked)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    transport.read = take_a_second
+    reader = Reader(transport, "box", inbox, START, 1, Unfolder(AudienceCache(None)), asyncio.Event().wait)
+    await transport.over.wait()
+    await reader.close()
+    assert len(ages) > 10
+    assert max(ages) < 3.0
 
 
 async def test_a_read_that_has_begun_early_ends_with_its_reader():

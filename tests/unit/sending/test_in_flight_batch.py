@@ -38,6 +38,9 @@ class Made:
     def batch_done(self, in_flight):
         self.finished.append(in_flight)
 
+    def callers_told(self):
+        self.told = [single.done() for single in self.singles]
+
     def rows_done(self, count, nbytes):
         self.closed.append((count, nbytes))
 
@@ -163,6 +166,7 @@ async def test_with_a_wave_some_callers_get_their_receipts_before_the_others():
         found.append([row for row in range(ROWS) if made.singles[row].done()])
         await asyncio.sleep(0)
     assert found == [[0, 1], [0, 1, 2, 3], [*range(ROWS)]]
+    assert made.told == [True] * ROWS
     expected = map(made.in_flight.outcome.message_id, (0, 5))
     assert [made.singles[row].result().message_id for row in (0, 5)] == [*expected]
 

@@ -1,6 +1,9 @@
 """Digests of steps."""
 
+import tracemalloc
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +62,20 @@ def test_rows_that_differ_in_ids_ordinals_and_payloads_have_the_sum_of_any_rows(
         ]
         found = sum_of_like(like, np.array(from_ids), np.array(ordinals, np.uint32), np.array(to_ids), each)
         assert found == sum_of(rows)
+
+
+@pytest.mark.parametrize("last", [b"x", b"y"])
+def test_the_sum_of_rows_with_a_large_payload_does_not_copy_it_for_all_rows_at_once(last):
+    like = DigestRow(1, 2, 3, 0, 4, "agent-chat", "delivered", None, (), b"{}")
+    large, count = b"x" * 100_000, 500
+    payloads, ids = [large] * (count - 1) + [large[1:] + last], np.arange(count)
+    tracemalloc.start()
+    try:
+        sum_of_like(like, ids, ids.astype(np.uint32), ids, payloads)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * len(large)
 
 
 def test_the_history_depends_on_all_that_was_before():

@@ -256,6 +256,7 @@ def test_a_template_that_cannot_be_written_is_an_error_with_a_place(monkeypatch,
 
 def test_processes_end_if_an_argument_is_wrong(monkeypatch, tmp_path):
     """They begin before the arguments are checked."""
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # another test may have started Ray in this process
     begin, begun = run_workers.ProcessWorkers.begin, []
 
     def seen(self, runs):

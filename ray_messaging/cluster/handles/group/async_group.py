@@ -94,7 +94,7 @@ class AsyncGroup(StampedHandle):
 
     `group.aio` is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event
     loops may send at the same time. `fetch_messages` and `ack` raise ConfigError if a call in another event loop is
-    waiting. The calls of `Group` run these coroutines, but with a `waiting` whose waits block the thread.
+    waiting.
     """
 
     def __init__(
@@ -148,7 +148,13 @@ class AsyncGroup(StampedHandle):
     async def send(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
-        """Send one message to an agent and return its receipt. Raises the same errors as `Messager.send_message`."""
+        """Send one message to an agent, and return its receipt; from_id None is the user.
+
+        If a rule blocks the message, no error is raised; the receipt has the fate "blocked" and the reason.
+
+        Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
+        """
         return (await self._relay([self._single(from_id, to_id, payload, subtopic)]))[0]
 
     def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
@@ -171,28 +177,50 @@ class AsyncGroup(StampedHandle):
         )
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
-        """Send many messages; return one receipt for each message and recipient, in order."""
+        """Send many messages; return one receipt for each message and recipient, in order.
+
+        All messages are checked before the first one is sent.
+
+        Raises: the same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and
+        OutcomeUnknown.
+        """
         address = partial(parse_channel, self._experiment.exp_id)
         return await self._relay(batches_of(messages, address, self._payload_bytes, self._stamp.step, self._strict))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send n messages given as columns, as `Messager.send_columns` does. The actor gets them as encoded bytes."""
+        """Send n messages given as columns; return one receipt for each message.
+
+        Args: from_ids and to_ids are integer arrays (n,) or sequences of n ids; in place of either, a single id stands
+        for all messages; payloads is a sequence of n dicts, or one dict for all messages.
+        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `Messager.send_message`,
+        such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        """
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         return await self._relay(batches_of_columns(columns, check_subtopic(subtopic), self._stamp.step))
 
     async def broadcast(
         self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send one message to all hearers of an agent in an audience; return one receipt for each hearer."""
+        """Send one message from an agent to all its hearers in an audience; return one receipt for each hearer.
+
+        Args: from_id None is the user; audience is the audience's handle or name, or "*" for all agents.
+        Raises: UnknownName if the audience does not exist; otherwise the same errors as `Messager.send_message`, such
+        as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        """
         batch = self._single(from_id, 0, payload, subtopic)  # the audience replaces the recipient
         return await self._relay([to_audience(batch, audience)])
 
     async def broadcast_columns(
         self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send n broadcasts given as columns; return one receipt for each broadcast and hearer."""
+        """Send n broadcasts given as columns; return one receipt for each pair of sender and hearer, row by row.
+
+        Args: from_ids and payloads are as for `send_columns`, audience is as for `broadcast`.
+        Raises: InvalidColumns if the columns do not fit together; otherwise the same errors as `broadcast`, such as
+        UnknownName, UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        """
         columns = columns_of(from_ids, 0, payloads, self._payload_bytes)
         return await self._relay(unspread_batches(columns, audience, check_subtopic(subtopic), self._stamp.step))
 
@@ -249,7 +277,12 @@ class AsyncGroup(StampedHandle):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Message:
-        """Ask an agent, and return its answer. Raises the same errors as `Messager.ask`."""
+        """Ask an agent, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
+
+        Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        """
         check_timeout(timeout)
         call, frame = secrets.token_hex(8), encode(self._single(from_id, to_id, payload, subtopic))
         asker = asker_here()
@@ -267,8 +300,11 @@ class AsyncGroup(StampedHandle):
     ) -> Answers:
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `async for answer in answers` yields them as they arrive, and `await answers.wait()` waits for all; both end
-        after `timeout` seconds. Raises the same errors as `send_columns`.
+        `async for answer in answers` yields the answers as they arrive, as Messages, and `await answers.wait()` waits
+        for all of them; both end after `timeout` seconds. `answers.to_pandas()` has a row for each question.
+
+        Raises: the same errors as `send_columns`, such as InvalidColumns, UnknownSender, MailboxFull and
+        OutcomeUnknown.
         """
         return await self.ask_into(Answers, from_ids, to_ids, payloads, subtopic, timeout)
 
@@ -307,16 +343,18 @@ class AsyncGroup(StampedHandle):
         answers.late = found.late
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question that a fetch returned, and return the receipt.
+        """Answer a question, a fetched message with `expects_answer`, and return the receipt of the answer.
 
-        Raises the same errors as `Messager.reply`.
+        Raises: NoQuestion if the message expects no answer, or if this process has answered it already; otherwise the
+        same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return (await self.reply_columns(message, payload))[0]
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
-        """Answer many questions, with a payload for each question or one for all; return a receipt for each question.
+        """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: the same errors as `reply`.
+        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
+        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.reply_to(slices_of(messages), payloads)
 
@@ -340,9 +378,14 @@ class AsyncGroup(StampedHandle):
     ) -> None:
         """Await `handler(message)` for each message, as `Messager.serve` does.
 
+        A message is committed as soon as its handler has succeeded. If the message is a question, the value that the
+        handler returns is the answer. A handler that fails is called again, up to `retries` times. Then the message
+        becomes a dead letter, or with on_error="end" this call ends, and raises the handler's error.
+
         If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
         handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
-        handle or another. The errors are those of `Messager.serve`, and:
+        handle or another. The errors are those of `Messager.serve`, such as ConfigError if the handler is not async,
+        and:
 
         Raises:
             CommitFailed: A handler, or an earlier fetch of this handle, took longer than `loan_s`.
@@ -377,7 +420,7 @@ class AsyncGroup(StampedHandle):
                 hold.
 
         Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge if a
-        fetch with `complete` is above its limits.
+        fetch with `complete` is above its limits; ConfigError for an invalid argument.
         """
         check_fetch(limit, commit, complete=complete)
         check_timeout(timeout)
@@ -423,7 +466,10 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make an idempotent call over the lane; return its answer, or None if a Ray call must be made instead."""
+        """Make an idempotent call over the lane, and return the answer's header and frames.
+
+        Return None if a Ray call must be made instead.
+        """
         lanes = self._lane()
         lane = await lanes.connection()
         if lane is None:
@@ -479,7 +525,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages that a fetch got under the lease `token`."""
+        """Give back to the mailbox the messages that a fetch got under the delivery lease `token`."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
@@ -490,7 +536,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit the messages that a fetch got under the lease `token`."""
+        """Commit the messages that a fetch got under the delivery lease `token`."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
@@ -509,7 +555,10 @@ class AsyncGroup(StampedHandle):
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
-        """Iterate over the steps of this group's agents, as `Group.steps` does, with `async for`."""
+        """Iterate over the steps of this group's agents, as `Group.steps` does, with `async for`.
+
+        Raises: the same errors as `Group.steps`, such as ConfigError, AlreadyExists and StepAborted.
+        """
         from ray_messaging.cluster.handles.group.group_steps import (  # noqa: PLC0415 - most groups have no steps
             driven_steps,
             driving_task,
@@ -526,10 +575,10 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many of the messages that this group sent in a step had each fate.
+        """Return the number of the messages that this group sent in a step, by fate, such as "delivered".
 
-        Raises: UnknownName if a group has not committed the step yet, or if the step is more than 64 steps old;
-        ConfigError if the experiment has no steps.
+        Raises: UnknownName if some group of the experiment has not committed the step yet, or if the step is more than
+        64 steps old; ConfigError if the experiment has no steps.
         """
         found: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
         return found
@@ -537,20 +586,36 @@ class AsyncGroup(StampedHandle):
     # -- agents that come and go ----------------------------------------------------------------------------------
 
     async def add_agents(self, agents: Iterable[AgentId]) -> None:
-        """Host more agents. Raises the same errors as `Messager.add_agents`."""
+        """Host more agents, on the same subtopics as those that are hosted here already.
+
+        Agents that are hosted here already are ignored.
+
+        Raises: AlreadyExists, with the agent's group as `owner`, if an agent is hosted elsewhere; InvalidAddress for an
+        invalid id.
+        """
         await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Stop hosting agents. Messages that wait for them become dead letters.
+        """Stop hosting agents; messages that wait for them become dead letters. Either all agents leave, or none.
 
-        Raises the same errors as `Messager.remove_agents`.
+        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed. In an
+        experiment with steps this call does not wait. The agents leave when the next step opens (see
+        docs/moving-agents.md).
+
+        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
+        here.
         """
         await self._let_go(agents, None, timeout)
 
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Move agents to another group, with the messages that wait for them.
+        """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
-        Raises the same errors as `Messager.move_agents`.
+        This call waits up to `timeout` seconds until the messages that were fetched for the agents are committed. In an
+        experiment with steps this call does not wait. The agents move when the next step opens (see
+        docs/moving-agents.md).
+
+        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
+        here or a group that does not exist; AlreadyExists if the agents are in that group already.
         """
         await self._let_go(agents, check_name("group", to), timeout)
 
@@ -569,7 +634,7 @@ class AsyncGroup(StampedHandle):
         return [agent_id for agent_id in agents.tolist() if agent_id is not None]
 
     async def stats(self) -> dict[str, Any]:
-        """Return counters of this group, such as the numbers of batches sent and of messages fetched."""
+        """Return counters of this group, such as `batches` (sent) and `fetched` (messages that were fetched)."""
         found: dict[str, Any] = await self._insist(self.actor.stats.remote)
         return found
 

@@ -100,8 +100,11 @@ class Group(StampedHandle):
     ) -> GroupAnswers:
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `for answer in answers` yields them as they arrive, and `answers.wait()` waits for all; both end after `timeout`
-        seconds. Raises the same errors as `send_columns`.
+        `for answer in answers` yields the answers as they arrive, as Messages, and `answers.wait()` waits for all of
+        them; both end after `timeout` seconds. `answers.to_pandas()` has a row for each question.
+
+        Raises: the same errors as `send_columns`, such as InvalidColumns, UnknownSender, MailboxFull and
+        OutcomeUnknown.
         """
         return finish(self._calls.ask_into(GroupAnswers, from_ids, to_ids, payloads, subtopic, timeout))
 
@@ -109,12 +112,13 @@ class Group(StampedHandle):
         """Iterate over the steps of this group's agents, from the first uncommitted step up to the one before `until`.
 
         Requesting the next step commits the current one. After a `break` or an exception the current step is not
-        committed, and the next driver runs it again. All groups must be driven at the same time. So give their tasks
+        committed, and the next call of `steps` runs it again. All groups must iterate at the same time, because each
+        group waits until the other groups have closed the previous step. If Ray tasks iterate, give these tasks
         num_cpus=0: then none of them waits for a free CPU.
 
         Args: with `leave` the group leaves before step `until`, and the other groups go on without it.
-        Raises: ConfigError if the experiment has no steps; AlreadyExists if another task drives the group; StepAborted
-        or StepTooLarge if a step could not be committed.
+        Raises: ConfigError if the experiment has no steps; AlreadyExists if another task iterates over the steps of
+        this group; StepAborted or StepTooLarge if a step could not be committed.
         """
         from ray_messaging.cluster.handles.group.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
 
