@@ -4,7 +4,7 @@ import dis
 import inspect
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -100,8 +100,19 @@ def values_used(model: object) -> dict[str, str | None]:
     objects that the model uses. If a value is a function of the user's, its text and its own values count. A digest is
     None if the value has no digest.
     """
+    return _digests(_values_in(model, set()))
+
+
+def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
+    """Return digests of those values that are functions of the user's, and of the values that they use, by name."""
+    seen: set[int] = set()
+    functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
+    return _digests(each for name, value in functions for each in _value(name, value, seen))
+
+
+def _digests(values: Iterable[tuple[str, object]]) -> dict[str, str | None]:
     found: dict[str, list[object]] = {}
-    for name, value in _values_in(model, set()):
+    for name, value in values:
         found.setdefault(name, []).append(value)
     return {name: content_digest(each[0] if len(each) == 1 else each) for name, each in found.items()}
 
