@@ -4,7 +4,7 @@ import io
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -51,11 +51,26 @@ def _with_file(name: str, make: Callable[..., CodeType], parts: tuple[Any, ...])
     return make(*parts).replace(co_filename=name)
 
 
+def _reduced_cache(cached: Any) -> Any:  # noqa: ANN401 - what pickle wants
+    """Pickle a function with `functools.cache` by value if it is in the program. Each process has its own results."""
+    if cached.__module__ == "__main__":
+        return _with_cache, (cached.__wrapped__, cached.cache_parameters())
+    return cached.__reduce__()
+
+
+def _with_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    cached: Callable[..., Any] = lru_cache(**parameters)(function)
+    return cached
+
+
 class _PicklerWithFiles(cloudpickle.CloudPickler):  # type: ignore[misc] # the package has no types
-    """Cloudpickle's pickler. From version 3.1.2 on, cloudpickle's own pickler leaves out the names of files."""
+    """Cloudpickle's pickler, which also pickles functions with `functools.cache` by value.
+
+    From version 3.1.2 on, cloudpickle's own pickler leaves out the names of files.
+    """
 
     def __init__(self, stream: io.BytesIO) -> None:
-        tables = [{CodeType: _reduced}, cloudpickle.CloudPickler.dispatch_table]
+        tables = [{CodeType: _reduced, type(lru_cache(len)): _reduced_cache}, cloudpickle.CloudPickler.dispatch_table]
         # Only Ray can pickle its ObjectRefs so that another process can get the objects.
         if (ray := sys.modules.get("ray")) is not None:
             tables.append(ray.cloudpickle.CloudPickler.dispatch_table)

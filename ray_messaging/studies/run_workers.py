@@ -148,7 +148,11 @@ def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractConte
     if not here and _uses_ray():
         return nullcontext()
     workers = ProcessWorkers(count)
-    workers.begin(runs)
+    try:
+        workers.begin(runs)
+    except BaseException:  # such as Ctrl-C, or too many processes: no `with` block ends those that have begun
+        workers.__exit__()
+        raise
     return workers
 
 

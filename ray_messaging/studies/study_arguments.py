@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ray_messaging.cluster.run.content_digest import content_digest
 from ray_messaging.cluster.run.ending import ending_of
-from ray_messaging.cluster.run.model_source import changed_values, name_of, source_of, values_used
+from ray_messaging.cluster.run.model_source import changed_values, functions_among, name_of, source_of, values_used
 from ray_messaging.cluster.run.run_plan import RunOptions, check_run
 from ray_messaging.common.texts import short_repr
 from ray_messaging.errors import ConfigError
@@ -215,13 +215,15 @@ def record_of(
 
 
 def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
-    """Return digests of rules, and of the sources of the user's own rules, by name."""
+    """Return digests of rules, of functions that they have, and of the sources of the user's own rules, by name."""
     if not rules:
         return {}
     from ray_messaging.cluster.run.beginning import told_rules  # noqa: PLC0415 - a study without rules need not load it
 
     found = {f"the rule {name!r}": digest for name, digest in told_rules(rules).items()}
     own = [type(rule) for rule in rules if not type(rule).__module__.startswith("ray_messaging.")]
+    for rule in rules:
+        found |= functions_among({f"{name!r} of the rule {rule.name!r}": each for name, each in vars(rule).items()})
     return found | {f"the source of {name_of(kind)}": source_of(kind) for kind in own}
 
 

@@ -4,9 +4,9 @@ import dis
 import inspect
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -24,6 +24,7 @@ _INPUTS: Final = {
 _PLAIN = bool, int, float, str, type(None)
 # What is not a value that a model uses. The environment has variables that differ between any two shells.
 _NO_VALUES = type, FunctionType, BuiltinFunctionType, ModuleType, type(os.environ)
+_WITH_CACHE: Final = type(lru_cache(len))
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 _encode = msgspec.msgpack.encode
 
@@ -70,11 +71,16 @@ def _texts_in_program(code: Any, seen: set[object]) -> Iterator[str]:  # noqa: A
     functions = [each for each in vars(code).values() if inspect.isfunction(each)] if inspect.isclass(code) else [code]
     for function in functions:
         for name in sorted(names_in(function.__code__)):
-            value = function.__globals__.get(name)
+            value = _without_cache(function.__globals__.get(name))
             if isinstance(value, _PLAIN):
                 yield f"{name}={value!r}"
             elif (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == "__main__":
                 yield from () if value in seen else _texts_in_program(value, seen)
+
+
+def _without_cache(value: Any) -> Any:  # noqa: ANN401 - of any kind
+    """Return the function itself if a value is a function with `functools.cache`; otherwise return the value."""
+    return value.__wrapped__ if isinstance(value, _WITH_CACHE) else value
 
 
 def _parts_of_code(code: CodeType) -> Iterator[str]:
@@ -94,8 +100,19 @@ def values_used(model: object) -> dict[str, str | None]:
     objects that the model uses. If a value is a function of the user's, its text and its own values count. A digest is
     None if the value has no digest.
     """
+    return _digests(_values_in(model, set()))
+
+
+def functions_among(values: Mapping[str, object]) -> dict[str, str | None]:
+    """Return digests of those values that are functions of the user's, and of the values that they use, by name."""
+    seen: set[int] = set()
+    functions = [(name, value) for name, value in values.items() if _is_users(_without_cache(value))]
+    return _digests(each for name, value in functions for each in _value(name, value, seen))
+
+
+def _digests(values: Iterable[tuple[str, object]]) -> dict[str, str | None]:
     found: dict[str, list[object]] = {}
-    for name, value in _values_in(model, set()):
+    for name, value in values:
         found.setdefault(name, []).append(value)
     return {name: content_digest(each[0] if len(each) == 1 else each) for name, each in found.items()}
 
@@ -125,7 +142,7 @@ def _values_in(model: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # n
 def _values_of_object(name: str, value: object, seen: set[int]) -> Iterator[tuple[str, object]]:
     yield name, value
     for attribute, each in getattr(value, "__dict__", {}).items():
-        if _is_users(each):
+        if _is_users(_without_cache(each)):
             yield from _value(f"{attribute!r} of {name}", each, seen)
 
 
@@ -147,6 +164,7 @@ def _values_of_function(function: FunctionType, seen: set[int]) -> Iterator[tupl
 
 def _value(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - of any kind
     """Yield a value with its name. If it is a function of the user's, yield its text, and the values that it uses."""
+    value = _without_cache(value)
     if not _is_users(value):
         yield name, value
         return
@@ -172,7 +190,7 @@ def _program_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the objects of the main program that a function uses, by name."""
     if function.__module__ == "__main__":
         for name in sorted({*_globals_in(function.__code__)} & function.__globals__.keys()):
-            value = function.__globals__[name]
+            value = _without_cache(function.__globals__[name])
             if not isinstance(value, _PLAIN):  # a plain value is in the source's digest
                 yield name, value
 

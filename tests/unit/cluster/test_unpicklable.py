@@ -34,6 +34,11 @@ def closure(lock, depth=0):
     return person
 
 
+@functools.cache
+def with_a_cache(n):
+    return n
+
+
 def with_default(me, inbox, lock=LOCK):
     pass
 
@@ -95,3 +100,14 @@ def with_a_global_number():
         return NUMBER
 
     return inner
+
+
+def test_a_function_of_the_program_with_a_cache_goes_to_another_process():
+    """The process had no such function: "Can't get attribute 'fib' on <module '__main__' (built-in)>"."""
+    text = "import functools\n\n@functools.lru_cache(maxsize=9)\n"
+    text += "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n"
+    names = {"__name__": "__main__"}
+    exec(text, names)
+    there = pickle.loads(dumped(names["fib"]))
+    assert (there(10), there.cache_parameters()["maxsize"], names["fib"].cache_info().misses) == (55, 9, 0)
+    assert pickle.loads(dumped(with_a_cache)) is with_a_cache

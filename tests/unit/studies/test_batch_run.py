@@ -499,6 +499,9 @@ def test_another_value_of_a_function_in_an_aggregate_is_another_study(here, tmp_
 class Words(rules.Rule):
     name = "words"
 
+    def __init__(self, is_good=None):
+        self.is_good = is_good
+
     def check(self, message):
         return rules.ALLOW
 
@@ -523,6 +526,13 @@ def test_another_value_of_a_rule_is_another_study(here, tmp_path, one, same, oth
         ConfigError, match=rf"^(the rule '{one.name}', which rules= uses,|rules=) differs from that of the"
     ):
         sweep(tmp_path / "s", rules=[other])
+
+
+def test_another_function_in_a_rule_is_another_study(here, tmp_path):
+    """The study had the results of the former function."""
+    sweep(tmp_path / "s", rules=[Words(lambda text: "a" in text)])
+    with pytest.raises(ConfigError, match=r"^'is_good' of the rule 'words', which rules= uses, differs"):
+        sweep(tmp_path / "s", rules=[Words(lambda text: "b" in text)])
 
 
 def test_another_source_of_a_rule_is_another_study(here, tmp_path):

@@ -76,6 +76,25 @@ def test_a_run_whose_cluster_loses_a_part_is_carried_out_again(tmp_path, monkeyp
     assert sweep(tmp_path / "often", whole_cluster=True).to_pandas()["error"].isna().all()
 
 
+def test_no_worker_is_left_if_ctrl_c_comes_while_they_begin(monkeypatch):
+    """In a notebook the first ones stayed, because the traceback held them."""
+    begun = []
+
+    class Worker:
+        def __init__(self, begin):
+            if begun:
+                raise KeyboardInterrupt
+            begun.append(self)
+
+        def end(self):
+            begun.remove(self)
+
+    monkeypatch.setattr(run_workers, "_Worker", Worker)
+    with pytest.raises(KeyboardInterrupt):
+        run_workers.early_workers(3, 3, here=True)
+    assert begun == []
+
+
 def test_a_run_that_ctrl_c_has_ended_early_is_no_result(tmp_path, monkeypatch):
     """Its outcomes after fewer steps were in the study's table as if it had ended, and the study went on."""
 

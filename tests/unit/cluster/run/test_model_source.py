@@ -3,7 +3,7 @@
 import importlib
 import linecache
 import sys
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
 
 import networkx as nx
@@ -151,6 +151,19 @@ def test_a_lambda_with_a_set_has_one_digest_in_any_order_of_the_set():
     assert source((0, 8)) == source((8, 0)) != source((0, 16))
 
 
+def test_a_function_with_a_cache_in_a_program_is_in_the_digest_of_its_model(tmp_path):
+    def source(added):
+        text = f"import functools\n\n@functools.cache\ndef helper(x):\n    return x + {added}\n\n"
+        text += "def person(me, inbox):\n    return helper(1)\n"
+        (tmp_path / "program.py").write_text(text)
+        linecache.checkcache(str(tmp_path / "program.py"))
+        names = {"__name__": "__main__"}
+        exec(compile(text, str(tmp_path / "program.py"), "exec"), names)
+        return source_of(names["person"])
+
+    assert source(1) == source(1) != source(22)
+
+
 def test_the_objects_of_a_program_that_the_model_uses_are_its_values(tmp_path):
     text = "import threading\nFRIENDS = {friends}\nOTHERS = []\nLOCK = threading.Lock()\n"
     text += "def helper():\n    return FRIENDS, LOCK\n\ndef person(me, inbox):\n    return helper, me.OTHERS\n"
@@ -211,6 +224,7 @@ class Town:
         (partial(bold, lambda me: 1), partial(bold, lambda me: 2)),
         (partial(bold, scaled(1)), partial(bold, scaled(2))),
         (built(int), built(float)),
+        (built(cache(scaled(1))), built(cache(scaled(2)))),
     ],
 )
 def test_another_function_that_a_model_is_bound_to_is_another_value(one, other):
