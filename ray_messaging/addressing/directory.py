@@ -23,7 +23,9 @@ ALWAYS = -1  # stands for the step of a change that is valid in all steps; witho
 
 
 class HostDates:
-    """The steps from which on moves of agents are valid. A move is identified by the directory version that it made.
+    """For each move of agents, the first step in which it is valid.
+
+    A move is named by the directory version that it made.
 
     Args: `text` is stored on the server: ascending pairs `step:version`, separated by commas. A pair says that moves
     with this version or a later one, up to the next pair's version, are valid from this step on.
@@ -238,8 +240,8 @@ def _origins(
 ) -> list[FormerMailbox]:
     """Return the origins of a mailbox's agents, after agents of the mailbox `came_from` have joined them.
 
-    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If it is None,
-    the origins do not change.
+    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If `came_from`
+    is None, the origins do not change.
     """
     if came_from is None:
         return before.origins

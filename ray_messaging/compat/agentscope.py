@@ -366,7 +366,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
         This also tells the server that the items of the last drain are handled.
 
-        If this bus has drained the queue since `before`, do nothing.
+        If this bus has drained the queue after the time `before`, do nothing, and return [].
         """
         self._open()
         async with self._turn:

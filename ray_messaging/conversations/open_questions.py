@@ -120,7 +120,7 @@ class OpenQuestions:
         self.add(batch, LoneAnswers(self._exp_id, answers))
 
     def add(self, batch: Batch, asker: AnswerTable | LoneAnswers, place: int = 0) -> None:
-        """Begin to wait for the answers to a batch, right after its messages have got their ids.
+        """Begin to wait for the answers to a batch of questions, right after the questions have got their ids.
 
         Args: `place` is the number of the first question in the asker's table.
         """

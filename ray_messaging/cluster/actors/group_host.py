@@ -321,7 +321,10 @@ class GroupHost:
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Record why a handle no longer serves this mailbox. Do nothing if other handles hold messages or fetch."""
+        """Record `ended`, the reason why a handle no longer serves this mailbox.
+
+        Do nothing if other handles hold messages or fetch.
+        """
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 

@@ -249,7 +249,7 @@ class LogHost:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query over everything that was sent before the query.
+        """Answer the query called `what`, over everything that was sent before the query.
 
         Only the query "sample" may miss the newest rows.
         """

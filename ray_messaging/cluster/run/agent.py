@@ -592,7 +592,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return, for each agent in a group's committed state, its state, and whether it has stopped and is active."""
+        """Return the agents in a group's committed state, each with its state and two flags: stopped, and active."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)

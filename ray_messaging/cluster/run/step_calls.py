@@ -341,9 +341,9 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls that a step has reported, once that step is committed; return whether any calls are left.
+        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any are left.
 
-        The calls are those through `me.remember`.
+        This is for a step that is committed, because its records then have these calls.
         """
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
@@ -664,7 +664,8 @@ class RememberedCalls:
     async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return the answer of a call through `me.remember`, and its source.
 
-        The call is made unless the store has its answer, or another process is making the same call.
+        The call is made unless the store has its answer, or another process is making the same call. `content` is a
+        digest of the call's content, which is its key in the store.
         """
         from ray_messaging.steps.call_store import StoredCall  # noqa: PLC0415 - brings sqlite3
 
