@@ -76,8 +76,8 @@ class Claim(msgspec.Struct, array_like=True):
 class Change(msgspec.Struct, array_like=True):
     """One change of a mailbox's agents: claims for the agents that came, and for the agents that left.
 
-    With steps, `version` is the directory's version with the change. `HostDates` has the first step in which it is
-    valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
+    With steps, `version` is the directory's version with the change. `HostDates` has the first step in which the change
+    is valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
     """
 
     came: list[Claim]

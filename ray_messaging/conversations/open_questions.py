@@ -164,7 +164,10 @@ class OpenQuestions:
         self._asked, self._firsts = [], []
 
     def answer(self, found: Slice) -> Rows:
-        """Pass answers to their askers. Return the rows that answer no open question, or come too late."""
+        """Pass the answers in a slice of a batch to their askers.
+
+        Return the rows that answer no open question, or come too late.
+        """
         batch, low, high, _ = found
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:

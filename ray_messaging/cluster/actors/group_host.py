@@ -72,7 +72,7 @@ class GroupQuestions:
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
         """Ask one question, given as a frame; return its answer.
 
-        Args: `asker` is the handler that asks (None: no handler).
+        Args: `call` is the id of the call. `asker` is the handler that asks (None: no handler).
         """
         conversation = self._messager.conversation
         found: Message = await self._read.run(call, lambda: conversation.ask_batch(decode(frame), timeout, asker))

@@ -287,6 +287,9 @@ class LogHost:
 
         All blocked messages are in one stream. So their order does not change when the writer restarts, and a cursor
         stays valid.
+
+        Args: `seen` is what the last call returned as its second value (None: there was no call). It says where to read
+        on.
         """
         position = -1
         if seen is not None and seen.process == self._process:

@@ -619,7 +619,7 @@ class AgentLoop:
         raise self.cannot("send", from_id)
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
-        """Build the error for an agent that acts outside of the model's function."""
+        """Build the error for an agent that acts outside of the model's function. `what` is the act, such as "send"."""
         where = "in start=" if self.step is None else "in collect=, which may only read"
         return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 

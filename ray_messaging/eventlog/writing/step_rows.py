@@ -372,9 +372,9 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return a changed part with the original payloads of its messages.
+        """Return a part with changed messages, after adding to its note the payloads that the agents had sent.
 
-        If the part's note names no rule, the rules that rewrote the messages earlier are added to it.
+        If the note names no rule for a message, it gets the rule that rewrote the message earlier.
 
         Args: `keys` has the key of each row, by which the rewrites of its message are found.
         """

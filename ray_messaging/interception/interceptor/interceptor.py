@@ -281,7 +281,7 @@ class Interceptor:
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
         """Apply rules to a batch, part by part, as `RulePipeline.judge` does.
 
-        Count each part, and add it to `verdict`.
+        Count the messages of each part, and add the verdicts on them to `verdict`.
         """
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows
