@@ -38,7 +38,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which a version's changes are valid, or ALWAYS if all pairs have later versions."""
+        """Return the first step in which the changes of a version are valid; ALWAYS if the text has no step for it."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 

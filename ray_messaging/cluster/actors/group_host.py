@@ -184,7 +184,8 @@ class CallerAdmission:
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
     """Yield a finding and a remedy for each handle that commits its fetched messages late.
 
-    It has held messages for over half of `loan_s`, or for over `loan_s`, so that they were delivered again.
+    Such a handle has held messages for over half of `loan_s`. If it has held them for over `loan_s`, they were
+    delivered again.
 
     The handles with the most messages that were delivered again come first.
     """

@@ -462,7 +462,8 @@ class LookAhead:
     async def end(self, closed: int) -> None:
         """Stop.
 
-        Calls for steps after `closed` have cost money, so they get some time to end, and their results are kept.
+        Calls through `me.remember` for steps after `closed`, the last closed step, cost money even if they are given
+        up. So they get some time to end, and their results are kept.
         """
         self.stop()
         wanted: set[asyncio.Task[Any]] = set()

@@ -329,7 +329,7 @@ class Flights:
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
         """Return the calls through `me.remember` that were made ahead of their step, and that the step does not need.
 
-        The step has ended.
+        Call this when the step has ended.
 
         The first list has the calls that were answered, the second those that failed after they had used tokens.
         """
