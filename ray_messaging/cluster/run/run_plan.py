@@ -56,7 +56,7 @@ class Reached(NamedTuple):
 class Neighbours(NamedTuple):
     """The agents to which each agent has edges in a graph.
 
-    Several runs may share them, because a model gets only the tuples.
+    Several runs may share them, because a model gets only tuples, which it cannot change.
     """
 
     of: Mapping[AgentId, tuple[AgentId, ...]]
