@@ -502,9 +502,8 @@ class RedisConfig(ServerConfig):
             return cls(**config.model_dump() | fields)
         except ValidationError:
             raise ConfigError(
-                "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port with some "
-                f"of its nodes, shards=1 to {SHARDS}, and no database number except 0, because a cluster has only one "
-                "database"
+                "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port?shards=8 "
+                f"with some of the cluster's nodes, where shards is 1 to {SHARDS}. The only database of a cluster is 0"
             ) from None
 
 
@@ -585,7 +584,7 @@ class MessagingConfig(_Settings):
         MAILBOX_BYTES, "bytes that may wait unread in a mailbox; senders wait while it is full"
     )
     inbox_messages: PositiveInt = _setting(
-        100_000, "messages that a receiver reads ahead of fetches; as many again from a far server"
+        100_000, "messages that a receiver reads ahead of fetches; twice as many if the server is far"
     )
     outbox_messages: PositiveInt = _setting(
         200_000, "messages that may wait in a messager to be sent; `send` waits while it has that many"
@@ -608,8 +607,8 @@ class MessagingConfig(_Settings):
     )
     cut_timeout_s: PositiveFloat = _setting(
         CUT_TIMEOUT_S,
-        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network, or for "
-        "send_timeout_s if that is longer; Ray takes 30 to 66 s to find a dead machine, and starts its groups "
+        "seconds for which a step waits for a server that it cannot reach, such as during a cut of the network; a "
+        "longer send_timeout_s counts in its place; Ray takes 30 to 66 s to find a dead machine, and starts its groups "
         "elsewhere",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")

@@ -258,7 +258,7 @@ class UndeclaredSend(MessagingError, ValueError):
     """A group sent in a step to groups that were not declared to hear it; the step was not committed.
 
     `group` is the group that sent in `step`. `hearers` are the groups to which it sent, and which do not wait for its
-    messages.
+    messages, because they were not declared by `messaging.steps.declare`.
     """
 
     group: str
@@ -349,7 +349,7 @@ def ended(exp_id: str, why: str = "", *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over the mailbox or sender `name`; `epoch` is the epoch of the older process."""
+    """A newer process has taken over the mailbox or sender `name`; `epoch` is the older process's number."""
 
     name: str
     epoch: int
@@ -387,7 +387,10 @@ class RuleError(MessagingError, ValueError):
 
 
 class TraceError(MessagingError, ValueError):
-    """A trace file has an invalid line: `file` is its path, `line` the number of the line, from 1."""
+    """A trace file, whose messages are to be replayed, has an invalid line, or cannot be read.
+
+    `file` is the file's path, `line` the number of the line, from 1 (0: the file cannot be read).
+    """
 
     file: str
     line: int
@@ -420,7 +423,7 @@ class Unbalanced(MessagingError, AssertionError):
 
 
 class ServerFailed(MessagingError, RuntimeError):
-    """The embedded server did not start, or died; `log` has its last lines."""
+    """The embedded server did not start, or died; `log` has the last lines of the server's output."""
 
     log: str
 

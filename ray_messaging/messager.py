@@ -46,8 +46,8 @@ class Messager(names.ChannelNames):
     that name goes on where this one stopped. Without a name the mailbox is removed when this messager closes. An
     `observer` is called for each batch, frame, fetch, retry and new connection. With `tracing`, OpenTelemetry spans are
     recorded for a sample of the batches (see docs/operations.md). `audiences` is an object whose coroutine
-    `load(name, version)` returns the pairs of an audience, for broadcasts. Use the messager as an async context
-    manager, or call `init` and `close`.
+    `load(name, version)` returns an audience's pairs of sender and hearer, for broadcasts. Use the messager as an
+    async context manager, or call `init` and `close`.
     """
 
     _user_is_explicit = False  # False: as in AgentSociety's code, None may mean that the caller left from_id out
@@ -147,7 +147,8 @@ class Messager(names.ChannelNames):
     ) -> Receipt:
         """Send one message, and return its receipt; from_id None is the user.
 
-        If a rule blocks the message, no error is raised; the receipt has the fate "blocked" and the reason.
+        The channel of an agent names the recipient, so `to_id` may be left out. If a rule blocks the message, no error
+        is raised; the receipt has the fate "blocked" and the reason.
 
         Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
         or PayloadTooLarge for an invalid payload; MailboxFull, InterceptorUnavailable or OutcomeUnknown if it could
@@ -240,8 +241,8 @@ class Messager(names.ChannelNames):
         An answer that arrives later is an ordinary message of the next fetch.
 
         Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the same errors
-        as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
@@ -275,7 +276,8 @@ class Messager(names.ChannelNames):
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: the same errors as `reply`, such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
+        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.conversation.reply_columns(messages, payloads)
 
@@ -475,7 +477,7 @@ class Messager(names.ChannelNames):
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription. `cluster.actors.group_host` needs it for its delivery leases."""
+        """Return the subscription, by which this messager receives. `cluster.actors.group_host` needs it for leases."""
         return self.engine.receiving
 
     @property
@@ -486,7 +488,11 @@ class Messager(names.ChannelNames):
     # -- the local log --------------------------------------------------------------------------------------------
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first."""
+        """Return the latest sends as dicts in the form of AgentSociety's log list, the oldest first.
+
+        The keys are channel, payload, from_id, to_id, start_time (unix seconds), consumption (seconds), sent, fate,
+        rule, reason and message_id.
+        """
         return self.engine.log.rows()
 
     def clear_log_list(self) -> None:

@@ -160,7 +160,7 @@ class Messages(Sequence[Message]):
     def column(self, name: str) -> NDArray[Any]:
         """Return the named value of each payload: an array (n,), or (n, k) for vectors of k numbers.
 
-        Strings are in an array of objects. An array of typed columns is read-only if all messages are in one frame.
+        Strings come as an array of objects. If the payloads were sent as typed columns, the array may be read-only.
         Raises InvalidColumns if a payload has no such value.
         """
         return column_of(self._payload_parts, name)

@@ -19,9 +19,10 @@ class Outgoing:
 
     Build it with a channel, or with `to_agent` or `to_agents` for recipients. Ids are checked here; a channel is
     checked when the message is sent. If from_id is None or left out, the user is the sender. If a group is to send the
-    message, from_id must be given. With a `channel`, `to_id` only names the recipient on the message.
+    message, from_id must be given. The channel of an agent names the recipient, so `to_id` may be left out. On a plain
+    channel, `to_id` is only recorded as the recipient.
 
-    Raises: InvalidAddress for an invalid id, or a channel that is not a str.
+    Raises: InvalidAddress for an invalid id, or for a channel that is not a str.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")

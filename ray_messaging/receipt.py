@@ -249,7 +249,7 @@ class Receipts(Sequence[Receipt]):
     def codes(self) -> NDArray[np.uint8]:
         """Return the fates as uint8 (n,).
 
-        0 is "delivered", 1 is "published", 2 is "undeliverable", 3 is "blocked".
+        0 is "delivered", 1 is "published", 2 is "undeliverable", 3 is "blocked", and 4 means that the fate is unknown.
         """
         if not self.parts:
             return np.zeros(0, np.uint8)

@@ -204,7 +204,7 @@ class Messaging(AbstractContextManager["Messaging"]):
 
         Raises: ConfigError if there is no checkpoint before `at_step`, the parent had rules and none are given, or
         `log_dir` has another fork; AlreadyExists if `log_dir` has a log and `on_existing` is "error"; LogError if the
-        parent's folder cannot be read; otherwise the same errors as `start`.
+        parent's folder cannot be read; otherwise the same errors as `start`, such as ConnectionFailed and RuleError.
         """
         from ray_messaging.cluster.fork import start_fork
         from ray_messaging.config import MessagingConfig
@@ -480,6 +480,8 @@ class Messaging(AbstractContextManager["Messaging"]):
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
         """Move agents from groups with much load to groups with little load, and return the moves.
 
+        A move has `agents`, `source` and `target` (the names of the groups).
+
         The load of a group is the number of messages that it has fetched since its start. If no group has fetched any,
         it is the number of the group's agents. Groups whose load is within a tenth of the mean do not change.
 
@@ -500,7 +502,7 @@ class Messaging(AbstractContextManager["Messaging"]):
     def schema(self, subtopic: str, kind: object) -> None:
         """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit the type.
 
-        They raise PayloadMismatch. When this returns, all senders know the type. It is valid as long as the
+        They raise PayloadMismatch. When this returns, all senders know the type. The type is valid as long as the
         experiment's data exist.
 
         Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
@@ -832,8 +834,8 @@ class Messaging(AbstractContextManager["Messaging"]):
         """Ask an agent as the user, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
 
         Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the same errors
-        as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `Messager.send_message`, such as InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         ask = self._user.messager.ask
         return self._user.run(ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
@@ -994,7 +996,9 @@ class Messaging(AbstractContextManager["Messaging"]):
 
     @property
     def log(self) -> "EventLog":
-        """Return the event log of this experiment. Each query reads all messages that were sent before the query.
+        """Return the event log of this experiment, for queries such as `messaging.log.query(agent=17)`.
+
+        Each query waits until the log has all messages that were sent before the query.
 
         Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
         """

@@ -71,6 +71,9 @@ class Comparison:
 def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Comparison:
     """Compare two runs in steps, such as runs with different seeds. Pass the log of each run, or the log's folder.
 
+    The result has `first`, the first message that differs (None: no message differs), and `to_pandas()`, with a row for
+    each step: the numbers of messages in each run, and how many differ.
+
     The messages of each agent are compared, with their recipients and their order. Message ids are not compared.
 
     Raises: LogError if a folder contains no event log; ConfigError unless both runs had steps.

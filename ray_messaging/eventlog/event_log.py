@@ -171,11 +171,11 @@ class EventLog:
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def series(self) -> pa.Table:
-        """Return the values that a run collected by `collect=` of `messaging.run`.
+        """Return the values that a run collected by `collect=` of `run` or `messaging.run`.
 
         If aggregates were collected, there is a row for each step, otherwise a row for each agent in each step. The
-        columns are step, agent, and the collected values. If an agent's id is a str, it is in the column agent_name,
-        and agent is null. If nothing was collected, the table has no rows.
+        columns are step, agent (only in rows for agents), and the collected values. If an agent's id is a str, it is in
+        the column agent_name, and agent is null. If nothing was collected, the table has no rows.
         """
         return with_exact_integers(self._source.ask("series"))
 
@@ -275,7 +275,7 @@ class EventLog:
         """Return which agents a message could have influenced, by step: its readers, their readers, and so on.
 
         If a message could have influenced an agent, all later messages of that agent could have influenced their
-        readers.
+        readers. The result's `agents` is a table of `step` and `agent`, with each agent once, in its first such step.
 
         Args: `depth` is the number of steps to look at, from the step in which the message is read.
 
@@ -377,9 +377,11 @@ class EventLog:
     def diff(self, other: "EventLog") -> Difference | None:
         """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        Both must be runs in steps. In each step, the messages that each agent has sent are compared: their recipients,
-        order, fates, rules and labels, but not their ids. The first message is the one with the lowest step, then with
-        the lowest recipient, then with the lowest sender, and then the one that was sent first.
+        The result has `step`, `agent` (the sender), `message_id`, and the message's LogRow in each log, `mine` and
+        `theirs` (None: that log does not have the message). Both must be runs in steps. In each step, the messages that
+        each agent has sent are compared: their recipients, order, fates, rules and labels, but not their ids. The first
+        message is the one with the lowest step, then with the lowest recipient, then with the lowest sender, and then
+        the one that was sent first.
 
         Raises: ConfigError unless both runs had steps.
         """
@@ -425,7 +427,8 @@ class EventLog:
     ) -> Iterator[pa.Table]:
         """Yield the result of `query` as tables of at most `rows` rows.
 
-        The log is read up to the row that is the last one now. There is at least one table, which may be empty.
+        The log is read up to the row that is its last one when this is called. There is at least one table, which may
+        be empty.
 
         Args: `text`, `expand` and the fields are as for `query`. With `expand` a table may have more than `rows` rows,
         because each broadcast becomes one row per hearer.

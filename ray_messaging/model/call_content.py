@@ -53,10 +53,10 @@ class ByContent(partial[R]):
 
 
 def by_content(function: Callable[P, R], /, *, sample: int | None = 1, uses: object = None) -> Callable[P, R]:
-    """Return a function for `me.remember`. `Calls(store=)` shares its answers in the way that is given here.
+    """Return a function for `me.remember`, whose answers `Calls(store=)` shares among equal calls as `sample` says.
 
     Args:
-        function: The function, async or plain.
+        function: The function that is to be called, async or plain.
         sample: The number of different answers for equal calls. With 3, each of the equal calls gets one of three
             answers, chosen by agent, step and seed; three equal calls of an agent in one step get all three. None:
             answers are not shared, and each call is made.

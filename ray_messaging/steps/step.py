@@ -259,7 +259,7 @@ class Step:
 
         The answers are read in the next step, or in step `deliver_at`.
 
-        Raises: InvalidColumns if there is not one payload for each question; otherwise the same errors as `reply`, such
+        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such
         as NoQuestion, InvalidPayload and ConfigError.
         """
         questions = self._inbox.questions_of(messages, self.number)

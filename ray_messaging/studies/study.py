@@ -66,7 +66,7 @@ class Study:
 
     @property
     def calls(self) -> CallCounts:
-        """Return the numbers of calls through `me.remember` and of tokens, and the cost, of all runs without an error.
+        """Return how often all runs without an error called `me.remember`, the tokens of these calls, and their cost.
 
         The steps that several runs share (see `vary_from`) count once.
         """

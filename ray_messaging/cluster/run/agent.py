@@ -115,7 +115,7 @@ class Agent:
     def step_rng(self) -> np.random.Generator:
         """Return a generator of random numbers that are the same for all agents in this step, such as for the weather.
 
-        The numbers depend only on the seed and the step. Each agent gets them from the first number on.
+        The numbers depend only on the seed and the step. For each agent the generator begins with the first number.
         """
         drawn, mine = self._society.drawn, ~self._place
         found = drawn.get(mine)
@@ -225,13 +225,13 @@ class Agent:
         """Call a function, async or plain, and store its result, for the case that the step runs again.
 
         If the step runs again, an equal call gets the stored result, and is not made. Use this for calls that cost
-        money or whose results vary, such as calls of a language model. Await the result in an async model. Two calls
-        are equal if the same agent calls the same function (by its qualified name) with equal arguments in the same
-        step. If an agent makes several equal calls in one step, each of them is made, and has its own result. A fork
-        uses the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by its
-        number among the agent's calls of the function. The result is an equal copy of what the function returned. A
+        money or whose results vary, such as calls of a language model. The model must be async, and await the result.
+        Two calls are equal if the same agent calls the same function (by its qualified name) with equal arguments in
+        the same step. If an agent makes several equal calls in one step, each of them is made, and has its own result.
+        A fork uses the stored results too. If msgpack cannot encode the arguments of a call, the call is identified by
+        its number among the agent's calls of the function. The result is an equal copy of what the function returned. A
         plain function runs in a thread. Exceptions are not stored. With `Calls(store=)`, calls with the same content
-        are made only once, whichever agent makes them, see `by_content`.
+        are made only once, whichever agent makes them (see `by_content`).
 
         Raises: the errors of the function; ConfigError outside of an async model, or if there is a store and the
         content of the call cannot be compared; InvalidPayload, which names the part, for a result that cannot be stored

@@ -141,8 +141,8 @@ class Result:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has recorded, with a row for each step, or for each agent in each step.
 
-        The DataFrame also has the steps of earlier runs, if their data are still in the log's folder, or, without a
-        log, on the server.
+        The index is the step, or the step and the agent. The DataFrame also has the steps of earlier runs, if their
+        data are still in the log's folder, or, without a log, on the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError if pandas is not installed.
         """
@@ -166,7 +166,7 @@ class Result:
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states, with a row for each agent and a column for each key.
 
-        With by="group" the columns are the arrays that have a value for each agent of the group.
+        If the run had by="group", the columns are those arrays of the groups that have a value for each agent.
 
         Raises: ImportError if pandas is not installed.
         """

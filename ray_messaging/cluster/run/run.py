@@ -314,7 +314,10 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
-        """Return what `collect=` has recorded so far, as `Result.series` does."""
+        """Return a DataFrame of what `collect=` has recorded so far, as `Result.series` does.
+
+        Raises: ConfigError if this run has no `collect=`; ImportError if pandas is not installed.
+        """
         return series_frame(self._series())
 
     def result(self) -> Result:

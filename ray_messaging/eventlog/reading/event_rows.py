@@ -30,10 +30,11 @@ class LogRow:
     the message that the sender was handling.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it, and `labels` are those that rules
-    gave. `sent_at` is when the messager accepted the message, `delivered_at` when the server stored it. `rule` is the
-    rule that blocked or rewrote the message, and `reason` says why nobody received it. `sender` is the name of the
-    messager that sent it, and `mailbox` the mailbox to which it went. `position` is the row's number in the log: pass
-    it as `after` to get the rows after this row.
+    gave. `sent_at` is when the messager accepted the message, `delivered_at` when the server stored it. `fate` says
+    what became of the message: "delivered", "published", "undeliverable" or "blocked". `rule` is the rule that blocked
+    or rewrote the message, and `reason` says why nobody received it. `sender` is the name of the messager that sent it,
+    and `mailbox` the mailbox to which it went. `position` is the row's number in the log: pass it as `after` to get the
+    rows after this row.
     """
 
     message_id: str

@@ -104,7 +104,7 @@ class Moderator(SlowRule):
             is the payload. If ids, channel or step matter, too, pass for example
             `lambda message: (message.from_id, message.data)`.
         on_error: the verdict after an error or a timeout: "block" or "allow".
-        retries: further attempts after an error.
+        retries: the most further tries after an error.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid.

@@ -248,7 +248,7 @@ class OpenAIModerator(Moderator):
         concurrency: the most requests at a time.
         cache: how many verdicts to keep; 0: none.
         on_error: the verdict after an error or a timeout: "block" or "allow".
-        retries: further attempts of the openai client after a failed request.
+        retries: the most further tries of the openai client after a failed request.
         name: the rule's name.
 
     Raises: RuleError if an argument is not valid; ConfigError if the openai package is not installed.

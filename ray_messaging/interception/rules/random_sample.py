@@ -34,8 +34,8 @@ class Sample(Rule):
     the step. So the choice is the same however often a step runs, and for any number of groups. Outside of steps the
     choice is a hash of the seed, the messager's name and the message's number. So a retry gets the same verdict, and a
     run is repeatable if messagers with the same names send the same messages. A group always has a name. A messager has
-    one only if it was given one. A restart of the messager does not change the choice. The
-    user's messages are picked like other messages.
+    one only if it was given one. A restart of the messager does not change the choice.
+    The user's messages are picked like other messages.
 
     Args:
         share: the share of messages to pick, from 0 to 1.

@@ -146,7 +146,7 @@ class Rule:
         return False
 
     def room(self, senders: Sequence[AgentId | None]) -> Sequence[int]:
-        """Return, for each sender, how many of its messages must be blocked before this may change a later verdict.
+        """Return, for each sender, how many of its messages must be blocked before a later verdict may change.
 
         If a rule counts blocked messages, batches of steps are judged in parts. In a part, a sender has at most as many
         messages as this method returns, but at least one.

@@ -280,8 +280,8 @@ class AsyncGroup(StampedHandle):
         """Ask an agent, and wait up to `timeout` seconds for its answer. Return the answer as a Message.
 
         Raises: NoAnswer if there is no answer in time, and at once if no mailbox gets the question; AnswerFailed, a
-        NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the same errors
-        as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
+        subclass of NoAnswer, if the agent's handler fails; QuestionBlocked if a rule blocks the question; otherwise the
+        same errors as `Messager.send_message`, such as UnknownSender, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         check_timeout(timeout)
         call, frame = secrets.token_hex(8), encode(self._single(from_id, to_id, payload, subtopic))
@@ -353,7 +353,8 @@ class AsyncGroup(StampedHandle):
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions, with one payload for each question or one for all; return a receipt for each answer.
 
-        Raises: the same errors as `reply`, such as NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
+        Raises: InvalidColumns if there is another number of payloads; otherwise the same errors as `reply`, such as
+        NoQuestion, InvalidPayload, MailboxFull and OutcomeUnknown.
         """
         return await self.reply_to(slices_of(messages), payloads)
 
@@ -383,7 +384,8 @@ class AsyncGroup(StampedHandle):
 
         If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
         handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
-        handle or another. The errors are those of `Messager.serve`, and:
+        handle or another. The errors are those of `Messager.serve`, such as ConfigError if the handler is not async,
+        and:
 
         Raises:
             CommitFailed: A handler, or an earlier fetch of this handle, took longer than `loan_s`.
