@@ -541,8 +541,9 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox claims, and that mailbox. `besides` does not
-        count.
+        """Return the first of these agents that an exclusive mailbox claims, and that mailbox.
+
+        The mailbox `besides` does not count.
         """
         asked = AgentSet.of(agents)
         for record in self.records.values():
