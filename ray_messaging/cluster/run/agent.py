@@ -540,7 +540,10 @@ class AgentLoop:
             await self._model_thread.call(self._model_thread.wait_for, self._look_ahead.end(closed))
 
     def forget(self) -> None:
-        """Forget the agents of a run that has ended, because they and this object refer to each other."""
+        """Forget the agents of a run that has ended.
+
+        The agents and this object refer to each other, so otherwise only the garbage collector could free them.
+        """
         self._agents = self._were_called = []
 
     @property
