@@ -23,7 +23,9 @@ ALWAYS = -1  # stands for the step of a change that is valid in all steps; witho
 
 
 class HostDates:
-    """The steps from which on moves of agents are valid. A move is identified by the directory version that it made.
+    """For each move of agents, the first step in which it is valid.
+
+    A move is named by the directory version that it made.
 
     Args: `text` is stored on the server: ascending pairs `step:version`, separated by commas. A pair says that moves
     with this version or a later one, up to the next pair's version, are valid from this step on.
@@ -36,7 +38,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which a version's changes are valid, or ALWAYS if all pairs have later versions."""
+        """Return the first step in which the changes of a version are valid; ALWAYS if the text has no step for it."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -74,8 +76,8 @@ class Claim(msgspec.Struct, array_like=True):
 class Change(msgspec.Struct, array_like=True):
     """One change of a mailbox's agents: claims for the agents that came, and for the agents that left.
 
-    With steps, `version` is the directory's version with the change. `HostDates` has the first step in which it is
-    valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
+    With steps, `version` is the directory's version with the change. `HostDates` has the first step in which the change
+    is valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
     """
 
     came: list[Claim]
@@ -238,8 +240,8 @@ def _origins(
 ) -> list[FormerMailbox]:
     """Return the origins of a mailbox's agents, after agents of the mailbox `came_from` have joined them.
 
-    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If it is None,
-    the origins do not change.
+    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If `came_from`
+    is None, the origins do not change.
     """
     if came_from is None:
         return before.origins
@@ -539,7 +541,10 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox other than `besides` claims, and this mailbox."""
+        """Return the first of these agents that an exclusive mailbox claims, and that mailbox.
+
+        The mailbox `besides` does not count.
+        """
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:

@@ -392,7 +392,10 @@ class _Grid:
         yield block, places, ends, near
 
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return squared distances: of each point i of a block from the next `counts[i]` points at `places`."""
+        """Return the squared distances between the points of a block and other points.
+
+        Args: `places` has the places of the other points: first `counts[0]` places for point 0 of the block, and so on.
+        """
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite
             for column in self._columns:
@@ -404,7 +407,7 @@ class _Grid:
 
 
 def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
-    """Return the cell of each value, from 0.
+    """Divide the range of values into cells, which are numbered from 0; return the cell of each value.
 
     If two values differ by less than `side`, their cells differ by at most `parts`.
     """

@@ -55,7 +55,7 @@ class AudienceCache:
             return self._keep(audience, b"", found)
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version of an audience that is used from a step on, after agents have moved to new positions.
+        """Make the version of an audience that is used from step `step` on, after agents have moved to new positions.
 
         Raises: AudienceTooLarge if there are too many pairs, ConfigError if this messager cannot move agents.
         """

@@ -83,11 +83,11 @@ def _of_pairs(broadcasts: Batch, found: Pairs) -> Batch:
 def fold(
     pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes, kinds: NDArray[np.intp] | None = None
 ) -> tuple[Batch, NDArray[np.intp]]:
-    """Fold rows for one mailbox, of a batch that `spread` made, into a batch with one row for each broadcast.
+    """Fold some rows of a batch that `spread` made: all rows of a broadcast become one row of the result.
 
-    Args: `rows` are ascending. `there` are all rows whose hearers are agents of the mailbox; `agents` is the digest of
-    these agents. `kinds` has a number for each row (None: all are equal). Rows of one broadcast with different numbers
-    are not folded into one row.
+    Args: `rows` are the rows to fold, ascending; all are for agents of one mailbox. `there` are all rows whose hearers
+    are agents of the mailbox; `agents` is the digest of these agents. `kinds` has a number for each row (None: all are
+    equal). Rows of one broadcast with different numbers are not folded into one row.
     Returns: the batch, and for each of `rows` its row in that batch.
     """
     assert pairs.numbers is not None

@@ -48,11 +48,12 @@ class MemberHearing:
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine, for each hearer, the values before and after the rows that it has sent itself.
+        """Combine, for each hearer, the values of all rows except the rows that it has sent itself.
 
         Combining all values, and then subtracting the hearer's own, would not be exact with floats.
 
-        Args: `nothing` is the result for a hearer that hears no row.
+        Args: `heard` has the values of the rows, sorted by sender. `nothing` is the result for a hearer that hears no
+        row.
         """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]

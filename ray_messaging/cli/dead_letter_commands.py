@@ -243,7 +243,7 @@ def _write(file: Path, frame: bytes) -> None:
 
 
 def _finish(left: Sequence[str], *, quiet: bool) -> None:
-    """Exit with code 1 if some letters are left. Their lines are printed, unless `quiet` is true."""
+    """Print a line for each letter that is left, unless `quiet` is true. If there are any, exit with code 1."""
     for letter in () if quiet else left:
         typer.echo(f"left: {letter}", err=True)
     if left:

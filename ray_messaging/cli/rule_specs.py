@@ -69,7 +69,10 @@ def _allow_graph(argument: str) -> Rule:
 def _by_settings(
     make: Callable[..., Rule], kind: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> Callable[[str], Rule]:
-    """Return a function that builds a rule from a text with settings, which it parses by `_settings`."""
+    """Return a function that builds a rule from a text with settings. `make` gets the settings as arguments.
+
+    Args: `kind`, `known` and `bare` are those of `_settings`, which parses the text.
+    """
     return lambda argument: make(**_settings(kind, argument, known, bare))
 
 
@@ -89,6 +92,8 @@ def _settings(
     """Return the settings that are given in a text `key=value,key=value`, by key.
 
     A value for the key `bare` is required. If this value comes first, `key=` may be left out before it.
+
+    Args: `kind` is the name of the rule, for errors. `known` has, for each key, the function that reads its value.
     """
     settings: dict[str, Any] = {}
     for place, part in enumerate(filter(str.strip, text.split(","))):

@@ -204,9 +204,9 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
             me.stay_active()
 
     async def _within_limit(self, message_id: str, payload: object, task: str | None, *, wait: bool) -> dict[str, Any]:
-        """Return {"answer": payload} or {"error": text} of the outside agent.
+        """Ask the outside agent. Return {"answer": payload of its answer}, or {"error": text}.
 
-        Without an answer return {"late": its task}.
+        If there is no answer yet, return {"late": id of the outside agent's task} (None: no task is known).
 
         Args: with `wait`, wait for the answer up to the time limit.
         """
@@ -237,7 +237,7 @@ class RemoteAgent(AbstractContextManager["RemoteAgent"]):
     async def _talk(self, message_id: str, payload: object, task: str | None) -> dict[str, Any]:
         """Return the payload of the outside agent's answer to a message.
 
-        If `task` is the outside agent's task for this message, do not send it again.
+        If `task` is given, the outside agent has this task for the message, so the message is not sent again.
         """
         async with self._places, self._client() as client:
             if task is not None:

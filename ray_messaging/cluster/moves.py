@@ -74,8 +74,8 @@ def _source(groups: Groups, move: AgentMove) -> Group:
 def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> list[AgentMove]:
     """Return the moves of agents to a group, one for each group that they leave.
 
-    Raises: UnknownName if the group does not exist, or no group hosts an agent; AlreadyExists if an agent is already in
-    the group.
+    Raises: UnknownName if the group does not exist, or if one of the agents is in no group; AlreadyExists if an agent
+    is already in the group.
     """
     if target not in hosted:
         raise UnknownName(

@@ -530,7 +530,7 @@ class _Groups(_Carrier):
         begun: Sequence[int],
         step: Coroutine[Any, Any, T],
     ) -> T:
-        """Await a step, and meanwhile pass on the events of its executors as they happen.
+        """Await a step, and meanwhile pass the events of its executors on to `tell` as they happen.
 
         Args: `begun` has the number of the step once it has begun. Until then the step of a cancelled run may go on.
         """
@@ -547,7 +547,10 @@ class _Groups(_Carrier):
                     raise error
 
     async def _pass_on(self, group: str, begun: Sequence[int], tell: Callable[[ToldEvent], Awaitable[None]]) -> None:
-        """Pass on the events of a group's executors in a step, until this task is cancelled."""
+        """Pass the events of a group's executors on to `tell`, until this task is cancelled.
+
+        Args: `begun` has the numbers of the steps whose events are passed on.
+        """
         while True:
             # The question stays asked after the end of the superstep, and is answered in a later one.
             if (asked := self._asked.get(group)) is None:

@@ -267,7 +267,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 logger.error("bus %s has lost lock %r, and another bus may have it now", self.name, held[0])
 
     async def _settle(self, before: float) -> None:
-        """Tell the server that all items that this bus has drained before a time are handled."""
+        """Tell the server that this bus has handled all items that it drained before the time `before`."""
         for key in [*self._held]:
             await self._drain(key, 0, before)
 
@@ -366,7 +366,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
         This also tells the server that the items of the last drain are handled.
 
-        If this bus has drained the queue since `before`, do nothing.
+        If this bus has drained the queue after the time `before`, do nothing, and return [].
         """
         self._open()
         async with self._turn:

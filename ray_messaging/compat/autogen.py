@@ -315,7 +315,7 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
             yield core.MessageContext(sender, None if asks else to, asks, token, message_id or str(uuid.uuid4()))
 
     async def _intervened(self, call: str, message: Any, **given: Any) -> Any:
-        """Pass a message to all intervention handlers; return the result.
+        """Pass a message through the method `call` of each intervention handler; return the message that results.
 
         Raises MessageDroppedException if one drops it.
         """

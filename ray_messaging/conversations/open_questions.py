@@ -120,7 +120,7 @@ class OpenQuestions:
         self.add(batch, LoneAnswers(self._exp_id, answers))
 
     def add(self, batch: Batch, asker: AnswerTable | LoneAnswers, place: int = 0) -> None:
-        """Begin to wait for the answers to a batch, right after its messages have got their ids.
+        """Begin to wait for the answers to a batch of questions, right after the questions have got their ids.
 
         Args: `place` is the number of the first question in the asker's table.
         """
@@ -164,7 +164,10 @@ class OpenQuestions:
         self._asked, self._firsts = [], []
 
     def answer(self, found: Slice) -> Rows:
-        """Pass answers to their askers. Return the rows that answer no open question, or come too late."""
+        """Pass the answers in a slice of a batch to their askers.
+
+        Return the rows that answer no open question, or come too late.
+        """
         batch, low, high, _ = found
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:

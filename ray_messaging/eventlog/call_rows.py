@@ -157,7 +157,9 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
 def calls_of(
     folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
 ) -> dict[tuple[AgentId, int], list[Called]]:
-    """Return calls made with `me.remember`, for some pairs of an agent and a step, as {(agent, step): calls}.
+    """Return the calls that agents made with `me.remember` in some steps, as {(agent, step): calls}.
+
+    Args: `hands` has the wanted pairs (agent, step).
 
     Raises: the same errors as `stored_calls`.
     """

@@ -124,7 +124,10 @@ class _Teller:
         self._depth = 0
 
     def told(self, value: Any, place: str) -> Any:  # noqa: ANN401 - any value
-        """Return the content of a value; raise ConfigError, which names `place`, if it cannot be determined."""
+        """Convert a value to lists, strs and numbers, such that equal contents become equal results.
+
+        Raises: ConfigError if the content cannot be determined. The error calls the value `place`.
+        """
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -148,7 +151,10 @@ class _Teller:
             yield from (_encode(self.told(each, place)) for each in value)
 
     def _once(self, value: Any, tell: Callable[[], list[Any]]) -> list[Any]:  # noqa: ANN401 - as above
-        """Return the content of a function, class or module, which is converted only once."""
+        """Convert a function, class or module by calling `tell`, unless the result is known.
+
+        Return a reference to the result.
+        """
         key = self._lenient, value
         if (known := self._seen.get(key)) is not None:
             return ["seen", known]
@@ -186,7 +192,7 @@ class _Teller:
         return ["function", name, [*_parts_of(code)], given, used]
 
     def _made_by_library(self, function: FunctionType) -> list[Any]:
-        """Return the content of a function that a library has made, such as a decorated function of the user.
+        """Convert a function that a library has made, such as a decorated function of the user.
 
         The user's function that it wraps is included. Objects that belong to the decorator are left out, such as the
         object that sets the pauses between the tries of a decorator that retries.
@@ -235,7 +241,7 @@ class _Teller:
         return found
 
     def _import(self, name: str, level: int, outside: Mapping[str, Any], names: set[str]) -> list[Any]:
-        """Return the content of a module that a function imports in its body; for a library, only its name.
+        """Convert a module that a function imports in its body; of a library, use only the name.
 
         Args: `level` is the number of leading dots, `outside` the function's globals, and `names` the names in its
         code.

@@ -154,6 +154,8 @@ def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
 def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a value
     """Return a value in a form that msgpack encodes exactly. It has msgpack's extension types if needed.
 
+    Errors call the value `place`.
+
     Raises: InvalidPayload for a part that cannot be encoded exactly.
     """
     kind = dict if type(value) is ReadOnlyDict else type(value)

@@ -72,7 +72,7 @@ def plain_text(payloads: object) -> bytes | None:
 
 
 def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
-    """Turn a JSON list of dicts that `plain_text` made into lines, in half of the time that `encode_lines` takes.
+    """Turn a JSON list of dicts into lines, in half of the time that `encode_lines` takes. `text` is from `plain_text`.
 
     The commas between payloads are replaced by newlines. None is returned if the text is short, if a comma within a
     payload may look like a comma between payloads, such as in a list of dicts, or if `encode_lines` may make other
@@ -160,7 +160,10 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
 
 
 def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
-    """Return a dict with strs as keys. Keys that are ints become strs; other keys raise InvalidPayload."""
+    """Return a dict with strs as keys. Keys that are ints become strs; other keys raise InvalidPayload.
+
+    Errors call the dict `place`.
+    """
     made: dict[str, Any] = {}
     for key, part in found.items():
         if isinstance(key, str):
@@ -211,7 +214,7 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
 
 
 def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclass, a Struct, a pydantic object
-    """Raise InvalidPayload if JSON would change some part of an object."""
+    """Raise InvalidPayload if JSON would change some part of an object, which the error calls `place`."""
     for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # the parts of an object are a dict
         if _has_set(part):
             raise InvalidPayload(
@@ -253,7 +256,7 @@ def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
 
 
 def _check_digits(number: int, place: Place, what: str = "is") -> None:
-    """Raise InvalidPayload for a number with more digits than a reader accepts."""
+    """Raise InvalidPayload for a number with more digits than a reader accepts. The error calls the number `place`."""
     if not -_TOO_LONG < number < _TOO_LONG:
         raise InvalidPayload(
             f"{_PREFIX}{shown(place)} {what} {short_repr(number)}, and a number in JSON has at most {INT_DIGITS:,} "

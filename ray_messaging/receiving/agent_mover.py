@@ -333,7 +333,7 @@ class UnreadMessages:
             ) from error
 
     async def _in_hand(self, agents: AgentSet, flight: InFlight) -> list[Slice]:
-        """Return the messages for agents that were fetched and are after the cursor."""
+        """Return the messages for these agents that were fetched but not committed."""
         cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
         first = keep_of(cursor)
         while order(first) <= order(end):
@@ -403,7 +403,10 @@ class UnreadMessages:
             return found
 
     def _frames(self, attempt: MoveAttempt, agents: AgentSet, flight: InFlight, aside: list[Piece]) -> UnreadFrames:
-        """Return how an attempt at the move changes the waiting messages. This changes `flight`, a copy of InFlight."""
+        """Return how an attempt at the move changes the waiting messages.
+
+        Args: `flight`, a copy of InFlight, is changed. `aside` has the messages that were taken out of the inbox.
+        """
         slices, record, target = pass_over(flight, aside), attempt.record, attempt.target
         subtopics = set(record.by_subtopic())
         stay: list[Returned] = []

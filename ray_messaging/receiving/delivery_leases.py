@@ -312,8 +312,8 @@ class DeliveryLeases:
     async def _take(self, holder: _Holder, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
         """Lease messages from an ended lease if there is one, otherwise from the inbox.
 
-        A complete fetch takes the messages of all ended leases and of the inbox. Return None if there are no messages,
-        or if the holder has ended the fetch.
+        With `options.complete`, lease the messages of all ended leases and of the inbox together. Return None if there
+        are no messages, or if the holder has ended the fetch.
         """
         clock = asyncio.get_running_loop().time
 

@@ -143,8 +143,9 @@ class FetchGate:
 class Iteration(AsyncIterator[Message]):
     """Iterator over messages. A message counts as being handled until the next message is requested.
 
-    When a `for` block is left, Python frees this iterator at once, so messages that are sent after the block have no
-    cause. A generator would not end until later, and it could not be used again after a cancelled request.
+    When a `for` block is left, Python frees this iterator at once, so a message that is sent after the block does not
+    count as caused by the last one. A generator would not end until later, and it could not be used again after a
+    cancelled request.
     """
 
     def __init__(self, next_one: Callable[[], Awaitable[Message]]) -> None:

@@ -25,7 +25,7 @@ class Unfolder:
         self._named: dict[bytes, AgentSet] = {}
 
     def add(self, agents: AgentSet) -> None:
-        """Add agents that may hear a broadcast to this mailbox: agents that it has, or has had."""
+        """Learn which agents may hear a broadcast that this mailbox gets: agents that it has, or has had."""
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:

@@ -117,8 +117,8 @@ class BulkSender:
         """Accept a batch that is not joined with other messages.
 
         Args: `checked` is the version of the schemas by which the batch was checked. The schemas may have changed while
-        the batch waited for capacity. `own` says that this process has made the batch, and so decides whether it is
-        traced.
+        the batch waited for capacity. `own` says that this process has made the batch. Then it decides here whether the
+        batch is traced.
         """
         tracer, [batch] = self._accumulator.tracer, pending.parts
         # For a batch that another process has made, that process has decided whether the batch is traced.

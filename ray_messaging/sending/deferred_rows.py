@@ -258,7 +258,7 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 
 
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
-    """Yield as few requests as possible for all rows.
+    """Yield requests for the rows `places`, as few as possible.
 
     The rows of one request have the same epoch. All or none of them have a step. Their extensions can be joined.
     """

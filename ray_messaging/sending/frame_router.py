@@ -213,7 +213,10 @@ class FrameRouter:
         return routes
 
     def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
-        """Return the rows for each mailbox if some rows go to several mailboxes; record how many copies a row gets."""
+        """Return, for each mailbox, the rows that it gets; record how many copies each row gets.
+
+        This is for batches in which some rows go to several mailboxes.
+        """
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
 

@@ -237,8 +237,8 @@ class FrameSender(Destination):
     async def send(self, *, ahead: bool = False) -> None:
         """Write all frames that can be written now; raise Fenced if another sender has our name.
 
-        Args: With `ahead`, calls are made while there is room, and `send` returns before their replies. After `replied`
-        was called, the next `send` processes the replies.
+        Args: With `ahead`, calls are made while there is room, and `send` returns before their replies. The next `send`
+        processes the replies that have come by then.
         """
         try:
             ahead = ahead and self._is_calm()

@@ -137,10 +137,10 @@ class SendLoop:
         await self._send(ahead=ahead)
 
     def _take(self) -> tuple[PendingBatch | None, bool]:
-        """Return the next batch if it may be written now, otherwise None; and whether to leave calls under way.
+        """Return the next batch if it may be written now, otherwise None; and the argument `ahead` for `_send`.
 
-        Calls are left under way if the next batch is closed, if earlier calls are under way, or if the server is far
-        and the open batch is not small.
+        `ahead` is true if the next batch is closed, if earlier calls are under way, or if the server is far and the
+        open batch is not small.
         """
         source, frames = self._source, self._frames
         closed, under_way = source.has_closed, bool(frames.calls)
@@ -171,7 +171,7 @@ class SendLoop:
         return max(_WAVE, self._source.rows // _WAVES) if self._frames.far_s else 0
 
     async def _send(self, *, ahead: bool = False) -> None:
-        """Write all frames that can be written now. With `ahead`, leave the calls under way."""
+        """Write all frames that can be written now. With `ahead`, return before the replies."""
         if self.deferred.moved:
             deadline = self._loop.time() + self._settings.send_timeout_s
             for held, rows, epoch in self.deferred.take_ready():

@@ -10,9 +10,9 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 class MovedAgents(NamedTuple):
     """Agents that came to a group recently, agents that left it recently, and the groups from which agents came.
 
-    A group from which agents came is called their origin. Its boxes may still have messages for them. `origins` has,
-    for each origin, the first step in which no message for them was sent to it. `changed` is the last step at which an
-    agent came or left.
+    A group from which agents came is called their origin. Its boxes may still have messages for these agents. `origins`
+    has, for each origin, the first step in which messages for these agents were no longer sent to the origin. `changed`
+    is the last step at which an agent came or left.
     """
 
     came: AgentSet

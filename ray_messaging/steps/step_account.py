@@ -128,9 +128,10 @@ class StepAccount:
         return StepCounts(dict(sorted(fates.items())), hashed, dict(sorted(total.items())), outside, dict(unheard))
 
     def _add_broadcasts(self, fates: Counter[str], batch: Batch, pairs: PairFates) -> int:
-        """Count broadcasts, once for each pair, by the fates of their pairs; return the sum of their digests.
+        """Count broadcasts by fate, once for each pair of a broadcast and a hearer; return the sum of their digests.
 
-        A broadcast is hashed once for each fate.
+        `pairs` has, for each broadcast, the number of its pairs with each fate. A broadcast is hashed once for each
+        fate that its pairs have.
         """
         digest = 0
         for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):

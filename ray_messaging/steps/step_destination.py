@@ -118,7 +118,8 @@ def in_box(write: FrameWrite) -> bool:
 class StepDestination(Destination):
     """The boxes of steps as the destination to which one attempt sends.
 
-    A message goes to the group that has the recipient in the step after the open step, in which most messages are read.
+    A message goes to the group that has the recipient in the step after the open step, because most messages are read
+    in that step.
     """
 
     def __init__(self, engine: Engine, boxes: AttemptBoxes) -> None:

@@ -267,7 +267,7 @@ class StepSends:
     def broadcast(
         self, from_id: AgentId, audience: object, payload: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
-        """Send one message to all agents that hear an agent in an audience.
+        """Send one message of the agent `from_id` to all agents that hear it according to an audience.
 
         Raises: the same errors as `send`; UnknownName for an audience that does not exist.
         """

@@ -95,10 +95,10 @@ def batch_run(
         only_active: As for `run`.
         calls: As for `run`. The limits apply to each run separately. With a store, equal calls are made only once in
             all studies that use the same store.
-        vary_from: The step from which on the parameters in `before` have the values of the rows. The steps before it
-            are run once for all rows that are otherwise equal, and each row goes on from there. This cannot be combined
-            with a budget of calls.
-        before: The values of these parameters in the steps before `vary_from`, such as {"limit": "none"}.
+        vary_from: The first step in which the rows' own values are used for the parameters in `before`. The steps
+            before it are run once for all rows that are otherwise equal, and each row goes on from there. This cannot
+            be combined with a budget of calls.
+        before: Values that replace those of the rows in the steps before `vary_from`, such as {"limit": "none"}.
         logs: Each run keeps its event log in the study's folder: `study.log` opens it, and `study.effects` names the
             first message in which two runs differ. The runs are then processes of this machine. This cannot be combined
             with `vary_from`.

@@ -111,7 +111,10 @@ def _checked(rows: list[Row]) -> list[Row]:
 
 
 def parameter_value(value: Any, where: str) -> Any:  # noqa: ANN401 - any value
-    """Return the value of a parameter as Python's own type; raise ConfigError unless a table can have it."""
+    """Return the value of a parameter as Python's own type.
+
+    Raises: ConfigError unless a table can have the value. The error's text begins with `where`.
+    """
     value = plain_value(value)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{where}nan, which means that there is no value: give each row a value")

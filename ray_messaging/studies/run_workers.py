@@ -143,7 +143,8 @@ def workers_for(
 def early_workers(runs: int, count: int | None, *, here: bool) -> "AbstractContextManager[ProcessWorkers | None]":
     """Start processes for a study before its arguments are known, because their imports take as long as a short run.
 
-    The result is None if the runs are not carried out in processes of this machine.
+    The result is None if the runs are not carried out in processes of this machine. `count` and `here` are as for
+    `workers_for`.
     """
     if not here and _uses_ray():
         return nullcontext()

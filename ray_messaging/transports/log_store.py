@@ -124,7 +124,10 @@ class RedisLog:
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry of each stream, or "0-0" if it has no entry. Deleted entries are in the log already."""
+        """Return the last entry of each stream, or "0-0" if it has none.
+
+        Entries that were deleted are in the log already.
+        """
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}

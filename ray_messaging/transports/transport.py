@@ -208,6 +208,8 @@ class RedisTransport:
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Make a sender's epoch higher, which fences earlier senders under this name.
 
+        Args: The server keeps the sender's state for `keep_s` seconds (0: for ever).
+
         Raises: Fenced if `held` is given and is no longer the sender's epoch.
         """
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]

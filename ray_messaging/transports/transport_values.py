@@ -246,7 +246,7 @@ class DirectoryDelta(NamedTuple):
     """Changes of the directory since a version, the names of all mailboxes, and whether an event log is registered.
 
     `schemas` has the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, and
-    `dates` the steps from which on moved agents are in another group.
+    `dates` says in which step each move of agents becomes valid.
     """
 
     version: int

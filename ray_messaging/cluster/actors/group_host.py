@@ -72,7 +72,7 @@ class GroupQuestions:
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
         """Ask one question, given as a frame; return its answer.
 
-        Args: `asker` is the handler that asks (None: no handler).
+        Args: `call` is the id of the call. `asker` is the handler that asks (None: no handler).
         """
         conversation = self._messager.conversation
         found: Message = await self._read.run(call, lambda: conversation.ask_batch(decode(frame), timeout, asker))
@@ -184,7 +184,8 @@ class CallerAdmission:
 def _late_commits(held: Sequence[HeldByHandle], loan_s: float) -> Iterator[tuple[str, str]]:
     """Yield a finding and a remedy for each handle that commits its fetched messages late.
 
-    It has held messages for over half of `loan_s`, or for over `loan_s`, so that they were delivered again.
+    Such a handle has held messages for over half of `loan_s`. If it has held them for over `loan_s`, they were
+    delivered again.
 
     The handles with the most messages that were delivered again come first.
     """
@@ -321,7 +322,10 @@ class GroupHost:
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Record why a handle no longer serves this mailbox. Do nothing if other handles hold messages or fetch."""
+        """Record `ended`, the reason why a handle no longer serves this mailbox.
+
+        Do nothing if other handles hold messages or fetch.
+        """
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 

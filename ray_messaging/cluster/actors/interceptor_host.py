@@ -270,7 +270,7 @@ class InterceptorHost:
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def edit_pairs(self, change: str, pairs: Iterable[Pair] | Pair) -> None:
-        """Add pairs (sender, receiver) to the black set, remove pairs from it, or replace all of it.
+        """Change the black set: `change` is "add", "remove", or "set", which replaces all pairs (sender, receiver).
 
         Raises: RuleError for pairs that are not valid.
         """
@@ -343,7 +343,7 @@ class InterceptorHost:
         return [] if self._stragglers is None else self._stragglers.late
 
     def tell_calls(self, group: str, now: CallsNow) -> None:
-        """Note which calls through `me.remember` a group has under way."""
+        """Record `now`, the calls through `me.remember` that a group has under way."""
         self._calls_now[group] = now, time.monotonic()
 
     def calls_now(self) -> dict[str, CallsNow]:

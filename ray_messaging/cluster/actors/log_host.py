@@ -249,7 +249,7 @@ class LogHost:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query over everything that was sent before the query.
+        """Answer the query called `what`, over everything that was sent before the query.
 
         Only the query "sample" may miss the newest rows.
         """
@@ -287,6 +287,9 @@ class LogHost:
 
         All blocked messages are in one stream. So their order does not change when the writer restarts, and a cursor
         stays valid.
+
+        Args: `seen` is what the last call returned as its second value (None: there was no call). It says where to read
+        on.
         """
         position = -1
         if seen is not None and seen.process == self._process:

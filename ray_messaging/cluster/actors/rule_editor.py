@@ -216,7 +216,7 @@ class RuleEditor(RuleVersions):
         return [unpickled(change.rule) for change in self._store.scheduled if change.rule is not None]
 
     async def following(self) -> int:
-        """Return the step that will read messages which now come from outside of the steps; -1 without steps."""
+        """Return the step in which messages from outside of the steps are read if they are sent now (-1: no steps)."""
         return -1 if self._steps is None else (await _persist(self._steps.progress)).sealed + 1
 
     def _make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:

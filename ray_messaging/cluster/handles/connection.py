@@ -204,7 +204,7 @@ class ExperimentConnection:
     async def with_password_async(self, waiting: Waiting | None = None) -> Experiment:
         """Return the experiment with its server's password.
 
-        If `waiting` is None, the call waits without blocking the event loop.
+        `waiting` says how the call waits (None: without blocking the event loop).
         """
         if self.experiment.withheld:
             ref, waiting = self.interceptor.ready.remote(), waiting or InLoop()

@@ -40,7 +40,7 @@ def named_messager(
     *,
     traced: bool = True,
 ) -> M:
-    """Make the messager of a group for this process; it is not connected yet.
+    """Make the messager of a group for this process, an object of the class `kind`; it is not connected yet.
 
     Args: with `traced`, it records spans if the experiment has tracing.
     """

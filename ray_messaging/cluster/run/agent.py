@@ -540,7 +540,10 @@ class AgentLoop:
             await self._model_thread.call(self._model_thread.wait_for, self._look_ahead.end(closed))
 
     def forget(self) -> None:
-        """Forget the agents of a run that has ended, because they and this object refer to each other."""
+        """Forget the agents of a run that has ended.
+
+        The agents and this object refer to each other, so otherwise only the garbage collector could free them.
+        """
         self._agents = self._were_called = []
 
     @property
@@ -592,7 +595,7 @@ class AgentLoop:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
-        """Return, for each agent in a group's committed state, its state, and whether it has stopped and is active."""
+        """Return the agents in a group's committed state, each with its state and two flags: stopped, and active."""
         if part.state is None:
             return {}
         ids, states, stopped, active = kept_parts(part.state, 4, part.group)
@@ -619,7 +622,7 @@ class AgentLoop:
         raise self.cannot("send", from_id)
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
-        """Build the error for an agent that acts outside of the model's function."""
+        """Build the error for an agent that acts outside of the model's function. `what` is the act, such as "send"."""
         where = "in start=" if self.step is None else "in collect=, which may only read"
         return ConfigError(f"agent {agent!r} cannot {what} {where}: do so in the model's function")
 

@@ -514,9 +514,9 @@ def _later_digests(groups: int, ending: Ending, limits: Calls | None, settings: 
 
 
 async def _judged(store: "RedisSteps", last: range) -> tuple[dict[int, str], Mapping[str, int]]:
-    """Return, by step, the digests of the steps in `last`, and how rules for whole steps changed the fates.
+    """Return the digests of the steps numbered `last`, by step, and how rules for whole steps changed the fates.
 
-    The changes are those of the counts of all steps up to the last one, by fate.
+    The changes are given by fate: how much higher or lower its count became, over all steps up to the last one.
     """
     found = {
         step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}

@@ -185,7 +185,7 @@ class _StepAhead:
         self._note(message.to_id, message.from_id, payload, topic, deliver_at, answers=message.id)
 
     def cannot(self, what: str, agent: AgentId) -> ConfigError:
-        """Build the error for an agent that acts outside of the model's function."""
+        """Build the error for an agent that acts outside of the model's function. `what` is the act, such as "send"."""
         return ConfigError(f"agent {agent!r} cannot {what} outside of the model's function: do so in that function")
 
     def _note(
@@ -411,7 +411,7 @@ class LookAhead:
                 self._end(place, number, ())
 
     def _differs(self, step: Step) -> bool:
-        """Return whether an agent, when it ran ahead, has read fewer or more messages than in the step itself."""
+        """Return whether an agent read fewer or more messages when it ran ahead than it has in the step itself."""
         counts = step.heard_counts
         places = [place for place, count in self._counts.get(step.number, {}).items() if counts[place] != count]
         for hearer in (step.places[place] for place in places):
@@ -462,7 +462,8 @@ class LookAhead:
     async def end(self, closed: int) -> None:
         """Stop.
 
-        Calls for steps after `closed` have cost money, so they get some time to end, and their results are kept.
+        Calls through `me.remember` for steps after `closed`, the last closed step, cost money even if they are given
+        up. So they get some time to end, and their results are kept.
         """
         self.stop()
         wanted: set[asyncio.Task[Any]] = set()
@@ -658,7 +659,10 @@ class LookAhead:
             self._wrong = True
 
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
-        """Return an inbox of messages that were sent ahead of time, in the order in which the step will have them."""
+        """Return an inbox with the messages `sent` ahead of time, in the order that they will have in the step.
+
+        Args: the inbox is that of the agent at `place`, in the step `number`.
+        """
         if not sent:
             return Messages(self._exp_id, [])
         sent.sort()

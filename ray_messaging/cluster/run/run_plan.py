@@ -42,9 +42,9 @@ class RunOptions(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The agents of a group to which agents of other groups have edges: `senders` maps each of them to these agents.
+    """Those agents of a group to which agents of other groups have edges.
 
-    Agents of the group without such an edge are not in the map.
+    `senders` maps such an agent of the group to those agents of other groups that have an edge to it.
 
     `everybody` is the number of agents in all groups.
     """
@@ -56,7 +56,7 @@ class Reached(NamedTuple):
 class Neighbours(NamedTuple):
     """The agents to which each agent has edges in a graph.
 
-    Several runs may share them, because a model gets only the tuples.
+    Several runs may share them, because a model gets only tuples, which it cannot change.
     """
 
     of: Mapping[AgentId, tuple[AgentId, ...]]

@@ -329,7 +329,7 @@ class Flights:
     def in_vain(self) -> tuple[list[CallRecord], list[CallRecord]]:
         """Return the calls through `me.remember` that were made ahead of their step, and that the step does not need.
 
-        The step has ended.
+        Call this when the step has ended.
 
         The first list has the calls that were answered, the second those that failed after they had used tokens.
         """
@@ -341,9 +341,9 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls that a step has reported, once that step is committed; return whether any calls are left.
+        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any are left.
 
-        The calls are those through `me.remember`.
+        This is for a step that is committed, because its records then have these calls.
         """
         told = self._told
         self.by_key = {key: flight for key, flight in self.by_key.items() if id(flight) not in told}
@@ -464,7 +464,10 @@ class RememberedCalls:
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
     async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
-        """Return the result of a call through `me.remember` if it is known already. No task is started for it."""
+        """Return the result of a call through `me.remember` that is known already, without a task.
+
+        Args: `made` has the result, and `source` says where it comes from.
+        """
         if self.ending:
             raise asyncio.CancelledError
         self._unended[call.agent.id] -= 1
@@ -524,7 +527,10 @@ class RememberedCalls:
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
-        """Make a call of `me.remember`, in a task that goes on even if the step fails and nobody waits."""
+        """Make the call `made` by `function`, and set its result or error in `answer`.
+
+        This task goes on even if the step fails and nobody waits.
+        """
         try:
             result = await self._made(made, function)
             if not answer.done():
@@ -664,7 +670,8 @@ class RememberedCalls:
     async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
         """Return the answer of a call through `me.remember`, and its source.
 
-        The call is made unless the store has its answer, or another process is making the same call.
+        The call is made unless the store has its answer, or another process is making the same call. `content` is the
+        key of the answer in the store.
         """
         from ray_messaging.steps.call_store import StoredCall  # noqa: PLC0415 - brings sqlite3
 
@@ -676,7 +683,7 @@ class RememberedCalls:
     async def _fit_answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         """Make a call of `me.remember` whose answer is to be stored.
 
-        The answer is first stored for this step, because the store's disk may be full.
+        The answer is first kept for this step. So it is not lost if the store's disk is full.
         """
         made = await self._answer(call, function)
         await self._keep(call, made)

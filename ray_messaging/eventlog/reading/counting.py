@@ -50,7 +50,7 @@ class CountSample(NamedTuple):
 
 
 def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> CountSample:
-    """Count the rows after a position.
+    """Count the rows after the position `after`, by the columns `by`.
 
     If there are more than `most` rows, count about `most` of them, in evenly spread slices.
     """

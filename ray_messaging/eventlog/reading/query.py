@@ -60,6 +60,7 @@ def since(
 
     Args:
         expand: Return a row for each hearer of a broadcast. `limit` counts rows before broadcasts are expanded.
+        text: Return typed payloads as JSON text.
         as_text: Whether ids are strs; None: they are strs if any id in the table is a str.
     """
     names = stored(COLUMNS)

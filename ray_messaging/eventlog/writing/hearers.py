@@ -89,7 +89,10 @@ def _key_of(broadcasts: Batch) -> _Key:
 
 
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Return, by name, the columns that describe the hearers of all rows."""
+    """Return, by name, the log's columns about hearers, for the rows of several batches.
+
+    Args: `found` has the hearers of each batch (None: no hearers are known), and `counts` its number of rows.
+    """
     if not any(found):
         return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_BROADCASTS}
     pairs = [

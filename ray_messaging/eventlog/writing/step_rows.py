@@ -281,7 +281,7 @@ class StepFeed:
     ) -> LoggedPart | None:
         """Return the rows of a frame for the log, or None if there are none.
 
-        Broadcasts that were amended for all their hearers are left out, because notes have their rows.
+        Broadcasts that were amended for all their hearers are left out, because log notes have these rows already.
 
         Args: `amendments` are the amendments of the frame's broadcasts.
         """
@@ -339,7 +339,7 @@ def _amendments(frames: Sequence[BoxFrame], step: int) -> dict[int, list[Batch]]
 
 
 def _superseded(parts: Sequence[LoggedPart], changed: Sequence[LoggedPart]) -> list[LoggedPart]:
-    """Return the parts of a step, followed by the parts with messages that StepRules have changed.
+    """Return the parts of a step, followed by `changed`: the parts with messages that rules for whole steps changed.
 
     A message that was changed is left out of the other parts.
     """
@@ -372,9 +372,9 @@ class Earlier:
                     self._rules |= dict.fromkeys(keys[np.frombuffer(why.rows, "<u4")].tolist(), (why.rule, why.reason))
 
     def kept_in(self, part: LoggedPart, keys: NDArray[np.int64]) -> LoggedPart:
-        """Return a changed part with the original payloads of its messages.
+        """Return a part with changed messages, after adding to its note the payloads that the agents had sent.
 
-        If the part's note names no rule, the rules that rewrote the messages earlier are added to it.
+        If the note names no rule for a message, the rule that rewrote the message earlier is added to the note.
 
         Args: `keys` has the key of each row, by which the rewrites of its message are found.
         """

@@ -11,7 +11,10 @@ from ray_messaging.model.batch import Attempt
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt at a step that an answer's key names (see `saved_answers.key_of`), or None."""
+    """Return the attempt at a step that is named in the key of an answer to a batch, or None.
+
+    See `saved_answers.key_of`.
+    """
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
@@ -24,7 +27,8 @@ class StepAttempts:
     the earlier attempt is dropped. When the group begins the next step, the layer is merged into the tables. While a
     batch waits for slow rules, it has a layer of its own, which is not saved. So if the interceptor dies, its successor
     judges the batch anew. `kept` has, for each group, the step and the number of the attempt to which the group's saved
-    layer belongs. `answers` has, for each group, the keys of the answers to its latest attempt in its latest step.
+    layer belongs. `answers` has, for each group, the keys of the interceptor's answers to its batches, as far as they
+    belong to its latest attempt at its latest step.
 
     Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
     tables from which a layer was dropped. `begun` is called with each new attempt, and with the keys of answers that
@@ -60,7 +64,7 @@ class StepAttempts:
         return [key for key, found in asked if found != self._latest[found.group]]
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key belongs to an answer to a group's latest attempt, in its latest step."""
+        """Return whether a key is that of an answer to a batch of a group's latest attempt at its latest step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 
@@ -93,7 +97,7 @@ class StepAttempts:
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
         """Call `judge`, and put the changes that it makes in tables into the layer of an attempt at a step.
 
-        Args: `judge` returns whether the batch has got its answer.
+        Args: `judge` returns True if all verdicts on the batch are known, and False if the batch waits for a slow rule.
         """
         tables = self._tables().values()
         for table in tables:

@@ -227,7 +227,7 @@ class Interceptor:
         return self.delegation.answer(asked.held, messagers)
 
     def _as_wanted(self, batch: Batch) -> Batch:
-        """Return a batch without payloads if no rule needs payloads. So rules see the same batch in any process."""
+        """Return the batch as rules get it in any process: if no rule needs payloads, it has none."""
         if batch.lines is None or self.rules.wants_payload:
             return batch
         made = copy(batch)
@@ -281,7 +281,7 @@ class Interceptor:
     def _in_parts(self, batch: Batch, rules: Sequence[Rule], verdict: BatchVerdict) -> Sections:
         """Apply rules to a batch, part by part, as `RulePipeline.judge` does.
 
-        Count each part, and add it to `verdict`.
+        Count the messages of each part, and add the verdicts on them to `verdict`.
         """
         for rows in parts_of(batch, rules):
             whole = len(rows) == batch.rows

@@ -118,7 +118,9 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def end_layer(self, group: str, *, done: bool) -> bool:
         """Put the recorded changes into a layer of a group. Return whether there are any changes.
 
-        Args: `done` says that the batch has its answer, so that the layer must be saved.
+        Args: `done` says that all verdicts on the batch are known. Then the changes are saved together with the
+        verdicts, because no later interceptor judges the batch again. Otherwise a later interceptor judges it anew, so
+        the changes are not saved.
         """
         journal, self._journal = self._journal or {}, None
         opened: Layer = (group,)
@@ -148,7 +150,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
     def drop(self, layer: Layer) -> bool:
         """Undo the changes of a layer; return whether there were any.
 
-        Args: `layer` is the name of a group, or (name,) for the changes of that group's batch without an answer.
+        Args: `layer` is the name of a group, or (name,) for the changes by the group's batch on which some verdicts are
+        still missing.
         """
         keys = self._laid.pop(layer, ())
         for key in keys:
@@ -170,7 +173,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self._take_off(key, layer)
 
     def _make_final(self, key: Key, layers: dict[Layer, Change], of: list[Layer]) -> None:
-        """Apply the changes that the layers `of` make to a table's entry to the entry itself, in this order."""
+        """Move changes of the entry `key` from the layers `of` into the entry itself, layer by layer in this order."""
         for layer in of:
             layers[_BASE] = _joined(layers[_BASE], layers.pop(layer))
             self._laid[layer].discard(key)

@@ -82,7 +82,10 @@ class RuleReviewer:
         self._load(tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """Let a step be judged. If the StepSupervisor has closed the previous step (`ended`), first end its round."""
+        """Let a step be judged.
+
+        If the StepSupervisor has closed the previous step (`ended`), first end that step's round.
+        """
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
         await self._interceptor.versions.apply(number)
