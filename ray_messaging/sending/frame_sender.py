@@ -296,16 +296,30 @@ class FrameSender(Destination):
     async def _take_replies(self, *, all_of_them: bool) -> None:
         """Process the replies to calls under way, in order: those that have arrived, or with `all_of_them` all."""
         while self.calls and (all_of_them or self.calls[0].reply.done()):
-            call = self.calls[0]
-            await asyncio.wait((call.reply,))
-            if call.reply.exception() is not None or not call.reply.result().all_written:
+            await asyncio.wait((self.calls[0].reply,))
+            if not self._take_first():
                 await self._take_refusal()
                 return
-            self.calls.popleft()
-            late = asyncio.get_running_loop().time() - call.began > _SLOW_S
-            self._window = 0 if late else min(self._window + call.nbytes, _WINDOW_BYTES)
-            self._take_written(call.frames, call.reply.result())
-            self.attempted = bool(self.calls)
+
+    def take_arrived(self) -> None:
+        """Process the replies that have arrived, in order, up to the first call that has failed or has no reply yet.
+
+        It must not be called while `send` runs.
+        """
+        while self.calls and self.calls[0].reply.done() and self._take_first():
+            pass
+
+    def _take_first(self) -> bool:
+        """Process the reply to the first call under way. If the call has failed, do nothing and return False."""
+        call = self.calls[0]
+        if call.reply.exception() is not None or not call.reply.result().all_written:
+            return False
+        self.calls.popleft()
+        late = asyncio.get_running_loop().time() - call.began > _SLOW_S
+        self._window = 0 if late else min(self._window + call.nbytes, _WINDOW_BYTES)
+        self._take_written(call.frames, call.reply.result())
+        self.attempted = bool(self.calls)
+        return True
 
     async def _take_refusal(self) -> None:
         """Wait for the replies to all calls under way, the first of which has failed, and process these replies.

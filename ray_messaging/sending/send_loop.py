@@ -56,6 +56,7 @@ class SendLoop:
         self._source = source
         self.number = 0  # the number of the next message
         self._awake = False
+        self._asking = False  # whether the loop waits for verdicts
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         # The work in progress: a batch that waits for the first epoch, a batch whose frames are not queued yet, a
@@ -64,7 +65,7 @@ class SendLoop:
         self._in_flight: InFlightBatch | None = None
         self._next_transaction: TransactionBatch | None = None
         self._transaction: TransactionSender | None = None
-        frames.replied = self.wake
+        frames.replied = self._replied
         self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
 
     @property
@@ -83,6 +84,15 @@ class SendLoop:
             self._awake = True
             self.turned_at = time.monotonic()  # the time for which the loop slept does not count as being stuck
             self._wake.set()
+
+    def _replied(self) -> None:
+        """Process the reply to a call under way. While the loop waits for verdicts, do so at once.
+
+        The verdicts may take long, and the callers whose messages were written must not wait for them.
+        """
+        if self._asking:
+            self._frames.take_arrived()
+        self.wake()
 
     def made_progress(self) -> None:
         """Record that the loop still works, although it is waiting."""
@@ -240,7 +250,12 @@ class SendLoop:
         """Ask for the verdicts on a batch. Report to the observer and the trace how long the answer took."""
         in_flight.pending.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
-        verdict = await self.verdict_client.judge(in_flight.batch)
+        self._asking = True
+        self._frames.take_arrived()
+        try:
+            verdict = await self.verdict_client.judge(in_flight.batch)
+        finally:
+            self._asking = False
         if self._observer is not None:
             self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         in_flight.pending.trace.judged(verdict.blocked, verdict.deferred, self.verdict_client.route)

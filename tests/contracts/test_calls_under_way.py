@@ -94,6 +94,36 @@ async def test_single_messages_to_a_far_server_do_not_wait_for_calls_under_way(f
     assert [message.payload["n"] for message in await fetch_all(receiver, 10)] == [*range(10)]
 
 
+@pytest.mark.parametrize("turns", [0, 4, 8, None])
+async def test_receipts_do_not_wait_for_the_verdicts_on_later_messages(far, pair, turns):
+    sender, _ = pair
+    gate, client, asked = Gate(sender), sender.engine.accumulator.send_loop.verdict_client, []
+    gate.open.clear()
+    judge, decided = client.judge, asyncio.Event()
+
+    async def judge_the_first_at_once(batch):
+        asked.append(batch)
+        if len(asked) > 1:
+            await decided.wait()
+        return await judge(batch)
+
+    client.judge = judge_the_first_at_once
+    first = [asyncio.create_task(sender.send(7, 1, {"n": n})) for n in range(3)]
+    await until(lambda: asyncio.sleep(0, gate.under_way == 1))
+    if turns is not None:
+        gate.open.set()
+    for _ in range(turns or 0):
+        await asyncio.sleep(0)
+    second = [asyncio.create_task(sender.send(7, 1, {"n": n})) for n in range(3)]
+    await until(lambda: asyncio.sleep(0, len(asked) == 2))
+    gate.open.set()
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*first)
+    assert not any(single.done() for single in second)
+    decided.set()
+    await asyncio.gather(*second)
+
+
 async def test_a_transaction_waits_for_all_calls_under_way(messagers):
     receiver = await messagers(host=[1])
     bank = await messagers(name="bank", host=[3])
