@@ -178,7 +178,8 @@ def batch_run(
             check_same(files, record, design, "" if calls is None else calls.currency)
             files.note(record)
             made = partial(workers_for, packed_template, here=logs, whole_cluster=whole_cluster, early=early)
-            carry_out_all(files, record, design, made, workers, shared_steps, progress=progress)
+            budget = None if calls is None else calls.budget
+            carry_out_all(files, record, design, made, workers, shared_steps, budget, progress=progress)
     study = Study(files.where)
     study._owner = owner
     if failed := sum(run.error is not None for run in study._runs):

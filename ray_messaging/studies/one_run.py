@@ -27,12 +27,12 @@ from ray_messaging.studies.run_tasks import (
     DIED,
     OF_THE_BEGINNING,
     OF_THE_ROW,
-    SPENT,
     BeginningRun,
     EndedRun,
     ForkedRun,
     RunTemplate,
     Task,
+    spent,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def carry_out(
         if isinstance(task, BeginningRun):
             return EndedRun({}, None, time.perf_counter() - begun, calls=result.calls, end=end)
         if result.calls.spent:  # its outcomes would be those of fewer steps
-            return EndedRun({}, None, time.perf_counter() - begun, _spent(result), calls=result.calls)
+            return EndedRun({}, None, time.perf_counter() - begun, _spent(template, result), calls=result.calls)
         outcomes = _last_aggregates(template, result)
         _add_outcomes(outcomes, template, result, values)
         _check_names(outcomes, result, planned)
@@ -198,9 +198,9 @@ def _ipc(table: "pa.Table") -> bytes:
     return bytes(sink.getvalue())
 
 
-def _spent(result: Result) -> str:
+def _spent(template: RunTemplate, result: Result) -> str:
     return (
-        f"{SPENT}the run's budget of calls was spent in step {result.steps}, so the run has no outcomes. Make the same "
+        f"{spent(template.options['calls'].budget)} in step {result.steps}, so the run has no outcomes. Make the same "
         "call with a higher budget= in calls= to carry the run out again; with store= no answer is paid twice"
     )
 

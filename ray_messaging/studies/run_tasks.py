@@ -15,9 +15,14 @@ OF_THE_ROW = "agents", "until", "max_steps", "graph", "shared", "rules", "groups
 # If the worker of a run died, or the cluster lost a part of it, the run's error begins with this text. The next call
 # makes the run again.
 DIED = "WorkerDied: "
-# If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call makes
-# the run again.
+# If a run ended early because its budget of calls was spent, the run's error begins with this text. The next call that
+# has another budget makes the run again.
 SPENT = "BudgetSpent: "
+
+
+def spent(budget: int | str | None) -> str:
+    """Return the text with which the error of a run begins whose budget, a number of calls or money, was spent."""
+    return f"{SPENT}the run's budget of {budget if isinstance(budget, str) else f'{budget} calls'} was spent"
 
 
 class EndedRun(NamedTuple):

@@ -31,16 +31,17 @@ def carry_out_all(
     made: "Callable[..., ProcessWorkers | RayWorkers | WholeCluster]",
     workers: int | None,
     shared_steps: SharedSteps | None,
+    budget: int | str | None,
     *,
     progress: bool,
 ) -> None:
     """Make the runs that have no result yet, and write all runs to the study's final files.
 
-    Args: `made` makes the workers. `workers` is the number of runs at a time (None: one for each core). With
-    `progress`, the progress is shown.
+    Args: `made` makes the workers. `workers` is the number of runs at a time (None: one for each core). `budget` is the
+    budget of calls that each run has (None: none). With `progress`, the progress is shown.
     """
     there = files.runs(record)
-    left = [run for run in design if run.key not in there or there[run.key].is_to_be_repeated]
+    left = [run for run in design if run.key not in there or there[run.key].is_to_be_repeated(budget)]
     if left:
         ended = _EndedRuns(files)
         try:

@@ -21,7 +21,7 @@ from ray_messaging.cluster.run.result import CallCounts
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.studies.design import CALLS, DIGEST, ERROR, KEY, MADE, REPLICATE, SAVED, SECONDS, SEED, PlannedRun
-from ray_messaging.studies.run_tasks import DIED, SPENT, EndedRun
+from ray_messaging.studies.run_tasks import DIED, SPENT, EndedRun, spent
 from ray_messaging.studies.study_tables import exact_table, exact_values, fitted, joined_schema, kind_of
 
 RECORD = "_study.json"
@@ -51,12 +51,16 @@ class StoredRun(NamedTuple):
     calls: CallCounts = CallCounts()
 
     @property
-    def is_to_be_repeated(self) -> bool:
-        """Return whether the next call makes the run again.
+    def may_be_repeated(self) -> bool:
+        """Return whether a later call may have made the run again.
 
-        It does if the run's worker, or a part of its cluster, died, or if the run's budget of calls was spent.
+        That is so if the run's worker, or a part of its cluster, died, or if the run's budget of calls was spent.
         """
         return self.error is not None and self.error.startswith((DIED, SPENT))
+
+    def is_to_be_repeated(self, budget: int | str | None) -> bool:
+        """Return whether a call with this budget makes the run again: not if the run has spent the same budget."""
+        return self.may_be_repeated and not str(self.error).startswith(spent(budget))
 
 
 class StudyFolder:
@@ -157,7 +161,7 @@ class StudyFolder:
             if (part := _PART.fullmatch(name)) is not None and part[1] == "runs":
                 series = f"series-{part[2]}.parquet"
                 for run in self._stored(name, series if series in there else None, record):
-                    if run.key not in found or found[run.key].is_to_be_repeated:
+                    if run.key not in found or found[run.key].may_be_repeated:
                         found[run.key] = run
         return _with_zeros(found, record.get("counts", ()))
 

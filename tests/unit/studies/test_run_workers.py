@@ -120,8 +120,12 @@ def test_a_run_whose_budget_is_spent_is_no_result(tmp_path, monkeypatch):
     study = sweep(tmp_path / "s", asks, replicates=1, calls=Calls(budget=8))
     table = study.to_pandas()
     assert table["heard"].isna().tolist() == [False, True]
-    assert table["error"][1].startswith("BudgetSpent: the run's budget of calls was spent in step 2, so the run has no")
+    assert table["error"][1].startswith(
+        "BudgetSpent: the run's budget of 8 calls was spent in step 2, so the run has no"
+    )
     assert study.calls.model == 16
+    again = sweep(tmp_path / "s", asks, replicates=1, calls=Calls(budget=8))  # pays for no call in vain
+    assert (again.to_pandas()["error"][1], again.calls.model) == (table["error"][1], 16)
     later = sweep(tmp_path / "s", asks, replicates=1, calls=Calls(budget=12))
     assert later.to_pandas()["error"].isna().all()
 
