@@ -49,7 +49,10 @@ class AnswerModel:
 
     @classmethod
     def of(cls, model: Any) -> "AnswerModel":  # noqa: ANN401 - a class, or a type of typing
-        """Build the model from a type; raise ConfigError if the type has no JSON schema, or is not a JSON object."""
+        """Build the model from a type.
+
+        Raises: ConfigError if the type has no JSON schema, or if its values are not JSON objects.
+        """
         try:
             if not isinstance(model, type) and get_origin(model) is None:
                 raise TypeError("it is not a type")  # noqa: TRY301 - pydantic also takes functions
