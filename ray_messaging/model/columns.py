@@ -355,7 +355,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return the same bytes as `blob`, without a copy if the lines are the end of a frame."""
+        """Return the same bytes as `blob`. They are not copied if the column was read from the end of a frame."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property
@@ -429,7 +429,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return PayloadColumn.of([*map(lines.__getitem__, used.tolist())], index, raw=self.raw)
 
     def with_index(self, index: NDArray[np.uint32] | None) -> "PayloadColumn":
-        """Return a column of the same lines in which `index` has the line of each row."""
+        """Return a column with the same lines. In it, `index` says for each row which line the row has."""
         return PayloadColumn(self._blob, self.count, index, self._at, self._list, self._nbytes, self._ends, self.raw)
 
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":

@@ -63,7 +63,7 @@ def plain_text(payloads: object) -> bytes | None:
     """Return payloads as one JSON list, or None if one of them is not plain.
 
     This takes a tenth of the time of `is_plain`, and differs from it in two ways. UUIDs and members of enums are plain
-    here, because each has one form. Whole numbers of more than 64 bits are not plain.
+    here, because there is one JSON text for each. Whole numbers of more than 64 bits are not plain.
     """
     try:
         return orjson.dumps(payloads, None, PLAIN)

@@ -146,7 +146,7 @@ class StepChanges:
 
 
 def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
-    """Return, for each new label, its rows, as indices into the copies."""
+    """Return, for each label that the rules have given, the numbers of the copies that have got it."""
     messages = copies.messages.tolist()
     found = {name: {at for at, row in enumerate(messages) if row in rows} for name, rows in verdict.labels.items()}
     return {name: rows for name, rows in found.items() if rows}

@@ -70,9 +70,10 @@ class MoveOutcome(IntEnum):
 
 
 class Attempted(NamedTuple):
-    """The outcome of an attempt to move agents. In steps `since` is the first step after the move.
+    """The outcome of an attempt to move agents to another group, the target.
 
-    If the outcome is NOT_YET, `since` is the target's first step.
+    In an experiment with steps, `since` is the first step after the move. If the outcome is NOT_YET, nothing has moved,
+    and `since` is the first step that the target takes part in.
     """
 
     outcome: MoveOutcome

@@ -268,7 +268,7 @@ class RedisSteps:
         return int(sealed)
 
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
-        """Write frames to boxes, atomically, as a transport's `send` does. A write has a box's name as its mailbox.
+        """Write frames to boxes, atomically, as a transport's `send` does. Each frame's mailbox is the name of a box.
 
         There are these differences. A frame's number counts from 1 for each attempt, sender and box. The sender's epoch
         and the directory's version are not checked. Notes and publications are written to the boxes NOTES and

@@ -227,7 +227,7 @@ class Interceptor:
         return self.delegation.answer(asked.held, messagers)
 
     def _as_wanted(self, batch: Batch) -> Batch:
-        """Return the batch as rules get it in any process: if no rule needs payloads, it has none."""
+        """Return the batch as rules get it. If no rule needs payloads, the returned batch has none."""
         if batch.lines is None or self.rules.wants_payload:
             return batch
         made = copy(batch)
