@@ -128,7 +128,7 @@ def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     south.ack()
     messaging.remove_group("south")
     assert ask("drop", exp_id, garbage["id"]) == "Deleted 1 letter.\n"
-    assert "1 letter not there" in ask("drop", exp_id, garbage["id"], code=1)
+    assert "1 letter could not be found" in ask("drop", exp_id, garbage["id"], code=1)
     assert ask("list", exp_id).startswith("0 dead letters")
 
 
