@@ -6,7 +6,15 @@ from collections import defaultdict
 
 import pytest
 from faults.proxy import Proxy
-from support.calls_under_way import Faults, Gate, count_as_far, kill, lose_one_of_three, reroute_in_a_send
+from support.calls_under_way import (
+    Faults,
+    Gate,
+    count_as_far,
+    hold_later_verdicts,
+    kill,
+    lose_one_of_three,
+    reroute_in_a_send,
+)
 from support.contracts import fetch_all, until
 from support.patience import WAIT_S
 from support.sending_faults import know_the_directory
@@ -97,17 +105,8 @@ async def test_single_messages_to_a_far_server_do_not_wait_for_calls_under_way(f
 @pytest.mark.parametrize("turns", [0, 4, 8, None])
 async def test_receipts_do_not_wait_for_the_verdicts_on_later_messages(far, pair, turns):
     sender, _ = pair
-    gate, client, asked = Gate(sender), sender.engine.accumulator.send_loop.verdict_client, []
+    gate, (asked, decided) = Gate(sender), hold_later_verdicts(sender)
     gate.open.clear()
-    judge, decided = client.judge, asyncio.Event()
-
-    async def judge_the_first_at_once(batch):
-        asked.append(batch)
-        if len(asked) > 1:
-            await decided.wait()
-        return await judge(batch)
-
-    client.judge = judge_the_first_at_once
     first = [asyncio.create_task(sender.send(7, 1, {"n": n})) for n in range(3)]
     await until(lambda: asyncio.sleep(0, gate.under_way == 1))
     if turns is not None:

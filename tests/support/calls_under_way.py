@@ -33,6 +33,21 @@ class Gate:
         return await self._real(request)
 
 
+def hold_later_verdicts(messager):
+    """Have all verdicts but the first wait for an event; return the list of the judged batches, and the event."""
+    client, asked, decided = messager.engine.accumulator.send_loop.verdict_client, [], asyncio.Event()
+    judge = client.judge
+
+    async def judge_the_first_at_once(batch):
+        asked.append(batch)
+        if len(asked) > 1:
+            await decided.wait()
+        return await judge(batch)
+
+    client.judge = judge_the_first_at_once
+    return asked, decided
+
+
 def lose_one_of_three(messager, lost, *, taken):
     """Have one of the next three calls end without an answer, `taken` by the server or not; return what undoes it.
 
