@@ -2,25 +2,12 @@
 
 import json
 import sys
-import time
 
 import ray_messaging
 from benchmarks.contagion.ours import begins
-from benchmarks.contagion.world import FIRST, edges, thresholds
+from benchmarks.contagion.ours import person as contagious
+from benchmarks.contagion.world import edges, thresholds
 from benchmarks.steps.mesa import knows_first, person
-
-
-def contagious(me, inbox):
-    """Run the contagion for one agent; agent 0 keeps the times of its first and its last step."""
-    state = me.state
-    state["heard"] += len(inbox)
-    if not state["active"] and (state["heard"] >= state["threshold"] or (me.step == 0 and me.id % FIRST == 0)):
-        state["active"], state["since"] = True, me.step
-        for friend in me.neighbours:
-            me.send(friend, {"active": True})
-    if me.id == 0:
-        now = time.perf_counter()
-        state["stamps"] = [state["stamps"][0] if "stamps" in state else now, now]
 
 
 def rumour(count):

@@ -307,8 +307,7 @@ class Interceptor:
     def _run_rules(self, batch: Batch) -> RulePipeline:
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
         with self.tracer.judging(batch):
-            for _ in pipeline.judge(self.rules.each if pipeline.pairs is None else self.rules.for_broadcasts):
-                pass  # messages for slow rules are deferred
+            pipeline.run(self.rules.each if pipeline.pairs is None else self.rules.for_broadcasts)
         self.count(batch, pipeline.verdict)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)

@@ -103,6 +103,14 @@ class RulePipeline:
             if found:
                 self.take(rule, found)
 
+    def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
+        """Apply rules in order, after the rules that the batch has passed before.
+
+        Messages for slow rules are deferred.
+        """
+        for _ in self.judge(rules, passed):
+            pass
+
     def _check_pairs(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict]:
         """Return a rule's verdicts on the rows of broadcasts."""
         barred = self._barred(rule, pairs)

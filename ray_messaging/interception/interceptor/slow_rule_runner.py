@@ -275,8 +275,7 @@ class SlowRuleRunner:
         # The batch has already passed the rules that judge pairs, because these come before slow rules.
         if pair_rows(batch) is not None:
             left = [rule for rule in left if rule.judges_broadcasts == "message"]
-        for _ in pipeline.judge(left, passed):
-            pass  # messages for the next slow rule are deferred
+        pipeline.run(left, passed)
         deferred = [*pipeline.deferred.values()]
         settled = [
             (_one(batch, row), pipeline.verdict.moved({row: 0}))
