@@ -15,6 +15,7 @@ from ray_messaging.cli.session import print_json
 from ray_messaging.cli.show import progress_bars, show_check, show_fates, show_heat_map, show_speed
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.ray_clusters import check_ray_address
+from ray_messaging.cluster.ray_internals import errors_to_stderr
 from ray_messaging.errors import ConfigError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
@@ -45,6 +46,7 @@ def run(
     Returns: the outcome in JSON's types, and a list of sentences about the numbers that do not agree.
     """
     check_ray_address()
+    errors_to_stderr()
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
-from ray_messaging.cluster.ray_internals import names_in, ray_session, use_token
+from ray_messaging.cluster.ray_internals import errors_to_stderr, names_in, ray_session, use_token
 from ray_messaging.common import operating_system
 from ray_messaging.common.operating_system import own_processes
 from ray_messaging.errors import ConfigError, UnknownName
@@ -121,6 +121,8 @@ def join_ray(exp_id: str, *, as_driver: bool = False) -> bool:
     Raises: UnknownName if no cluster has the experiment; ConfigError if RAY_ADDRESS is wrong, or the cluster there
     refuses the connection.
     """
+    if not as_driver:
+        errors_to_stderr()
     if ray.is_initialized():
         return True
     if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client has other options

@@ -6,6 +6,7 @@ present version of Ray lacks the name that the function uses.
 
 import asyncio
 import logging
+from functools import cache
 from typing import Any
 
 import ray
@@ -40,6 +41,26 @@ def ray_session() -> object:
     except _MISSING:  # then two connections to the same cluster are not distinguished
         found = ray.get_runtime_context().get_session_name()
     return found
+
+
+@cache  # once in a process
+def errors_to_stderr() -> None:
+    """Let this process print errors of the cluster, such as the death of a worker, to stderr.
+
+    Ray prints such errors to stdout at any time, even if a driver does not print what its actors print. A program that
+    reads stdout could not read them. If Ray lacks the function, its errors stay on stdout.
+    """
+    try:
+        from ray._private import worker
+
+        printed = worker.print_to_stdstream
+    except _MISSING:
+        return
+
+    def print_to_stderr(data: dict[str, Any], *args: Any, **settings: Any) -> None:  # noqa: ANN401 - Ray's
+        printed(data | {"is_err": True} if data.get("pid") == "raylet" else data, *args, **settings)
+
+    worker.print_to_stdstream = print_to_stderr
 
 
 def known_dead(actor: Any) -> bool | None:  # noqa: ANN401 - a Ray actor handle

@@ -2,11 +2,16 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
+import ray
 import redis
 from typer.testing import CliRunner
 
@@ -106,6 +111,26 @@ def test_the_demo_balances_and_its_log_has_its_agents_alone(run, tmp_path):
     assert found.stderr.startswith("Demo: 200 agents in 3 groups")
     for words in ("What became of the messages", "Delivered from group", "The account balances", "Try next"):
         assert words in found.stderr
+
+
+@pytest.mark.long
+def test_errors_of_the_cluster_do_not_get_into_the_json(run):
+    dies, over = ray.remote(max_retries=0)(lambda: os._exit(1)), threading.Event()
+
+    def lose_workers():
+        while not over.is_set():
+            with suppress(ray.exceptions.WorkerCrashedError):
+                ray.get(dies.remote())
+
+    with ThreadPoolExecutor(1) as thread:
+        losing = thread.submit(lose_workers)
+        try:
+            found, account = run("demo", "--agents", 20, "--groups", 2, "--messages", 20_000)
+        finally:
+            over.set()
+        losing.result()
+    assert_balances(account)
+    assert "A worker died" in found.stderr
 
 
 @pytest.mark.long
