@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def start(own_server, start):
     """Start the experiment on the server that forgets."""
-    return partial(start, redis=own_server.config, interceptor_timeout_s=10)
+    return partial(start, redis=own_server.config, interceptor_timeout_s=60)
 
 
 def forget(server, change):
