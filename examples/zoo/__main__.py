@@ -31,7 +31,9 @@ def main(arguments=None):
     parser.add_argument("--check", action="store_true", help="run the models, and print the table")
     parser.add_argument("--small", action="store_true", help="use few replicates and small societies")
     parser.add_argument("--page", type=Path, help="write the table as a page of the documentation, too")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="how many processes; default: the cores")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of processes, by default one for each core"
+    )
     plan = parser.parse_args(arguments)
     if unknown := sorted({*plan.models} - {*MODELS}):
         parser.error(f"there is no model {', '.join(unknown)}: choose from {', '.join(MODELS)}")
