@@ -11,7 +11,7 @@ PEOPLE, ROOM, MEMORY = 100, 60, 9
 
 
 def predicted(predictor, weeks):
-    """Return how many guests a predictor expects: as in a past week, its mirror, a mean of weeks, or their trend."""
+    """Return how many guests a predictor expects, from a past week, its mirror image, or the mean or trend of weeks."""
     kind, back = predictor
     last = weeks[-back:]
     line = np.polyfit(range(back), last, 1) if kind == "trend" and back > 1 else (0, last[0])
