@@ -1,8 +1,8 @@
 """Which change moves the outcome, and by more than chance? This program tries several changes in several towns.
 
-Each town has a seed of its own, and runs once. For each change and each town there is a fork, in a Ray task. A fork
-begins in the middle of the town's run, and asks the language model only what the town has not asked. The table shows
-how far each change moves the outcome, and how much this differs between towns.
+Each town has a seed of its own, and runs once. For each change and each town the program makes a fork, in a Ray task.
+A fork continues the town's run from its middle, under the change, and asks the language model only what the town has
+not asked. The table shows how far each change moves the outcome, and how much the towns differ in this.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def parent(folder, seed, town):
 
 @ray.remote(num_cpus=0)
 def fork(folder, seed, change, town):
-    """Run a fork of a town under a change; return its outcome, and the number of calls by who answered them."""
+    """Run a fork of a town under a change. Return the outcome, and {who answered calls: number of these calls}."""
     into = f"{folder}/{seed}-{change.replace(' ', '-')}"
     given = CHANGES[change]()
     with Messaging.fork(f"{folder}/{seed}", into.rpartition("/")[2], at_step=2, log_dir=into, rules=given) as messaging:

@@ -1,4 +1,4 @@
-"""A town decides where to meet. In a second run nobody may speak of one place, from some step on.
+"""A town decides where to meet. In a second run nobody may speak of one of the places, from a given step on.
 
 The second run is a fork of the first run. It begins in the middle, and asks the language model only what the first run
 did not ask. The program prints where the two runs first differ, and why.
@@ -19,7 +19,7 @@ PLACES = ("cafe", "market", "park")
 
 
 def ask_model(prompt):
-    """Return the place that a language model names. This is a fake that counts the words of the prompt."""
+    """Return the place that a language model names. This fake model counts the words of the prompt."""
     return max(PLACES, key=lambda place: (prompt.count(place), place))
 
 

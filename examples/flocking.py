@@ -1,4 +1,4 @@
-"""Birds that fly as their neighbours do: an audience of positions, which change in every step.
+"""Birds fly in the same direction as their neighbours: an audience whose positions change in every step.
 
     pip install ray-messaging
     python examples/flocking.py

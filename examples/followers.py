@@ -1,10 +1,10 @@
-"""Opinions among followers: in each step an agent says once what it thinks, and all agents that follow it hear it.
+"""Opinions among followers: in each step an agent tells its opinion to all agents that follow this agent.
 
-    python examples/followers.py                # the graph of CollegeMsg, where ../shared/data holds it
+    python examples/followers.py                # the graph of CollegeMsg, if it is in ../shared/data
     python examples/followers.py --generated    # 1,000 agents, a few of which are followed by many
 
-In every step an agent moves its opinion halfway to the mean of the opinions that it hears. A broadcast travels only
-once to each group. The group hands it to those of its agents that follow the sender.
+In every step an agent moves its opinion halfway to the mean of the opinions that it hears. An opinion is a broadcast,
+which travels only once to each group. The group hands the broadcast to those of its agents that follow the sender.
 """
 
 import argparse
@@ -20,7 +20,7 @@ COLLEGE = Path(__file__).resolve().parents[2] / "shared" / "data" / "collegemsg"
 
 # -- the model, which runs once for each group and step
 def think(group, step):
-    """Hear the others, change one's mind, and say so."""
+    """Move each agent's opinion towards the opinions that it hears, and broadcast the new opinions."""
     heard = step.heard(group.shared).mean("opinion")  # NaN: the agent heard nobody
     mine = group.state["opinion"]
     mine = np.where(np.isnan(heard), mine, (mine + heard) / 2)
@@ -50,7 +50,7 @@ def popular(agents=1000, follows=20, *, seed=7):
 def main():
     """Run the model, and print how far apart the opinions are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generated", action="store_true", help="a generated graph, also where the real one is here")
+    parser.add_argument("--generated", action="store_true", help="generate a graph, even if the real graph is there")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--groups", type=int, default=2)
     plan = parser.parse_args()

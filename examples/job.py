@@ -27,7 +27,7 @@ def person(me, inbox):
 
 def run(plan):
     """Run the experiment on the cluster: a job has the cluster's address in RAY_ADDRESS."""
-    # A job that is submitted again goes on after the last committed step, by the server's data beside the log.
+    # A job that is submitted again continues after the last committed step, with the data of the server beside the log.
     with Messaging.start("moods", steps=Steps(seed=7), log_dir=plan.log_dir, on_existing="resume") as messaging:
         result = messaging.run(person, agents=1000, groups=4, until=plan.steps)
     print(f"{result.steps} steps, {sum(result.fates.values()):,} messages")
@@ -55,7 +55,7 @@ def submit(plan):
 
 
 def main():
-    """Submit the job, or be the job."""
+    """Submit the job, or run as the job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     for name, call in (("submit", submit), ("run", run)):

@@ -1,11 +1,12 @@
-"""Ray Data over a log: for logs that are larger than the memory of one machine.
+"""Read a log by Ray Data: for logs that are larger than the memory of one machine.
 
     pip install "ray[data]"
     python examples/moderation.py
     python examples/log_data.py moderation-logs/moderated
 
 Ray Data reads the Parquet files of the folder in parallel, in the processes of the cluster. Say in `schema` which
-columns you want, and as which type: the files keep names as dictionaries of their own, which Ray Data cannot join.
+columns you want, and of which type. Without `schema` Ray Data cannot join the files, because each file has a dictionary
+of its own for texts such as the names of rules.
 """
 
 import argparse

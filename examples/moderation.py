@@ -4,8 +4,7 @@
     ray-messaging report moderation-logs/free moderation-logs/moderated    # both runs side by side
 
 Agents in a ring get angry when they hear insults, and then insult others. In one of two runs a rule masks insults from
-step 10 on. Both runs have the same seed, so they are equal up to that step. The logs name the first message that
-differs.
+step 10 on. Both runs have the same seed, so they are equal up to step 9. The logs name the first message that differs.
 """
 
 import argparse
@@ -19,7 +18,7 @@ INSULT = "idiot"
 
 
 def neighbour(me, inbox):
-    """Cool down, get angry at insults, and tell a neighbour about the weather or what one thinks of him."""
+    """Cool down, get angry at insults, and tell a neighbour something about the weather, or an insult."""
     insults = sum(INSULT in message.payload["says"] for message in inbox)
     me.state["anger"] = min(1.0, 0.8 * me.state["anger"] + 0.3 * insults)
     says = f"you {INSULT}" if me.rng.random() < 0.1 + me.state["anger"] else "nice weather"

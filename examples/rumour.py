@@ -1,11 +1,10 @@
-"""A rumour among students: how many know it after each step.
+"""A rumour among students: how many students know the rumour after each step.
 
-    python examples/rumour.py                # the graph of CollegeMsg, where ../shared/data holds it
+    python examples/rumour.py                # the graph of CollegeMsg, if it is in ../shared/data
     python examples/rumour.py --generated    # a small world of 1,000 agents
 
-The student with the most friends knows the rumour at first. In every step an agent that knows
-the rumour tells it to each of its friends with a probability of 5%. The same seed gives the same table, whatever the
-number of groups.
+The student with the most friends knows the rumour at first. In every step each student who knows the rumour tells each
+friend with a probability of 5%. The same seed gives the same table, whatever the number of groups.
 """
 
 import argparse
@@ -50,7 +49,7 @@ def small_world(agents=1000, friends=6, *, seed=7):
 def main():
     """Run the rumour, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--generated", action="store_true", help="a generated graph, also where the real one is here")
+    parser.add_argument("--generated", action="store_true", help="generate a graph, even if the real graph is there")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--groups", type=int, default=2)
     plan = parser.parse_args()

@@ -2,8 +2,8 @@
 
     python examples/seats.py --people 2 --host 0.0.0.0
 
-The program prints a link for each person, and begins when all people are ready. With --scripted another program acts
-for the people, and does over http what their browsers would do. The pages need the extra [ui].
+The program prints a link for each person, and begins when all people are ready. With --scripted a function acts for the
+people, and sends the requests that their browsers would send. Install the pages by pip install 'ray-messaging[ui]'.
 """
 
 import argparse

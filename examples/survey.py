@@ -1,4 +1,4 @@
-"""A survey of a society: a question to everybody, answers of one type, and a reminder for answers that do not fit it.
+"""A survey of a society: a question to all agents, answers of one type, and a reminder if an answer does not fit.
 
     python examples/survey.py --agents 10000
 
@@ -23,7 +23,7 @@ class Mood(BaseModel):
 
 
 def feel(agent, asked):
-    """Answer for an agent, in place of a language model; some forget to say why when they are asked first."""
+    """Answer for an agent, in place of a language model. Some agents forget the reason when they are asked first."""
     mood = 1 + agent * 7 % 5
     return {"mood": mood, "why": "" if agent % 20 == 3 and asked == 1 else "the rent" if mood < 3 else "the weather"}
 
@@ -43,7 +43,7 @@ def live(group):
 
 
 def main():
-    """Ask everybody, remind those whose answers do not fit, and print the moods."""
+    """Ask all agents, remind the agents whose answers do not fit, and print the moods."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--groups", type=int, default=2)

@@ -27,7 +27,7 @@ def student(me, inbox):
 
 
 def trial(config):
-    """Run one experiment, and give Tune what it compares."""
+    """Run one experiment, and report its outcome to Tune."""
     name = tune.get_context().get_trial_id()
     ring = [(n, (n + k) % AGENTS) for n in range(AGENTS) for k in (-7, -1, 1, 7)]
     with Messaging.start(f"sweep-{name}", steps=Steps(seed=7), log_dir=f"{config['logs']}/{name}") as messaging:

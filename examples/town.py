@@ -2,8 +2,8 @@
 
 Without --url a fake server answers, in a process of its own. A real server is OpenAI's, or a similar one such as vLLM:
 python examples/town.py --url http://localhost:8000/v1 --model Qwen/Qwen3-8B. The program needs the extra [llm]. A real
-server may need OPENAI_API_KEY. With --log-dir a run that has ended, such as by its budget, goes on, and pays no call
-twice.
+server may need OPENAI_API_KEY. With --log-dir the program continues a run that has ended early, such as by its budget,
+and pays no call twice.
 """
 
 import argparse
@@ -24,7 +24,7 @@ RULES = "You live in a small town, and like to be where your friends are. You an
 
 
 class Choice(BaseModel):
-    """What the model answers."""
+    """An answer of the language model: a place, with the reason."""
 
     place: Literal[PLACES]
     reason: str

@@ -17,7 +17,7 @@ class Topic(Executor):
 
     @handler
     async def begin(self, topic: str, ctx: WorkflowContext[str]) -> None:
-        """Send the topic on."""
+        """Send the topic to the writers."""
         await ctx.send_message(topic)
 
 
@@ -40,7 +40,7 @@ class Editor(Executor):
 
     @response_handler
     async def decided(self, drafts: str, taken: bool, ctx: WorkflowContext[None, str]) -> None:  # noqa: FBT001
-        """Yield what was decided."""
+        """Yield the drafts if the person takes them."""
         await ctx.yield_output(f"printed: {drafts}" if taken else "nothing is printed")
 
 

@@ -1,11 +1,11 @@
 """Models of the literature, checked against their published values.
 
-    python -m examples.zoo                             # the models and their sources
-    python -m examples.zoo --check                     # run all, for minutes; exit code 1: a value does not come out
-    python -m examples.zoo --check --small sir watts   # two of them, with few replicates
-    python -m examples.zoo --check --page docs/zoo.md  # write the page, too
+    python -m examples.zoo                             # list the models and their sources
+    python -m examples.zoo --check                     # run all models, which takes minutes
+    python -m examples.zoo --check --small sir watts   # run two models, with few replicates
+    python -m examples.zoo --check --page docs/zoo.md  # run all models, and write the page
 
-A value that does not come out, and whose claim says so, is no failure.
+The exit code is 1 if a value does not come out, unless the model's file declares this.
 """
 
 import argparse
@@ -27,11 +27,13 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         "python -m examples.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(MODELS)}; all if there is none")
-    parser.add_argument("--check", action="store_true", help="run them, and print the table")
-    parser.add_argument("--small", action="store_true", help="with few replicates and small societies")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"which models, by default all: {', '.join(MODELS)}")
+    parser.add_argument("--check", action="store_true", help="run the models, and print the table")
+    parser.add_argument("--small", action="store_true", help="use few replicates and small societies")
     parser.add_argument("--page", type=Path, help="write the table as a page of the documentation, too")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes; one for each core")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of processes, by default one for each core"
+    )
     plan = parser.parse_args(arguments)
     if unknown := sorted({*plan.models} - {*MODELS}):
         parser.error(f"there is no model {', '.join(unknown)}: choose from {', '.join(MODELS)}")
@@ -51,7 +53,7 @@ def main(arguments=None):
 
 
 def checked(names, *, small, workers):
-    """Return {model: what came out of each of its claims}, from as many processes as `workers`."""
+    """Run the models in as many processes as `workers`. Return {model: what came out of each of its claims}."""
     told = Console(stderr=True)
     outcomes = {}
     if workers == 1:
@@ -67,7 +69,7 @@ def checked(names, *, small, workers):
 
 
 def show(outcomes):
-    """Print the table; where the output is no terminal, one line of text for each row."""
+    """Print the table. If the output is no terminal, print one line of text for each row."""
     console = Console()
     rows = [row(name, each) for name, found in outcomes.items() for each in found]
     if not console.is_terminal:

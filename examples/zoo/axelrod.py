@@ -11,7 +11,7 @@ SIDE, FEATURES = 10, 5
 
 
 def villages(group, step):
-    """Take a trait of a similar neighbour. In a step only the villages of one colour of a chess board do, by a coin."""
+    """Take a trait of a similar neighbour. In each step a coin chooses the villages of one colour of a chess board."""
     culture, shared = group.state["culture"], group.shared
     if step.number:
         counts, luck = step.heard_counts, step.uniform(2 + FEATURES)
@@ -50,9 +50,9 @@ def regions(replicates, *, traits, steps):
 
 CLAIMS = [
     Claim(
-        f"regions, 5 features, {traits} traits", regions, value,
-        "this tolerance is weak, because it is nearly as wide as the value: an earlier quick run had shown that one "
-        "run varies by half of the value, and both the mean here and the paper's mean are of ten runs",
+        f"number of regions of one culture, 5 features, {traits} traits", regions, value,
+        "this test is weak, because the tolerance is nearly as wide as the value: the number varies between runs by "
+        "half of the value, and both our result and the paper's are means of only ten runs",
         spread=0.5 * value, apart=1.5 * value / 10**0.5, replicates=10, small=int(traits == 5),
         sizes={"traits": traits, "steps": 4000}, small_sizes={"steps": 1000},
     )

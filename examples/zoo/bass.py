@@ -38,9 +38,8 @@ def peak(replicates, *, people=20_000, years=20):
 
 CLAIMS = [
     Claim(
-        "year of the peak, room air conditioners", peak, float(np.log(TALK / ALONE) / (ALONE + TALK)),
-        "one replicate varies by 0.2 years, because the first buyers come by chance; besides, "
-        "a message takes a step of 0.1 years, and rounding another step", spread=0.2,
-        apart=0.2, replicates=4, small=1,
+        "year in which most is sold, room air conditioners", peak, float(np.log(TALK / ALONE) / (ALONE + TALK)),
+        "the year varies between replicates by 0.2, because the first buyers come by chance. A message takes a "
+        "step of 0.1 years, and rounding another step", spread=0.2, apart=0.2, replicates=4, small=1,
     )
 ]  # fmt: skip

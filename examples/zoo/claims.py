@@ -13,9 +13,9 @@ class Claim:
     """A statistic with its published or analytical value.
 
     `measure(replicates, **sizes)` runs the model and returns a number per replicate. The mean of these numbers may be
-    three standard errors away from `value`, plus `apart`. `spread` is how much one replicate varies, and `apart` is the
-    error of the published value itself. `why` says where both come from. `declared` says why a claim does not come out.
-    A quick check has `small` replicates (0: none) and the sizes `small_sizes`.
+    three standard errors away from `value`, plus `apart`. `spread` is the standard deviation of one replicate, and
+    `apart` is the uncertainty of the published value. `why` says where `spread` and `apart` come from. `declared` says
+    why a claim does not come out. A quick check has `small` replicates (0: none) and the sizes `small_sizes`.
     """
 
     statistic: str
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def comes_out(self) -> bool:
-        """Return whether the mean is within the tolerance; a mean that is NaN is not."""
+        """Return whether the mean is within the tolerance. A mean that is NaN never is."""
         return bool(abs(self.mean - self.claim.value) <= self.tolerance + 1e-12)
 
 
@@ -69,6 +69,6 @@ def check(claim: Claim, *, small: bool = False) -> Outcome:
 
 
 def check_model(name: str, *, small: bool = False) -> list[Outcome]:
-    """Run the claims of a model, by the name of its file; a quick check leaves out those without replicates for it."""
+    """Check the claims of a model, by the name of its file. A quick check leaves out claims with `small=0`."""
     claims = import_module(f"examples.zoo.{name}").CLAIMS
     return [check(claim, small=small) for claim in claims if claim.small or not small]

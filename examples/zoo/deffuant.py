@@ -10,7 +10,7 @@ SOURCE = "G. Deffuant, D. Neau, F. Amblard, G. Weisbuch, Adv. Complex Syst. 3 (2
 
 
 def person(me, inbox):
-    """Hear the last partner, and tell the next partner its opinion; two are partners by the sum of their ids."""
+    """Hear the last partner, and tell the next partner an opinion. The sum of two agents' ids makes them partners."""
     for message in inbox:
         gap = message.payload["opinion"] - me.state["opinion"]
         if abs(gap) < me.shared["reach"]:
@@ -24,7 +24,7 @@ def clusters(replicates, *, reach, people=1000, meetings=150):
     """Return the number of clusters with at least 5% of the people."""
     counts = []
     for seed in range(replicates):
-        sums = np.random.default_rng(seed).integers(people, size=meetings)  # chance that a pair has in common
+        sums = np.random.default_rng(seed).integers(people, size=meetings)  # a number that all agents know
         result = run(
             person, agents=people, until=meetings, seed=seed, start=lambda me: {"opinion": me.rng.random()},
             shared={"reach": reach, "people": people, "sums": sums},
@@ -37,8 +37,8 @@ def clusters(replicates, *, reach, people=1000, meetings=150):
 
 CLAIMS = [
     Claim(
-        f"clusters, threshold {reach}", clusters, count,
-        "the published value is a whole number, so it may be off by 0.5", apart=0.5, replicates=3,
+        f"number of clusters of opinions, threshold {reach}", clusters, count,
+        "the published value is rounded to a whole number", apart=0.5, replicates=3,
         small=int(reach == 0.2), sizes={"reach": reach}, small_sizes={"people": 400, "meetings": 100},
         declared=declared,
     )
@@ -46,9 +46,9 @@ CLAIMS = [
         (0.5, 1, ""),
         (0.2, 2, ""),
         (
-            0.1, 5, "the value is the whole part of 1 / (2 threshold), a rule that its authors call rough: "
-            "clusters are 2.2 thresholds apart (E. Ben-Naim, P. L. Krapivsky, S. Redner, Physica D 183 (2003) 190), "
-            "and some runs have only four clusters",
+            0.1, 5, "the published value is the whole part of 1 / (2 threshold), which its authors call a rough rule. "
+            "Clusters are 2.2 thresholds apart (E. Ben-Naim, P. L. Krapivsky, S. Redner, Physica D 183 (2003) 190), "
+            "so some runs have only four clusters",
         ),
     )
 ]  # fmt: skip

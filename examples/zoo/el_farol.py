@@ -1,4 +1,4 @@
-"""A bar is good with at most 60 of 100 guests. Each guest trusts its best predictor, and 60 come on average."""
+"""A bar is pleasant with at most 60 guests. Each of 100 people trusts its best predictor, and 60 come on average."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ PEOPLE, ROOM, MEMORY = 100, 60, 9
 
 
 def predicted(predictor, weeks):
-    """Return how many guests a predictor expects: as in a past week, its mirror, a mean of weeks, or their trend."""
+    """Return how many guests a predictor expects, from a past week, its mirror image, or the mean or trend of weeks."""
     kind, back = predictor
     last = weeks[-back:]
     line = np.polyfit(range(back), last, 1) if kind == "trend" and back > 1 else (0, last[0])
@@ -60,9 +60,9 @@ def attendance(replicates, *, weeks=120):
 
 CLAIMS = [
     Claim(
-        "mean attendance", attendance, 60,
-        "the paper's attendance varies by about 7 from week to week, so its mean over 100 weeks varies by 0.7; "
-        "besides, the paper does not list its predictors, and other predictors may change the mean by 2",
+        "mean number of guests in a week", attendance, 60,
+        "the number of guests varies by about 7 from week to week, so its mean over 100 weeks varies by 0.7. "
+        "The paper does not list its predictors, and other predictors may change the mean by 2",
         spread=0.7, apart=2, replicates=4, small_sizes={"weeks": 80},
     )
 ]  # fmt: skip

@@ -32,7 +32,7 @@ def rioters(replicates, *, thresholds):
 
 CLAIMS = [
     Claim(
-        f"rioters, thresholds 0, {second}, 2, 3 to 99", rioters, count,
+        f"number of rioters, thresholds 0, {second}, 2, 3 and so on to 99", rioters, count,
         "the model uses no random numbers", sizes={"thresholds": [0, second, *range(2, PEOPLE)]},
     )
     for second, count in ((1, 100), (2, 1))

@@ -5,7 +5,7 @@ import numpy as np
 from examples.zoo.claims import Claim
 from ray_messaging import columns, run
 
-NAME = "Bounded confidence, of all at once"
+NAME = "Bounded confidence, all at once"
 SOURCE = "R. Hegselmann, U. Krause, JASSS 5 (2002) 3, https://www.jasss.org/5/3/2.html"
 PEOPLE = 625
 
@@ -18,7 +18,7 @@ def people(group, step):
         step.send_columns(heard.to_ids, heard.from_ids, columns(opinions=everything))
     elif group.name == "people" and step.number % 2 == 0:
         if step.number:
-            opinions = heard.column("opinions")  # a row for each who hears
+            opinions = heard.column("opinions")  # a row for each person
             near = np.abs(opinions - group.state["opinion"][:, np.newaxis]) <= group.shared
             group.state["opinion"] = (opinions * near).sum(axis=1) / near.sum(axis=1)
         readers = np.full(len(group.ids), PEOPLE)
@@ -39,12 +39,12 @@ def surviving(replicates, *, reach, periods=30):
 
 CLAIMS = [
     Claim(
-        f"opinions that survive, confidence {reach}", surviving, count, why, spread=spread, apart=apart, replicates=3,
-        small=int(reach > 0.1), sizes={"reach": reach},
+        f"number of opinions that survive, confidence bound {reach}", surviving, count, why, spread=spread, apart=apart,
+        replicates=3, small=int(reach > 0.1), sizes={"reach": reach},
     )
     for reach, count, why, spread, apart in (
-        (0.01, 38, "the paper shows only one run, and one run varies by about 2", 2, 4),
-        (0.15, 2, "the published value is a whole number, so it may be off by 0.5", 0, 0.5),
-        (0.25, 1, "the published value is a whole number, so it may be off by 0.5", 0, 0.5),
+        (0.01, 38, "the paper shows only one run, and the number varies between runs by about 2", 2, 4),
+        (0.15, 2, "the published value is rounded to a whole number", 0, 0.5),
+        (0.25, 1, "the published value is rounded to a whole number", 0, 0.5),
     )
 ]  # fmt: skip

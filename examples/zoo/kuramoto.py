@@ -7,7 +7,7 @@ from ray_messaging import columns, run
 
 NAME = "Coupled oscillators"
 SOURCE = "Y. Kuramoto, Lect. Notes Phys. 39 (1975) 420, doi:10.1007/BFb0013365"
-TICK = 0.1  # of time, in units of the frequencies' width
+TICK = 0.1  # the time between two rounds, in units of 1 / (width of the frequencies)
 
 
 def play(group, step):
@@ -45,8 +45,8 @@ def order(replicates, *, coupling, players=2000, ticks=300):
 
 CLAIMS = [
     Claim(
-        f"order, coupling {coupling} (critical: 2)", order, value,
-        "random phases of 2,000 oscillators have an order of about 0.022", spread=0.022, replicates=2,
+        f"order parameter, coupling {coupling} (order begins at 2)", order, value,
+        "2,000 oscillators with random phases have an order parameter of about 0.022", spread=0.022, replicates=2,
         small=int(coupling > 2), sizes={"coupling": coupling}, small_sizes={"ticks": 200},
     )
     for coupling, value in ((4, 0.5**0.5), (1, 0))

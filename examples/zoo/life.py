@@ -38,4 +38,4 @@ def generations(replicates, *, side=60):
     return [float(result.series.index[result.series["lives"] == 0][0])] * replicates
 
 
-CLAIMS = [Claim("generations until Die hard is dead", generations, 130, "the model uses no random numbers")]
+CLAIMS = [Claim("generations until the pattern Die hard is dead", generations, 130, "the model uses no random numbers")]

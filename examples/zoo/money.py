@@ -26,7 +26,7 @@ def person(me, inbox):
 @cache
 def last(seed, people=2000, meetings=60):
     """Return what a society ends with: the Gini coefficient of its money, and the share that has less than the mean."""
-    sums = np.random.default_rng(seed).integers(people, size=meetings + 1)  # chance that a pair has in common
+    sums = np.random.default_rng(seed).integers(people, size=meetings + 1)  # a number that all agents know
     result = run(
         person, agents=people, until=meetings + 1, seed=seed, shared={"people": people, "sums": sums},
         start=lambda _: {"money": 1.0, "luck": 0.0}, collect_every=meetings,
@@ -42,11 +42,13 @@ def measured(replicates, *, column):
 
 CLAIMS = [
     Claim(
-        "Gini coefficient", measured, 0.5, "one replicate varies by 0.29 / sqrt(people)", spread=0.0065, replicates=4,
+        "Gini coefficient of the money", measured, 0.5,
+        "the coefficient varies between replicates by 0.29 / sqrt(people)", spread=0.0065, replicates=4,
         sizes={"column": "money"},
     ),
     Claim(
-        "share with less than the mean", measured, 1 - float(np.exp(-1)), "one replicate varies by 0.48 / sqrt(people)",
-        spread=0.0108, replicates=4, sizes={"column": "poor=True"},
+        "share of people with less than the mean", measured, 1 - float(np.exp(-1)),
+        "the share varies between replicates by 0.48 / sqrt(number of people)", spread=0.0108,
+        replicates=4, sizes={"column": "poor=True"},
     ),
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def cooperators(replicates, *, side=40, generations=100):
 CLAIMS = [
     Claim(
         "share of cooperators, temptation 1.9", cooperators, 12 * np.log(2) - 8,
-        "the curve in the paper varies by 0.02", spread=0.01, apart=0.02, replicates=2,
+        "the curve in the paper goes up and down by 0.02", spread=0.01, apart=0.02, replicates=2,
         small_sizes={"side": 25, "generations": 50},
     )
 ]  # fmt: skip

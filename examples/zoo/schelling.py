@@ -1,4 +1,4 @@
-"""Everybody is content with three in ten neighbours of the own kind, and yet the town divides."""
+"""Everybody is content with three in ten neighbours of the same kind, and yet the town divides."""
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def alike(replicates, *, side=51, rounds=60):
 
 CLAIMS = [
     Claim(
-        "neighbours of the own kind, 30% wanted", alike, 0.7, "the source says 70%, a round number", apart=0.05,
-        replicates=2, small_sizes={"side": 20, "rounds": 40},
+        "share of neighbours of the same kind, if agents want 30%", alike, 0.7,
+        "the source gives a rounded value, 70%", apart=0.05, replicates=2, small_sizes={"side": 20, "rounds": 40},
     )
 ]  # fmt: skip

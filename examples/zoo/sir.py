@@ -44,8 +44,8 @@ def final_size(contacts, first=0.01):
 
 CLAIMS = [
     Claim(
-        f"share ever ill, R0 = {contacts}, 1% ill at first", ever_ill, final_size(contacts),
-        "one replicate varies by about 0.9 / sqrt(people)", spread=0.01, replicates=4, small=1,
+        f"share of people ever ill, R0 = {contacts}, 1% ill at first", ever_ill, final_size(contacts),
+        "the share varies between replicates by about 0.9 / sqrt(number of people)", spread=0.01, replicates=4, small=1,
         sizes={"contacts": contacts},
     )
     for contacts in (1.5, 2.0)

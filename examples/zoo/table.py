@@ -10,21 +10,32 @@ HEADS = ("model", "statistic", "published", "tolerance", "here", "replicates", "
 
 _PAGE = """# A zoo of models
 
-These models of the literature are written as messages between agents. The table compares their results with the values
-that the authors published or proved. Each model is a short program for
-[`ray_messaging.run`](steps.md#without-a-cluster). In a clone `python -m examples.zoo --check` runs all of them, and
-fails if a value does not come out. With `--page docs/zoo.md` it also writes this page.
+The **zoo** is a collection of known models, such as Schelling's model of segregation, in which agents influence each
+other by messages. The table compares a result of each model with the value that its authors published or proved. Each
+model is a short program for [`ray_messaging.run`](steps.md#without-a-cluster).
+
+In a clone of the repository the command `python -m examples.zoo --check` runs all models, and prints the table. The
+exit code is 1 if a result is not within its tolerance, unless the model's program declares this. With
+`--page docs/zoo.md` the command also writes this page.
+
+- *published* is the value that the source gives, or that follows from its theory.
+- *here* is our result: the mean of all replicates.
+- *replicates* is how many times we ran the model, each time with other random numbers.
+- *tolerance* is how far our result may be from the published value: three standard errors of our result, plus the
+  uncertainty of the published value.
+- *comes out* says whether our result is within the tolerance. After *no, as declared* the page says why it is not.
 
 {table}
 
-*here* is the mean of the replicates. *tolerance* is three standard errors of this mean, plus what the source itself
-leaves open. This is no blind test: quick runs of the models had been seen before the tolerance was fixed.
+We had seen quick runs of the models before we fixed the tolerances, so this is no blind test.
 
 {declared}## Sources
 
 {sources}
 
 ## Tolerances
+
+The list says why each tolerance is as wide as it is. A **replicate** is one run of the model.
 
 {tolerances}
 """

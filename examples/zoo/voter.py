@@ -15,7 +15,7 @@ SOURCE = (
 
 
 def towns(group, step):
-    """In even steps ask somebody of the own town, and in odd steps answer. All towns live in one group."""
+    """In even steps ask somebody of the same town, and in odd steps answer. All towns live in one group."""
     people, heard = group.shared["people"], step.messages
     if step.number % 2:
         opinions = group.state["opinion"][np.searchsorted(group.ids, heard.to_ids)]
@@ -49,8 +49,8 @@ def expected(people):
 
 CLAIMS = [
     Claim(
-        "rounds until all of 20 agree, half of each opinion at first", consensus_time, expected(20),
-        "one town varies by about as many rounds as it has people", spread=20, replicates=200, small=40,
-        sizes={"people": 20},
+        "rounds until all 20 people agree, if 10 hold each opinion at first", consensus_time, expected(20),
+        "the number of rounds varies between replicates by about the number of people", spread=20, replicates=200,
+        small=40, sizes={"people": 20},
     )
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A few innovators change a random network if it has enough connections, and not too many."""
+"""A few innovators change a random network if its people have enough neighbours, but not too many."""
 
 from math import comb, exp, factorial
 
@@ -56,9 +56,9 @@ def expected(degree):
 
 CLAIMS = [
     Claim(
-        f"share that adopts, {degree} neighbours, {where} of cascades", cascade, expected(degree),
-        "a share of 10,000 people varies by up to 0.005; this is doubled, because the innovators are chosen by chance",
+        f"share of people that adopt, {degree} neighbours each, {where}", cascade, expected(degree),
+        "a share of 10,000 people varies by up to 0.005, and by as much again because chance chooses the innovators",
         spread=0.01, replicates=4, sizes={"degree": degree},
     )
-    for degree, where in ((3, "in the window"), (8, "beyond the window"))
+    for degree, where in ((3, "where cascades spread"), (8, "too many for cascades"))
 ]  # fmt: skip

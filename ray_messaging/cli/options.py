@@ -12,7 +12,8 @@ Rules = Annotated[
     typer.Option(
         metavar="SPEC",
         help=(
-            "A rule; repeatable. Limits per round count over the whole run. Rules: "
+            "A rule with its settings; repeat the option for more rules. A round is a step, or the whole trace of a "
+            "replay. Write rules like these: "
             f"{'; '.join(known.example for known in KNOWN.values())}."
         ),
     ),

@@ -147,9 +147,9 @@ KNOWN = {
     "allow-graph": Known(_allow_graph, "allow-graph:1-2,2-1"),
     "sender-ban": Known(
         _ban(SenderBan, "sender-ban"),
-        "sender-ban:3:max-length:500 (after 3 violations of the other rule) or sender-ban:after=3:max-length:500",
+        "sender-ban:3:max-length:500 (after 3 messages that max-length blocks) or sender-ban:after=3:max-length:500",
     ),
-    "edge-ban": Known(_ban(EdgeBan, "edge-ban"), "edge-ban:3:max-length:500 (the same for a pair)"),
+    "edge-ban": Known(_ban(EdgeBan, "edge-ban"), "edge-ban:3:max-length:500 (after 3 such messages to one recipient)"),
     "rate-limit": Known(
         _by_settings(RateLimit, "rate-limit", {"per_second": float, "per_round": int}),
         "rate-limit:per_second=5,per_round=100",
@@ -163,10 +163,10 @@ KNOWN = {
     ),
     "sample": Known(
         _by_settings(Sample, "sample", {"share": float, "seed": int}, "share"),
-        "sample:0.1 (a share to block) or sample:share=0.1,seed=7",
+        "sample:0.1 (blocks a tenth of the messages) or sample:share=0.1,seed=7",
     ),
     "max-length": Known(
         _by_settings(MaxLength, "max-length", {"limit_bytes": int}, "limit_bytes"),
-        "max-length:500 (bytes of JSON) or max-length:limit_bytes=500",
+        "max-length:500 (blocks more than 500 bytes of JSON) or max-length:limit_bytes=500",
     ),
 }
