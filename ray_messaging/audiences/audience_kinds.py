@@ -47,7 +47,7 @@ class AudienceVersion(msgspec.Struct, frozen=True):
 
 
 class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
-    """A version as the server stores it. If `facts` is "", the audience was removed."""
+    """A version of an audience as the server stores it. If `facts` is "", the audience was removed."""
 
     version: int
     since: int

@@ -63,9 +63,9 @@ def agents_digest(agents: AgentSet) -> bytes:
 
 
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
-    """Return a batch of broadcasts with one row for each hearer.
+    """Return a batch in which each broadcast has one row for each hearer: each sender's neighbours in `edges`.
 
-    All rows of one broadcast have its number and its payload.
+    The rows of a broadcast share its message number and its payload.
     """
     return _of_pairs(broadcasts, edges.expand(broadcasts.from_ids))
 

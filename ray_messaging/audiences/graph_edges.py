@@ -66,7 +66,11 @@ class Adjacency(NamedTuple):
         return Adjacency.of(self.ids, self.lengths, others)
 
     def pieces(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Yield ranges of agents with about CHUNK neighbours, and their offsets. A single agent may have more."""
+        """Yield the agents in pieces with about CHUNK neighbours each (more if a single agent has more).
+
+        Each piece is the index of its first agent, the index after its last agent, and the offsets of the agents'
+        neighbours.
+        """
         offsets, low = offsets_of(self.lengths), 0
         while low < len(self.ids):
             high = int(np.searchsorted(offsets, offsets[low] + CHUNK, side="right")) - 1
@@ -152,7 +156,7 @@ class GraphHearing:
         return values if self._rows is None else values[self._rows]
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows that hearers hear, for a few hearers at a time, in the order of the hearers.
+        """Yield the rows of the broadcasts that each hearer hears, in pieces of a few hearers, in their order.
 
         Args: `some` restricts this to some of the hearers (None: all).
         """
@@ -175,7 +179,7 @@ class GraphHearing:
     def _rows_of(
         self, senders: NDArray[np.int32], lengths: NDArray[np.int64], begins: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return how many rows each hearer hears, and the rows.
+        """Return how many broadcasts each hearer hears, and the rows of these broadcasts, hearer by hearer.
 
         Args: `senders` are the senders that the hearers hear. Hearer i hears `lengths[i]` of them, from `begins[i]` on.
         """
@@ -233,9 +237,9 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 class GraphEdges:
     """Pairs of int ids, stored by sender and by hearer: `out` has each sender's hearers, `into` each hearer's senders.
 
-    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders to which a
-    copy is restricted. `wanted` (bool, by place) says which hearers belong to the copy (None: all). `positions` are the
-    positions from which the pairs were made (None: they were made from a graph).
+    A copy that is restricted to some agents shares these arrays. The restriction is `senders`, the indexes of the
+    senders, or `wanted` (bool, by the hearer's index), which says which hearers belong to the copy (None: all).
+    `positions` are the positions from which the pairs were made (None: they were made from a graph).
     """
 
     def __init__(

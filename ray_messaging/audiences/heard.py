@@ -48,9 +48,14 @@ class Heard:
         payloads: Sequence[Payloads | None],
         removed: Pairs | None = None,
     ) -> None:
-        """Prepare the values.
+        """Prepare the values that agents hear.
 
-        Args: the rows of `from_ids` and `payloads` are broadcasts. Rules have blocked the pairs `removed`.
+        Args:
+            edges: The pairs of senders and hearers.
+            agents: The hearers.
+            from_ids: The sender of each broadcast.
+            payloads: Parts with the payloads of the broadcasts.
+            removed: The pairs of hearer and broadcast that rules have blocked (None: none).
         """
         self.agents = agents
         self._order = _by_sender(from_ids)
@@ -214,7 +219,10 @@ def _first_of_range(ids: IdColumn) -> int | None:
 
 
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return the removed pairs as sorted keys, made from hearer and row; and the places of their hearers."""
+    """Return one sorted key for each removed pair, `hearer * rows + row`, and the indexes of the removed hearers.
+
+    Hearers are given by their index in `agents`, and pairs with other hearers are left out.
+    """
     if removed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.intp)
     hearers = places_in(agents, removed.hearers)

@@ -63,7 +63,7 @@ class MemberHearing:
         return np.where(self._hears, found, heard.dtype.type(0))
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows that hearers hear, for a few hearers at a time, in the order of the hearers.
+        """Yield the rows of the broadcasts that each hearer hears, in pieces of a few hearers, in their order.
 
         Args: `some` restricts this to some of the hearers (None: all).
         """

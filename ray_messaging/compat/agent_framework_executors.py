@@ -142,7 +142,7 @@ class PassingContext:
         await self._context.add_event(self._passed(event))
 
     async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
-        """Pass on a request for information from outside."""
+        """Pass a request for information from outside on to the framework's own context."""
         await self._context.add_request_info_event(self._passed(event))
 
     def _passed(self, event: WorkflowEvent[Any]) -> WorkflowEvent[Any]:
@@ -283,7 +283,7 @@ async def snapshot_told(values: Values, executor: Any) -> Any:
 
 
 def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[str, Any]:
-    """Return a message as JSON."""
+    """Return a message as a dict that can be encoded as JSON. Errors call the message's data `place`."""
     told: dict[str, Any] = {"data": values.encode(message.data, place), "source": message.source_id}
     if message.target_id is not None:
         told["target"] = message.target_id
@@ -390,12 +390,10 @@ class Shared:
             loop.call_soon_threadsafe(told_more.set)
 
     async def events_after(self, seen: tuple[str, int]) -> tuple[tuple[str, int], list[ToldEvent]]:
-        """Wait up to a minute for events of the executors of this process; return them, and the place after them.
+        """Wait up to a minute for new events of the executors of this process, which run in another thread.
 
-        Executors run in another thread.
-
-        Args: `seen` is the place that the last answer had. For any other value, all events of the last step are
-        returned.
+        Return a position and the events. The next call passes this position as `seen`, to get the events after it. For
+        any other value of `seen`, all events of the last step are returned.
         """
         number = seen[1] if seen[0] == self._id else 0
         told_more = asyncio.Event()
@@ -444,7 +442,10 @@ async def run_executor(me: Any, inbox: Any) -> None:
 
 
 def is_of(payload: Any, driver: str) -> bool:
-    """Return whether a payload is a delivery of this driver, rather than of an earlier driver or another program."""
+    """Return whether a payload is a message that the runner named `driver` has sent to an executor.
+
+    Payloads of an earlier runner or of another program are not.
+    """
     of = payload.get("of") if isinstance(payload, dict) else None
     return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
 

@@ -128,7 +128,7 @@ class MsgHub:
         await self._messager.host_agents(agents, [AGENT_CHAT], owner=self._messager.engine.receiving.owner)
 
     def _join(self, participants: Sequence[Participant]) -> list[AgentId]:
-        """Add participants; return the ids of those that live here."""
+        """Add participants, and return the ids of those that are agents of this process."""
         for each in participants:
             agent_id = _id_of(each)
             if agent_id not in self.participants:

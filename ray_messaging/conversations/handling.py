@@ -107,7 +107,10 @@ def handling_here() -> Handling | None:
 
 
 def asker_here() -> Asker | None:
-    """Return the handler that runs here as an Asker, or None if no handler runs here."""
+    """Return the handler that runs this code, in the form in which it asks questions.
+
+    Return None if no handler runs this code, or if the handler's message came from no mailbox.
+    """
     found = handling_here()
     return None if found is None else found.asker()
 
@@ -186,7 +189,10 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless the server has it already. With `anew`, write it even then."""
+        """Write to the server for which answers the handlers wait, if that has changed.
+
+        With `anew`, always write it.
+        """
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
@@ -194,7 +200,7 @@ class Waits:
                 self._written = note
 
     async def close(self) -> None:
-        """Stop updating the note. If it says that handlers wait, remove it."""
+        """Stop recording which handlers wait for answers. If a note on the server says that they wait, remove it."""
         if self._task is not None:
             await end(self._task)
         self._waiting = {}

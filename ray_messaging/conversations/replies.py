@@ -111,7 +111,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """If the `with` block raises Closed, let the error's text name the first question, and who cannot answer it."""
+    """Replace a Closed error by one that names the first question and the agent that cannot answer it."""
     try:
         yield
     except Closed as error:

@@ -19,7 +19,10 @@ CONTEXT_BYTES = 25  # a W3C traceparent in binary: the trace id has 16 bytes, th
 
 
 class Origin(NamedTuple):
-    """Where a batch was read: the mailbox, the entry in the mailbox, and the delivery lease that covers the entry."""
+    """Where a batch was read: the mailbox and the entry in it.
+
+    `loan` is the delivery lease of the entry (None: none).
+    """
 
     mailbox: str
     entry: str

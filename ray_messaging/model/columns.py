@@ -335,7 +335,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def small(self) -> bool:
-        """Return False: only typed columns have rows that are known to be small."""
+        """Return whether all rows are known to be small: False, because only typed columns know this."""
         return False
 
     @property

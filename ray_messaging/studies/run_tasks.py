@@ -92,8 +92,8 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` gets besides parameters: 1 for a condition, otherwise 0.
+        """Return how many positional arguments a study passes to the function `name`: 1 for a condition, otherwise 0.
 
-        The argument of a condition is the collected values.
+        Only `until` of a run with `max_steps` is a condition. Its argument is the collected values.
         """
         return int(name == "until" and self.given["max_steps"] is not None)

@@ -310,7 +310,7 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
 
 def _flush_prints() -> None:
-    """Write what the model has printed, because a worker without a run is killed."""
+    """Flush what the model has printed: a worker that has no run left is killed, and would lose it."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # it is full, closed or missing
             stream.flush()

@@ -116,7 +116,11 @@ def outcomes_of(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], li
 
 
 def collect_of(collect: Any, aggregates: Sequence[Aggregate]) -> Any:  # noqa: ANN401 - as the user has written it
-    """Return what runs collect, with the aggregates in `outcomes`; raise ConfigError if this is impossible."""
+    """Return the argument `collect` with the aggregates in `outcomes` added.
+
+    Raises: ConfigError if `collect` is a function, because a run cannot collect values of agents and aggregates
+    together.
+    """
     if not aggregates:
         return collect
     if collect is not None and not aggregates_of(collect):
@@ -234,7 +238,7 @@ def _told(aggregate: Aggregate) -> str:
 
 
 def _rows_of(collect: object) -> list[str]:
-    """Return which agents the functions in `collect` measure, for the record; [] if they measure all agents."""
+    """Return the agents that the functions in `collect` measure, as texts for the study's record; [] for all agents."""
     among = function_of(collect)[1]
     return [] if among is None else [repr([*among])]
 

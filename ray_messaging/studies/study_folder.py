@@ -59,7 +59,10 @@ class StoredRun(NamedTuple):
         return self.error is not None and self.error.startswith((DIED, SPENT))
 
     def is_to_be_repeated(self, budget: int | str | None) -> bool:
-        """Return whether a call with this budget makes the run again: not if the run has spent the same budget."""
+        """Return whether a call with this budget makes the run again.
+
+        A run that has spent the same budget is not repeated.
+        """
         return self.may_be_repeated and not str(self.error).startswith(spent(budget))
 
 

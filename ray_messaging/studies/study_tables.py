@@ -82,7 +82,10 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return series with the columns of a schema. Missing counts, which are columns with "=" in their names, are 0."""
+    """Return a table of series with exactly the columns of `schema`.
+
+    Missing columns are null. But in a table without agents, missing counts (columns with "=" in their names) are 0.
+    """
     by_agent = AGENT in schema.names
     columns = []
     for field in schema:

@@ -59,7 +59,7 @@ def curves(found: Curves) -> Options:
 
 
 def _labels(texts: Iterable[object], width: int) -> list[str]:
-    """Return the beginnings of texts. Equal ones get numbers, because prompts may have the same first words."""
+    """Return the beginnings of texts as labels. Equal beginnings get numbers, so that each label is unique."""
     found: list[str] = []
     for text in texts:
         label, number = cut(str(text), width), 1
