@@ -360,7 +360,7 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return, for each point of a block, where the ranges of places near the point begin, and how long they are."""
+        """Return where the ranges of points that may be near each point of a block begin, and how long they are."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)

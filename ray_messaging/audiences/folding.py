@@ -138,7 +138,10 @@ def unfold(broadcasts: Batch, edges: Edges) -> Batch:
 
 
 def kept_pairs(broadcasts: Batch, edges: Edges) -> Pairs:
-    """Return the pairs of the rows of a folded frame. Arguments and errors are as for `unfold`."""
+    """Return which agent hears which row of a folded frame, in which each row is a broadcast to several agents.
+
+    Arguments and errors are as for `unfold`.
+    """
     folded = broadcasts.fold
     assert folded is not None
     found = int(edges.counts(broadcasts.from_ids).sum())
@@ -165,7 +168,7 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
 
 
 def _repeated(lines: Payloads, rows: NDArray[np.intp]) -> Payloads:
-    """Return the payload of each row. JSON text is not copied."""
+    """Return a column with the payload of each of the given rows, which may repeat. JSON text is not copied."""
     if not isinstance(lines, PayloadColumn):
         return lines.take(rows)
     index = rows if lines.index is None else lines.index[rows]

@@ -99,7 +99,7 @@ class GraphHearing:
     """The broadcasts of some senders, one in each row, as hearers hear them.
 
     There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
-    hearers hear nobody. `places` has the place of each row's sender, or -1 if the row is not from one of these senders.
+    hearers hear nobody. `places` has the index of each row's sender, or -1 if the row is not from one of these senders.
     The values of each sender's rows are combined first, so that each pair costs only one lookup of its sender.
     """
 
@@ -113,7 +113,7 @@ class GraphHearing:
 
     @cached_property
     def _said(self) -> NDArray[np.int64] | None:
-        """Return the number of rows of each sender, or None if each sender has exactly one."""
+        """Return how many broadcasts each sender has sent, or None if each has sent exactly one."""
         said = np.bincount(self._places, minlength=self._senders)
         return None if bool((said == 1).all()) else said
 
@@ -126,7 +126,7 @@ class GraphHearing:
         return found
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows, which are broadcasts, that each hearer hears."""
+        """Return the number of broadcasts that each hearer hears."""
         if self._said is not None:
             return self._reduced(np.add, self._said)
         counts = np.zeros(self._agents, np.int64)
@@ -134,7 +134,10 @@ class GraphHearing:
         return counts
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of the rows that it hears, or 0 if it hears no row."""
+        """Return, for each hearer, the sum of the values of the broadcasts that it hears, or 0 if it hears none.
+
+        Args: `values` has a value for each broadcast.
+        """
         by_sender = np.zeros(self._senders, values.dtype)
         if self._said is None:
             by_sender[self._places] = self._heard(values)
@@ -143,9 +146,9 @@ class GraphHearing:
         return self._reduced(np.add, by_sender)
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest value of the rows that it hears, or without `largest` the smallest.
+        """Return, for each hearer, the largest or (without `largest`) smallest value of the broadcasts that it hears.
 
-        For a hearer that hears no row the result is undefined.
+        The result for a hearer that hears none is undefined. `values` has a value for each broadcast.
         """
         ufunc = np.maximum if largest else np.minimum
         by_sender = np.full(self._senders, _bound(values.dtype, largest=largest), values.dtype)
@@ -198,7 +201,7 @@ class GraphHearing:
 
     @cached_property
     def _row_of(self) -> NDArray[np.intp] | None:
-        """Return the row of each sender, or -1 for a sender without a row; or None if a sender has several rows."""
+        """Return the row of each sender's broadcast (-1: none), or None if a sender has several broadcasts."""
         assert self._said is not None
         if int(self._said.max(initial=0)) > 1:
             return None
@@ -208,13 +211,13 @@ class GraphHearing:
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
-        """Return, for each sender, how many rows the senders before it have."""
+        """Return, for each sender, how many broadcasts the senders before it have sent."""
         assert self._said is not None
         return offsets_of(self._said)
 
     @cached_property
     def _ordered(self) -> NDArray[np.intp] | None:
-        """Return the rows in the order of their senders, or None if they already have this order."""
+        """Return the broadcasts' rows in the order of their senders, or None if they already have this order."""
         if self._rows is None and bool((self._places[1:] >= self._places[:-1]).all()):
             return None
         order = np.argsort(self._places, kind="stable")

@@ -158,9 +158,10 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer in a chunk, the sum of the `values` of the rows that it hears.
+        """Return, for each hearer in a chunk, the sum of the values of the broadcasts that it hears.
 
-        The values of each sender are added first, as `sums` of GraphHearing does.
+        Args: `values` has a value for each broadcast. The values of each sender are added first, as `GraphHearing.sums`
+        does.
         """
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
@@ -185,7 +186,7 @@ class Heard:
     # -- pairs that rules have blocked ----------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield the rows that are not blocked, for the agents for which rules have blocked at least one row."""
+        """Yield what hearers hear in spite of the rules, for each hearer that rules have kept from some broadcast."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])

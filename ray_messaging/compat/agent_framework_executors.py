@@ -118,9 +118,11 @@ class Recorder:
 
 
 class PassingContext:
-    """The context of executors in the driver's process. What they do is passed on as it would arrive from a group.
+    """The context of executors that run in the process of the runner, without groups.
 
-    Args: `context` is the framework's own.
+    Values that the executors send are converted as if they came from another process.
+
+    Args: `context` is the framework's own context, which gets the messages and events.
     """
 
     def __init__(self, context: Any, values: Values) -> None:
@@ -164,7 +166,10 @@ class RecordedState(State):
             self._committed = {**state._committed}
 
     def taken(self, values: Values) -> list[Act]:
-        """Return the executor's changes of the state as JSON, and count them as committed for its next message."""
+        """Return the executor's changes of the state as JSON.
+
+        From then on, they are part of the state that it sees as committed.
+        """
         acts: list[Act] = []
         for key, value in self._pending.items():
             if value is _DeleteSentinel:
@@ -208,7 +213,7 @@ async def run_deliveries(
 class Executors:
     """The executors of a workflow in a process of a group.
 
-    All executors are made anew when a new driver begins, or when the driver has restored a checkpoint.
+    All executors are made anew when a new runner begins, or when the runner has restored a checkpoint.
 
     Args: `tell` is called with the events of executors as they happen, if the workflow was started with stream=True.
     """
@@ -359,7 +364,7 @@ class Shared:
 
     A process makes them when it first needs them.
 
-    Args: `driver` names the driver. Executors ignore all messages that are not this driver's deliveries.
+    Args: `driver` is the name of the runner. Messages that another runner has sent to executors are ignored.
     """
 
     def __init__(self, source: Source, driver: str) -> None:
@@ -451,9 +456,9 @@ def is_of(payload: Any, driver: str) -> bool:
 
 
 def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the deliveries in some payloads, in order.
+    """Put together messages for an executor that were sent in several parts, and return the complete ones in order.
 
-    If a part of a delivery is missing, the delivery is left out.
+    If a part of a message is missing, the message is left out.
     """
     parts: dict[int, list[Mapping[str, Any]]] = {}
     for each in payloads:

@@ -76,7 +76,8 @@ class Asker(NamedTuple):
 class Handling(Handled):
     """A message that a handler of `serve` is handling, until the handler has ended.
 
-    Args: `waits` records which handlers of this process wait. If it is None, the group's actor records this.
+    Args: `waits` records which handlers of this process wait for answers. If it is None, the group's actor records
+    this.
     """
 
     __slots__ = ("_service", "_slots", "waits")
@@ -87,7 +88,7 @@ class Handling(Handled):
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
-        """Return the handler as an Asker, or None if its message is in no mailbox."""
+        """Return the handler in the form in which it asks questions, or None if its message came from no mailbox."""
         batch, row, *_ = slice_of(self.message)
         if batch.origin is None:
             return None
@@ -116,10 +117,10 @@ def asker_here() -> Asker | None:
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the messages of a chain whose handlers would wait for each other if the last one asked this question.
+    """Return the part of a chain of waiting handlers that would wait for itself if its last handler asked this.
 
-    The result is () if some handler is, or may be, free for the question: the chain does not occupy all handlers of the
-    service.
+    The result is () if this cannot be: the chain does not occupy all handlers of any mailbox that would get the
+    question.
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]

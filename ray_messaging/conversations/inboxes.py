@@ -66,7 +66,7 @@ class HandOut:
         self._news.set()
 
     def release(self, messages: int = 1) -> None:
-        """Reduce the number of messages that are fetched and not committed."""
+        """Count fewer messages as fetched and not committed, so that more can be fetched."""
         self._in_hand -= messages
         self._room.set()
         self._news.set()

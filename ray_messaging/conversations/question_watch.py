@@ -144,7 +144,10 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of these mailboxes, of the mailboxes for which their handlers wait, and so on."""
+        """Return, by mailbox, the notes that say for which questions the handlers of mailboxes wait.
+
+        These are the notes of the given mailboxes, of the mailboxes for whose answers these wait, and so on.
+        """
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
         while left and len(asked) < _MOST_NOTES:

@@ -134,7 +134,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the bytes of the longest str id. A frame has them in addition to the id's value in the column."""
+        """Return the size of the longest str id in bytes. It is encoded in addition to the row's number."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
@@ -355,7 +355,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return the same bytes as `blob`. They are not copied if the column was read from the end of a frame."""
+        """Return the same bytes as `blob`, without a copy if the column was decoded from the end of a larger buffer."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property

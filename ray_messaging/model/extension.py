@@ -126,7 +126,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def take(self, rows: NDArray[np.intp]) -> "Extension":
-        """Return the extension of some rows, without the fold."""
+        """Return the extension of some rows. It has no `fold`: each row then counts as one message."""
         return Extension(
             attempt=self.attempt,
             deliver=self.deliver[rows] if isinstance(self.deliver, np.ndarray) else self.deliver,

@@ -42,7 +42,7 @@ def rules_of(rules: Any) -> list[Any]:  # noqa: ANN401 - as the user has written
 
 
 def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: Any, before: Any) -> SharedSteps | None:  # noqa: ANN401 - as the user has written it
-    """Return the steps that runs share, or None.
+    """Return the first steps that several runs share, or None if no arguments for shared steps were given.
 
     Raises: ConfigError for arguments that do not allow shared steps, such as a parameter that cannot change during a
     run.

@@ -75,7 +75,10 @@ def kind_of(column: pa.DataType) -> str | None:
 
 
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of joined series. A column of ints and floats becomes floats. `step` and agents come first."""
+    """Return the schema of several runs' collected values together: `step` and agents come first.
+
+    A column of ints and floats becomes floats.
+    """
     joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
     first = [name for name in TAKEN if name in joined.names]
     return pa.schema([joined.field(name) for name in [*first, *sorted({*joined.names} - {*first})]])

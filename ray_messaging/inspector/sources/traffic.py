@@ -70,7 +70,10 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`. Its `share` is the smallest share of its bins."""
+        """Return the traffic of the period that ends at `now`.
+
+        If only a share of the rows was counted in some bins, the result's `share` is the smallest of these shares.
+        """
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}

@@ -36,7 +36,7 @@ _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
 
 
 def _hashes(tag: str) -> str:
-    """Return the hashes of the inline scripts or styles of a seat's page, for its content security policy."""
+    """Return the hashes of the inline scripts or styles of the page, for its content security policy."""
     parts = [part.partition(f"</{tag}>")[0] for part in _HTML.split(f"<{tag}>")[1:]]
     return " ".join(f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in parts)
 
@@ -121,7 +121,7 @@ class _SeatPages:
         return agent
 
     async def page(self, request: Request) -> Response:
-        """Return the page of a person's seat.
+        """Return the page of a seat, on which a person plays an agent.
 
         If the link has a token, set the cookie; the page's script removes the token from the URL.
         """
@@ -217,7 +217,7 @@ def _cookie_name(token: str) -> str:
 
 
 def shown(view: SeatView) -> dict[str, Any]:
-    """Return a seat's view as JSON for its page, with ids as strs, and without invisible characters in its strs."""
+    """Return what a person's page shows as JSON, with ids as strs, and without invisible characters in its strs."""
     question = view.question
     return {
         "version": view.version,
