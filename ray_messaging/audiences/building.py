@@ -1,4 +1,4 @@
-"""Building of edges: from pairs of ids, chunk by chunk, or from positions, where agents near each other form pairs."""
+"""Building of an audience's pairs of sender and hearer: from pairs of ids, in chunks, or from positions of agents."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

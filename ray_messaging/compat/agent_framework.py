@@ -571,7 +571,7 @@ class _Groups(_Carrier):
                     await tell(event)
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
+        """Return the messages that bring a delivery to its executor: one from each executor that sent some of its data.
 
         The first message also has the data that are needed only once.
 

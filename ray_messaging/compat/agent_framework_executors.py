@@ -48,7 +48,7 @@ class Delivery(NamedTuple):
 
 
 class ToldEvent(NamedTuple):
-    """An event that is passed on while its step runs, as JSON.
+    """An event of an executor, as JSON, that is passed on while the step still runs.
 
     `place` is how many events of the step the executor has reported before this one.
     """

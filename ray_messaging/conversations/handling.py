@@ -177,7 +177,7 @@ class Waits:
         return ServiceNote(self.ended, tuple(in_hand))
 
     async def _keep(self) -> None:
-        """Update the server's note about the handlers that wait, for as long as some handler waits."""
+        """Keep up to date, for as long as some handler waits, the server's note on what handlers wait for."""
         while self._waiting or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)

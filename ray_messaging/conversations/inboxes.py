@@ -34,8 +34,8 @@ class Fetch(Protocol):
 class HandOut:
     """Messages that were fetched, but not yet committed on the server. There are at most `most`.
 
-    Each message is passed to `take`, and committed after it was handled. So at most `most` messages are delivered again
-    after a crash. Messages that are handled during a commit are all in the next commit.
+    Each message is passed to the callback `take`, and committed after it was handled. So at most `most` messages are
+    delivered again after a crash. Messages that are handled during a commit are all in the next commit.
     """
 
     def __init__(

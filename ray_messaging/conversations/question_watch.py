@@ -172,7 +172,7 @@ _ENDED = (
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
     """Return why no mailbox will answer a question, or "" if one may still answer it.
 
-    Args: `notes` has the notes about the services of the mailboxes.
+    Args: `notes` has, by mailbox, what its service has written on the server, such as why the service has ended.
     """
     if not asked.mailboxes:
         return _GONE

@@ -52,7 +52,7 @@ def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
 class Attempt(NamedTuple):
     """The identity of one attempt of a group to run a step.
 
-    If an attempt fails, the group's next driver makes another attempt, which compares as greater.
+    If an attempt fails, another one follows, which compares as greater.
     """
 
     group: str
@@ -149,7 +149,10 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def attempt(self) -> Attempt | None:
-        """Return the attempt at a step to which the messages belong, or None if they belong to no step."""
+        """Return which attempt at a step sent the messages, or None outside of steps.
+
+        A step that fails is attempted again.
+        """
         if self.extension is None or self.extension.attempt == 0 or self.step is None:
             return None
         step = int(self.step[0]) if isinstance(self.step, np.ndarray) else self.step

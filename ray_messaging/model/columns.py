@@ -293,7 +293,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     ) -> "PayloadColumn":
         """Build a column from encoded payloads, one for each line.
 
-        With `raw` the lines are from foreign clients, and may contain newlines.
+        With `raw` the lines were published by programs without this library, and may contain newlines.
 
         Args: `index` has the line of each row (None: row i has line i). `nbytes` is the size of all lines with their
         newlines (-1: unknown).

@@ -42,7 +42,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def joined(cls, columns: Sequence["MessageIdColumn"]) -> "MessageIdColumn":
-        """Return several columns as one column."""
+        """Return a column with the ids of several columns, one column after the other."""
         table: dict[str, int] = {}
         places = []
         for column in columns:

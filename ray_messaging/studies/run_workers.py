@@ -110,7 +110,7 @@ def run_packed(template: bytes, planned: "Task", server: "LocalServer | None" = 
 
 @lru_cache(maxsize=1)
 def _neighbours_in(template: bytes) -> "Neighbours":
-    """Return the neighbours in the graph of a template. They are found once for all runs of this process."""
+    """Return each agent's neighbours in the graph of a study, which are computed once for all runs of this process."""
     from ray_messaging.cluster.run.run_plan import neighbours_in  # noqa: PLC0415 - imports what only workers need
 
     return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - as above

@@ -219,7 +219,10 @@ def record_of(
 
 
 def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
-    """Return digests of rules, of functions that they have, and of the sources of the user's own rules, by name."""
+    """Return digests by which a change of rules is noticed: of each rule, its functions, and the user's source code.
+
+    The keys say in words what each digest is of.
+    """
     if not rules:
         return {}
     from ray_messaging.cluster.run.beginning import told_rules  # noqa: PLC0415 - a study without rules need not load it
