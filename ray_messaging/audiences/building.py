@@ -396,7 +396,8 @@ class _Grid:
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the squared distances between the points of a block and other points.
 
-        Args: `places` has the places of the other points: first `counts[0]` places for point 0 of the block, and so on.
+        Args: `places` has the indexes of the other points: first `counts[0]` indexes for point 0 of the block, and so
+        on.
         """
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite

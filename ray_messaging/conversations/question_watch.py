@@ -25,8 +25,8 @@ _MOST_NOTES = 1000  # the most mailboxes whose notes one check reads
 class WaitGraph(NamedTuple):
     """The graph of which question waits for which other questions.
 
-    It is made from the notes that mailboxes write when all their handlers wait. `asks` has the questions by id, and
-    `notes` the note of each mailbox.
+    The graph is made from the notes that mailboxes write when all their handlers wait. `asks` has the questions by id,
+    and `notes` the note of each mailbox.
     """
 
     asks: dict[str, Ask]

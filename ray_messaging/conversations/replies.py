@@ -1,4 +1,4 @@
-"""Build the batches that carry answers to questions."""
+"""The batches that carry answers to questions, and checks of whether a question can be answered."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -126,7 +126,8 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         """Return the id of one message.
 
         The id of a message of a step consists of the step, the message's ordinal in the step, and from_id. The id of
-        another message consists of the sender, the sender's epoch, and the message's number.
+        another message consists of the sender, the epoch (a number that is higher for each later owner of the sender's
+        name), and the message's number.
         """
         ordinal = self.ordinal
         if ordinal is not None:

@@ -153,7 +153,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def row_bytes(self) -> int:
-        """Return the most bytes that the extension of one row takes in a frame."""
+        """Return the most bytes that the extension of one row takes when the batch is encoded."""
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())

@@ -201,11 +201,9 @@ def _end_of(due: float | None, timeout: float | None) -> float:
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
-    """Create the mailbox for a survey's answers, if it does not exist.
+    """Create the mailbox for a survey's answers, if it does not exist, and return what the server says about it.
 
-    No messager owns it, so every process may read it.
-
-    Return the server's answer, which has the mailbox's epoch. The mailbox can hold at least `messages` answers.
+    No messager owns the mailbox, so every process may read it. It can hold at least `messages` answers.
     """
     settings, transport = engine.settings, engine.transport
     record = SubscriptionSpec(engine.exp_id).record(mailbox, settings)

@@ -185,7 +185,7 @@ class RunFacts:
         return None
 
     def differences(self) -> Differences | None:
-        """Return the messages in which the run differs from the run beside it; None: there is no other run.
+        """Return the messages in which the run differs from the run it is compared with; None: there is no other run.
 
         Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
         """
