@@ -85,7 +85,7 @@ def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table of series with exactly the columns of `schema`.
+    """Return a table of the values that a run collected, with exactly the columns of `schema`.
 
     Missing columns are null. But in a table without agents, missing counts (columns with "=" in their names) are 0.
     """

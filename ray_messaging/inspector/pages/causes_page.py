@@ -69,7 +69,7 @@ class CausesPage:
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return a text with the shell command that forks the run at a message's step, under a rule that blocks the message.
+    """Return a text with the shell command that forks the run at a message's step, with a rule that blocks it.
 
     Return "" if such a fork is impossible, such as for a message outside of steps.
     """
