@@ -1,4 +1,4 @@
-"""The kinds of audiences, and the versions of each audience in the directory.
+"""The kinds of audiences, and the versions of each audience in the directory, the list of all mailboxes.
 
 To add a kind: name it in `AudienceKind`, build its pairs in `building.py`, take its arguments in
 `cluster/handles/audience.py`.
@@ -47,7 +47,7 @@ class AudienceVersion(msgspec.Struct, frozen=True):
 
 
 class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
-    """A version as the server stores it. If `facts` is "", the audience was removed."""
+    """A version of an audience as the server stores it. If `facts` is "", the audience was removed."""
 
     version: int
     since: int

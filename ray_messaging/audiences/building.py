@@ -1,4 +1,4 @@
-"""Building of edges: from pairs of ids, chunk by chunk, or from positions, where agents near each other form pairs."""
+"""Building of an audience's pairs of sender and hearer: from pairs of ids, in chunks, or from positions of agents."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +136,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sorted_side(keys: NDArray[np.int64]) -> Adjacency:
-    """Return the distinct upper halves of sorted keys as ids. Their neighbours, `others`, are the lower halves."""
+    """Return the distinct upper halves of sorted keys as ids, each with the lower halves of its keys as neighbours."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -271,11 +271,9 @@ class Positions(NamedTuple):
 
 
 class _Neighbours(NamedTuple):
-    """Some agents, the number of neighbours of each, and all neighbours, ascending for each agent.
+    """Some agents, each with the number of its neighbours (`lengths`), and the neighbours of all of them (`others`).
 
-    Agents and neighbours are given as indexes.
-
-    `lengths` has the numbers of neighbours, and `others` the neighbours.
+    Agents and neighbours are given as indexes. The neighbours come agent by agent, each agent's in ascending order.
     """
 
     agents: NDArray[np.intp]
@@ -284,7 +282,7 @@ class _Neighbours(NamedTuple):
 
 
 class _Grid:
-    """Points sorted by cells.
+    """Points sorted by the cell of a grid in which they lie, to find the points near each point.
 
     In this order, all points that could be near a given point are in a few ranges. The place of a point is its index in
     this order. Cells form rows along the first axis, and only rows with points have a number. The search ends when more
@@ -325,12 +323,15 @@ class _Grid:
         return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
 
     def blocks(self, step: int = 1) -> Iterator[range]:
-        """Return the places of every `step`-th point, in the order of cells, in blocks."""
+        """Return the indexes of every `step`-th point, in the order of cells, cut into blocks."""
         places = range(0, len(self._keys), step)
         return (places[low : low + _BLOCK] for low in range(0, len(places), _BLOCK))
 
     def near(self, block: range) -> list[_Neighbours]:
-        """Return the neighbours of the points at consecutive places. After the limit was exceeded, return nothing."""
+        """Return the neighbours of the points at the places `block` in the grid's order.
+
+        If more pairs than the limit are found, the search ends, so that some or all neighbours are missing.
+        """
         found, size = list[_Neighbours](), len(self._keys)
         for piece, places, ends, near in self._compared(block):
             if self._found > self._limit:
@@ -359,7 +360,7 @@ class _Grid:
         return pairs * len(self._keys) // seen, step == 1
 
     def _candidates(self, block: range) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return, for each point of a block, where the ranges of places near the point begin, and how long they are."""
+        """Return where the ranges of points that may be near each point of a block begin, and how long they are."""
         of = slice(block.start, block.stop, block.step)
         keys = self._around[self._rows[of]] * self._width + (self._keys[of] % self._width)[:, None]
         begins = self._before(keys - _PARTS)
@@ -368,8 +369,9 @@ class _Grid:
     def _compared(self, block: range) -> Iterator[tuple[range, NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]]:
         """Compare the points of a block with the points around them, in pieces.
 
-        Yields for each piece: the piece; the places with which its points are compared, point by point; for each point
-        the index at which its places end; and for each place whether it is near its point.
+        Yield four values for each piece: its range of points; the points with which these are compared, first those for
+        its first point, and so on; for each point of the piece, the index at which its part of that list ends; and for
+        each compared point whether it is near.
         """
         begins, counts = (side.ravel() for side in self._candidates(block))
         ends = np.cumsum(counts)
@@ -394,7 +396,8 @@ class _Grid:
     def _squares(self, places: NDArray[np.intp], block: range, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the squared distances between the points of a block and other points.
 
-        Args: `places` has the places of the other points: first `counts[0]` places for point 0 of the block, and so on.
+        Args: `places` has the indexes of the other points: first `counts[0]` indexes for point 0 of the block, and so
+        on.
         """
         squares, of = np.zeros(1), slice(block.start, block.stop, block.step)
         with np.errstate(over="ignore"):  # for a point that is very far away, the square is infinite

@@ -1,4 +1,4 @@
-"""Folding: the messages of a broadcast, one for each hearer, become one row of a frame. Unfolding restores them."""
+"""Folding: a broadcast's messages, one for each hearer, are sent as a single row. Unfolding restores the messages."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -55,7 +55,7 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
 
 
 def agents_digest(agents: AgentSet) -> bytes:
-    """Return the digest with which frames refer to a set of agents."""
+    """Return the digest by which encoded broadcasts name a set of agents."""
     digest = blake2b(agents.ints.astype("<i8", copy=False).data, digest_size=12)
     for name in sorted(agents.strings):
         digest.update(len(name).to_bytes(4, "little") + name.encode())
@@ -63,9 +63,9 @@ def agents_digest(agents: AgentSet) -> bytes:
 
 
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
-    """Return a batch of broadcasts with one row for each hearer.
+    """Return a batch in which each broadcast has one row for each hearer: each sender's neighbours in `edges`.
 
-    All rows of one broadcast have its number and its payload.
+    The rows of a broadcast share its message number and its payload.
     """
     return _of_pairs(broadcasts, edges.expand(broadcasts.from_ids))
 
@@ -129,16 +129,21 @@ def row_kinds(lines: Mapping[int, bytes], labels: Mapping[str, NDArray[np.uint32
 
 
 def unfold(broadcasts: Batch, edges: Edges) -> Batch:
-    """Return the messages of a folded frame, one for each hearer.
+    """Return the messages that folded broadcasts stand for, one for each hearer.
 
-    Args: `edges` are the pairs of the audience's version whose hearers are the agents that the frame names.
-    Raises: FrameError if the edges do not have the number of pairs that the frame has.
+    Args: `broadcasts` has one row for each broadcast. `edges` are the pairs of the audience whose hearers are the
+    agents of the mailbox that got the broadcasts.
+
+    Raises: FrameError if the number of pairs is not the one in `broadcasts.fold`.
     """
     return _of_pairs(broadcasts, kept_pairs(broadcasts, edges))
 
 
 def kept_pairs(broadcasts: Batch, edges: Edges) -> Pairs:
-    """Return the pairs of the rows of a folded frame. Arguments and errors are as for `unfold`."""
+    """Return which agent hears which row of folded broadcasts. Each row stands for the messages to several agents.
+
+    Arguments and errors are as for `unfold`.
+    """
     folded = broadcasts.fold
     assert folded is not None
     found = int(edges.counts(broadcasts.from_ids).sum())
@@ -165,7 +170,7 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
 
 
 def _repeated(lines: Payloads, rows: NDArray[np.intp]) -> Payloads:
-    """Return the payload of each row. JSON text is not copied."""
+    """Return a column with the payload of each of the given rows, which may repeat. JSON text is not copied."""
     if not isinstance(lines, PayloadColumn):
         return lines.take(rows)
     index = rows if lines.index is None else lines.index[rows]

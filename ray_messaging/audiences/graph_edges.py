@@ -66,7 +66,11 @@ class Adjacency(NamedTuple):
         return Adjacency.of(self.ids, self.lengths, others)
 
     def pieces(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Yield ranges of agents with about CHUNK neighbours, and their offsets. A single agent may have more."""
+        """Yield the agents in pieces with about CHUNK neighbours each (more if a single agent has more).
+
+        Each piece is the index of its first agent, the index after its last agent, and the offsets of the agents'
+        neighbours.
+        """
         offsets, low = offsets_of(self.lengths), 0
         while low < len(self.ids):
             high = int(np.searchsorted(offsets, offsets[low] + CHUNK, side="right")) - 1
@@ -95,7 +99,7 @@ class GraphHearing:
     """The broadcasts of some senders, one in each row, as hearers hear them.
 
     There are `agents` hearers. Hearer `at[i]` hears the senders that are the neighbours of agent i in `into`. The other
-    hearers hear nobody. `places` has the place of each row's sender, or -1 if the row is not from one of these senders.
+    hearers hear nobody. `places` has the index of each row's sender, or -1 if the row is not from one of these senders.
     The values of each sender's rows are combined first, so that each pair costs only one lookup of its sender.
     """
 
@@ -109,7 +113,7 @@ class GraphHearing:
 
     @cached_property
     def _said(self) -> NDArray[np.int64] | None:
-        """Return the number of rows of each sender, or None if each sender has exactly one."""
+        """Return how many broadcasts each sender has sent, or None if each has sent exactly one."""
         said = np.bincount(self._places, minlength=self._senders)
         return None if bool((said == 1).all()) else said
 
@@ -122,7 +126,7 @@ class GraphHearing:
         return found
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows, which are broadcasts, that each hearer hears."""
+        """Return the number of broadcasts that each hearer hears."""
         if self._said is not None:
             return self._reduced(np.add, self._said)
         counts = np.zeros(self._agents, np.int64)
@@ -130,7 +134,10 @@ class GraphHearing:
         return counts
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of the rows that it hears, or 0 if it hears no row."""
+        """Return, for each hearer, the sum of the values of the broadcasts that it hears, or 0 if it hears none.
+
+        Args: `values` has a value for each broadcast.
+        """
         by_sender = np.zeros(self._senders, values.dtype)
         if self._said is None:
             by_sender[self._places] = self._heard(values)
@@ -139,9 +146,9 @@ class GraphHearing:
         return self._reduced(np.add, by_sender)
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest value of the rows that it hears, or without `largest` the smallest.
+        """Return, for each hearer, the largest or (without `largest`) smallest value of the broadcasts that it hears.
 
-        For a hearer that hears no row the result is undefined.
+        The result for a hearer that hears none is undefined. `values` has a value for each broadcast.
         """
         ufunc = np.maximum if largest else np.minimum
         by_sender = np.full(self._senders, _bound(values.dtype, largest=largest), values.dtype)
@@ -152,7 +159,7 @@ class GraphHearing:
         return values if self._rows is None else values[self._rows]
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows that hearers hear, for a few hearers at a time, in the order of the hearers.
+        """Yield the rows of the broadcasts that each hearer hears, in pieces of a few hearers, in their order.
 
         Args: `some` restricts this to some of the hearers (None: all).
         """
@@ -175,7 +182,7 @@ class GraphHearing:
     def _rows_of(
         self, senders: NDArray[np.int32], lengths: NDArray[np.int64], begins: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return how many rows each hearer hears, and the rows.
+        """Return how many broadcasts each hearer hears, and the rows of these broadcasts, hearer by hearer.
 
         Args: `senders` are the senders that the hearers hear. Hearer i hears `lengths[i]` of them, from `begins[i]` on.
         """
@@ -194,7 +201,7 @@ class GraphHearing:
 
     @cached_property
     def _row_of(self) -> NDArray[np.intp] | None:
-        """Return the row of each sender, or -1 for a sender without a row; or None if a sender has several rows."""
+        """Return the row of each sender's broadcast (-1: none), or None if a sender has several broadcasts."""
         assert self._said is not None
         if int(self._said.max(initial=0)) > 1:
             return None
@@ -204,13 +211,13 @@ class GraphHearing:
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
-        """Return, for each sender, how many rows the senders before it have."""
+        """Return, for each sender, how many broadcasts the senders before it have sent."""
         assert self._said is not None
         return offsets_of(self._said)
 
     @cached_property
     def _ordered(self) -> NDArray[np.intp] | None:
-        """Return the rows in the order of their senders, or None if they already have this order."""
+        """Return the broadcasts' rows in the order of their senders, or None if they already have this order."""
         if self._rows is None and bool((self._places[1:] >= self._places[:-1]).all()):
             return None
         order = np.argsort(self._places, kind="stable")
@@ -233,9 +240,9 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 class GraphEdges:
     """Pairs of int ids, stored by sender and by hearer: `out` has each sender's hearers, `into` each hearer's senders.
 
-    Copies that are restricted to some agents share these arrays. `senders` are the places of the senders to which a
-    copy is restricted. `wanted` (bool, by place) says which hearers belong to the copy (None: all). `positions` are the
-    positions from which the pairs were made (None: they were made from a graph).
+    A copy that is restricted to some agents shares these arrays. The restriction is `senders`, the indexes of the
+    senders, or `wanted` (bool, by the hearer's index), which says which hearers belong to the copy (None: all).
+    `positions` are the positions from which the pairs were made (None: they were made from a graph).
     """
 
     def __init__(

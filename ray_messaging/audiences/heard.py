@@ -48,9 +48,14 @@ class Heard:
         payloads: Sequence[Payloads | None],
         removed: Pairs | None = None,
     ) -> None:
-        """Prepare the values.
+        """Prepare the values that agents hear.
 
-        Args: the rows of `from_ids` and `payloads` are broadcasts. Rules have blocked the pairs `removed`.
+        Args:
+            edges: The pairs of senders and hearers.
+            agents: The hearers.
+            from_ids: The sender of each broadcast.
+            payloads: Parts with the payloads of the broadcasts.
+            removed: The pairs of hearer and broadcast that rules have blocked (None: none).
         """
         self.agents = agents
         self._order = _by_sender(from_ids)
@@ -153,9 +158,10 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer in a chunk, the sum of the `values` of the rows that it hears.
+        """Return, for each hearer in a chunk, the sum of the values of the broadcasts that it hears.
 
-        The values of each sender are added first, as `sums` of GraphHearing does.
+        Args: `values` has a value for each broadcast. The values of each sender are added first, as `GraphHearing.sums`
+        does.
         """
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         kinds = 0 if self._from_ids.kinds is None else self._from_ids.kinds
@@ -180,7 +186,7 @@ class Heard:
     # -- pairs that rules have blocked ----------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield the rows that are not blocked, for the agents for which rules have blocked at least one row."""
+        """Yield what hearers hear in spite of the rules, for each hearer that rules have kept from some broadcast."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])
@@ -214,7 +220,10 @@ def _first_of_range(ids: IdColumn) -> int | None:
 
 
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return the removed pairs as sorted keys, made from hearer and row; and the places of their hearers."""
+    """Return one sorted key for each removed pair, `hearer * rows + row`, and the indexes of the removed hearers.
+
+    Hearers are given by their index in `agents`, and pairs with other hearers are left out.
+    """
     if removed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.intp)
     hearers = places_in(agents, removed.hearers)

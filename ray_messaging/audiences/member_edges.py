@@ -33,27 +33,29 @@ class MemberHearing:
         self._hears = hears
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows, which are broadcasts, that each hearer hears."""
+        """Return the number of broadcasts that each hearer hears."""
         return np.where(self._hears, len(self._rows) - (self._high - self._low), 0)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return, for each hearer, the sum of the values of the rows that it hears, or 0 if it hears no row."""
+        """Return, for each hearer, the sum of the values of the broadcasts that it hears, or 0 if it hears none.
+
+        Args: `values` has a value for each broadcast.
+        """
         return self._reduced(np.add, values[self._rows], values.dtype.type(0))
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return, for each hearer, the largest value of the rows that it hears, or without `largest` the smallest.
+        """Return, for each hearer, the largest or (without `largest`) smallest value of the broadcasts that it hears.
 
-        For a hearer that hears no row the result is undefined.
+        The result for a hearer that hears none is undefined. `values` has a value for each broadcast.
         """
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine, for each hearer, the values of all rows except the rows that it has sent itself.
+        """Combine, for each hearer, the values of all broadcasts except those that the hearer has sent itself.
 
-        Combining all values, and then subtracting the hearer's own, would not be exact with floats.
+        To combine all values and then subtract the hearer's own would not be exact with floats.
 
-        Args: `heard` has the values of the rows, sorted by sender. `nothing` is the result for a hearer that hears no
-        row.
+        Args: `heard` has the values, sorted by sender. `nothing` is the result for a hearer that hears no broadcast.
         """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
@@ -63,7 +65,7 @@ class MemberHearing:
         return np.where(self._hears, found, heard.dtype.type(0))
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
-        """Yield the rows that hearers hear, for a few hearers at a time, in the order of the hearers.
+        """Yield the rows of the broadcasts that each hearer hears, in pieces of a few hearers, in their order.
 
         Args: `some` restricts this to some of the hearers (None: all).
         """

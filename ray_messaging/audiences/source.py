@@ -1,4 +1,4 @@
-"""The protocol by which a process gets the pairs of an audience's version, and its implementation for a folder."""
+"""The protocol by which a process gets the pairs of one version of an audience, and its implementation for a folder."""
 
 import asyncio
 from pathlib import Path
@@ -32,5 +32,5 @@ class LocalFolder:
         return await asyncio.to_thread(self.read, name, version)
 
     def read(self, name: str, version: int) -> Edges:
-        """Return the same as `load`, without a thread."""
+        """Return the same as `load`, but read the files in the calling thread."""
         return read_edges(version_folder(self.folder, name, version), name, version)

@@ -206,9 +206,9 @@ def _same(workflow: Any) -> Any:
 
 
 class StandInExecutor:
-    """A stand-in for an executor. The framework's edges ask the stand-in whether the executor takes a message.
+    """An object that the framework's edges use in place of an executor of another process.
 
-    If the executor does, the edges deliver the message to the stand-in.
+    The edges ask it whether the executor can handle a message, and then deliver the message to it.
     """
 
     def __init__(self, executor: Any, deliver: Callable[[Delivery], Awaitable[None]]) -> None:
@@ -265,9 +265,9 @@ class _Carrier:
         """
 
     def snapshots(self) -> Mapping[str, Any] | None:
-        """Return the states of the executors that have run, as JSON; None: the executors are in this process.
+        """Return the states of the executors that have run, as JSON, by executor id.
 
-        The keys are the executors' ids.
+        Return None if the executors are in this process.
         """
 
     def close(self) -> None:
@@ -369,7 +369,7 @@ class SharedState:
         self._seen: dict[str, int] = {}  # by executor: the version that it has
 
     def begin(self) -> None:
-        """Forget the shared state, and the versions that executors have."""
+        """Forget all stored state, for the beginning of a run: its values, and what the executors have got of it."""
         self._parts, self._gone, self._seen = {}, {}, {}
 
     def look(self, state: Any) -> None:
@@ -530,9 +530,10 @@ class _Groups(_Carrier):
         begun: Sequence[int],
         step: Coroutine[Any, Any, T],
     ) -> T:
-        """Await a step, and meanwhile pass the events of its executors on to `tell` as they happen.
+        """Await a step, and meanwhile pass the events of the workflow's executors to `tell` as they happen.
 
-        Args: `begun` has the number of the step once it has begun. Until then the step of a cancelled run may go on.
+        Args: `begun` gets the number of the step when the step begins. Events of other steps are not passed on. If
+        `tell` is None, no events are passed on.
         """
         if tell is None:
             return await step
@@ -570,7 +571,7 @@ class _Groups(_Carrier):
                     await tell(event)
 
     def _parts(self, n: int, delivery: Delivery, state: "SharedState", *, streaming: bool) -> list[Outgoing]:
-        """Return the messages that carry a delivery: one from each executor that has sent a part of its data.
+        """Return the messages that bring a delivery to its executor: one from each executor that sent some of its data.
 
         The first message also has the data that are needed only once.
 

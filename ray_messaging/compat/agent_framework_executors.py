@@ -48,7 +48,7 @@ class Delivery(NamedTuple):
 
 
 class ToldEvent(NamedTuple):
-    """An event that is passed on while its step runs, as JSON.
+    """An event of an executor, as JSON, that is passed on while the step still runs.
 
     `place` is how many events of the step the executor has reported before this one.
     """
@@ -118,9 +118,11 @@ class Recorder:
 
 
 class PassingContext:
-    """The context of executors in the driver's process. What they do is passed on as it would arrive from a group.
+    """The context of executors that run in the process of the runner, without groups.
 
-    Args: `context` is the framework's own.
+    Values that the executors send are converted as if they came from another process.
+
+    Args: `context` is the framework's own context, which gets the messages and events.
     """
 
     def __init__(self, context: Any, values: Values) -> None:
@@ -142,7 +144,7 @@ class PassingContext:
         await self._context.add_event(self._passed(event))
 
     async def add_request_info_event(self, event: WorkflowEvent[Any]) -> None:
-        """Pass on a request for information from outside."""
+        """Pass a request for information from outside on to the framework's own context."""
         await self._context.add_request_info_event(self._passed(event))
 
     def _passed(self, event: WorkflowEvent[Any]) -> WorkflowEvent[Any]:
@@ -164,7 +166,10 @@ class RecordedState(State):
             self._committed = {**state._committed}
 
     def taken(self, values: Values) -> list[Act]:
-        """Return the executor's changes of the state as JSON, and count them as committed for its next message."""
+        """Return the executor's changes of the state as JSON.
+
+        From then on, they are part of the state that it sees as committed.
+        """
         acts: list[Act] = []
         for key, value in self._pending.items():
             if value is _DeleteSentinel:
@@ -208,7 +213,7 @@ async def run_deliveries(
 class Executors:
     """The executors of a workflow in a process of a group.
 
-    All executors are made anew when a new driver begins, or when the driver has restored a checkpoint.
+    All executors are made anew when a new runner begins, or when the runner has restored a checkpoint.
 
     Args: `tell` is called with the events of executors as they happen, if the workflow was started with stream=True.
     """
@@ -283,7 +288,7 @@ async def snapshot_told(values: Values, executor: Any) -> Any:
 
 
 def message_told(values: Values, message: WorkflowMessage, place: str) -> dict[str, Any]:
-    """Return a message as JSON."""
+    """Return a message as a dict that can be encoded as JSON. Errors call the message's data `place`."""
     told: dict[str, Any] = {"data": values.encode(message.data, place), "source": message.source_id}
     if message.target_id is not None:
         told["target"] = message.target_id
@@ -359,7 +364,7 @@ class Shared:
 
     A process makes them when it first needs them.
 
-    Args: `driver` names the driver. Executors ignore all messages that are not this driver's deliveries.
+    Args: `driver` is the name of the runner. Messages that another runner has sent to executors are ignored.
     """
 
     def __init__(self, source: Source, driver: str) -> None:
@@ -390,12 +395,10 @@ class Shared:
             loop.call_soon_threadsafe(told_more.set)
 
     async def events_after(self, seen: tuple[str, int]) -> tuple[tuple[str, int], list[ToldEvent]]:
-        """Wait up to a minute for events of the executors of this process; return them, and the place after them.
+        """Wait up to a minute for new events of the executors of this process, which run in another thread.
 
-        Executors run in another thread.
-
-        Args: `seen` is the place that the last answer had. For any other value, all events of the last step are
-        returned.
+        Return a position and the events. The next call passes this position as `seen`, to get the events after it. For
+        any other value of `seen`, all events of the last step are returned.
         """
         number = seen[1] if seen[0] == self._id else 0
         told_more = asyncio.Event()
@@ -444,15 +447,18 @@ async def run_executor(me: Any, inbox: Any) -> None:
 
 
 def is_of(payload: Any, driver: str) -> bool:
-    """Return whether a payload is a delivery of this driver, rather than of an earlier driver or another program."""
+    """Return whether a payload is a message that the runner named `driver` has sent to an executor.
+
+    Payloads of an earlier runner or of another program are not.
+    """
     of = payload.get("of") if isinstance(payload, dict) else None
     return isinstance(of, dict) and str(of.get("life")).startswith(f"{driver}.")
 
 
 def joined(payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the deliveries in some payloads, in order.
+    """Put together messages for an executor that were sent in several parts, and return the complete ones in order.
 
-    If a part of a delivery is missing, the delivery is left out.
+    If a part of a message is missing, the message is left out.
     """
     parts: dict[int, list[Mapping[str, Any]]] = {}
     for each in payloads:

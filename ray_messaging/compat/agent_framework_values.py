@@ -179,7 +179,7 @@ class Values:
         )
 
     def _form(self, kind: type) -> str | None:
-        """Return the form in which objects of a class are sent; None: they cannot be sent."""
+        """Return how objects of a class are sent: the name of a JSON form, or None if they cannot be sent."""
         if (form := self._forms.get(kind, _ABSENT)) is _ABSENT:
             known = self._known(key_of(kind)) is kind
             form = self._forms[kind] = _form_of(kind) if known else None

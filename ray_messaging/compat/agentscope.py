@@ -314,9 +314,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await self._open().script("bus_take", [self._prefix, state], [self._owner, 0, self._ears, *args])
 
     async def _items(self, entry: str, frame: bytes) -> list[Any]:
-        """Return the items of a frame as arguments of the script `bus_take`.
+        """Return the items of an encoded batch from the mailbox, as arguments of the server's script `bus_take`.
 
-        An unreadable frame becomes a dead letter.
+        A batch that cannot be read becomes a dead letter.
         """
         try:
             batch = decode(frame)

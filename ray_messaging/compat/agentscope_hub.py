@@ -80,7 +80,7 @@ class MsgHub:
         self._change: asyncio.Task[None] | None = None  # the task that reports changes to other processes
 
     async def __aenter__(self) -> Self:
-        """Host the agents that live here, and send the announcement."""
+        """Begin to receive messages for the agents of this process, and send the announcement."""
         await self._host([*self._here, self._desk])
         self._serving = asyncio.create_task(self._messager.serve(self._hear), name=f"ray_messaging hub {self.name}")
         self._subscribe()
@@ -91,7 +91,7 @@ class MsgHub:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop sending the replies of the agents that live here.
+        """Stop sending the replies of this process's agents to the participants.
 
         Raises: the error because of which the hub has stopped receiving, if there was one.
         """
@@ -104,7 +104,10 @@ class MsgHub:
             self._serving.result()
 
     def add(self, new_participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
-        """Add agents, or ids of agents that live elsewhere. When the returned task ends, all processes know them."""
+        """Add agents of this process, or ids of agents of other processes.
+
+        When the returned task ends, all processes know them.
+        """
         return self._changed([*self.participants], self._join(_listed(new_participant)))
 
     def delete(self, participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
@@ -120,7 +123,7 @@ class MsgHub:
         await self._say(None, msg)
 
     def set_auto_broadcast(self, enable: bool) -> None:  # noqa: FBT001 - AgentScope's
-        """Set whether, from now on, the replies of the agents that live here go to all participants."""
+        """Set whether, from now on, the replies of this process's agents go to all participants."""
         self.enable_auto_broadcast = enable
         self._subscribe()
 
@@ -128,7 +131,7 @@ class MsgHub:
         await self._messager.host_agents(agents, [AGENT_CHAT], owner=self._messager.engine.receiving.owner)
 
     def _join(self, participants: Sequence[Participant]) -> list[AgentId]:
-        """Add participants; return the ids of those that live here."""
+        """Add participants, and return the ids of those that are agents of this process."""
         for each in participants:
             agent_id = _id_of(each)
             if agent_id not in self.participants:

@@ -113,9 +113,11 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     # -- what agents do in a step ---------------------------------------------------------------------------------
 
     def _turn(self, agent_id: int) -> _Turn:
-        """Return what an agent has done since the last step, its turn.
+        """Return the record of what an agent has done since the last step, which a request of the agent may change.
 
-        If the process that has begun the agent's step has died, the turn from before the step is restored first.
+        If another process had begun the agent's step and died, the record from before the step is restored first.
+
+        Raises: RuntimeError if another process has begun the step again, so that this process is too late.
         """
         found = [value for variable, value in copy_context().items() if variable.name.startswith(_REQUEST)]
         trace, _, actor = found[0] if found else (None, None, None)

@@ -309,7 +309,10 @@ class RayAgentRuntime(core.SingleThreadedAgentRuntime, AbstractAsyncContextManag
     def _sending(
         self, message: Any, to: Any, *, sender: Any = None, cancellation_token: Any = None, message_id: Any = None
     ) -> Iterator[core.MessageContext]:
-        """Yield AutoGen's context of a message to an agent or topic, within a span of AutoGen."""
+        """Yield the MessageContext of a message to an agent or topic.
+
+        The `with` block is traced as a span of AutoGen.
+        """
         asks, token = isinstance(to, core.AgentId), cancellation_token or core.CancellationToken()
         with self._span("create", to, parent=None, extraAttributes={"message_type": type(message).__name__}):
             yield core.MessageContext(sender, None if asks else to, asks, token, message_id or str(uuid.uuid4()))
@@ -533,9 +536,9 @@ def _of_agentchat(data: bytes) -> Any:
 
 
 def _error_of(told: Mapping[str, Any]) -> BaseException:
-    """Return the error that an agent of another process raised.
+    """Return an error that an agent of another process raised.
 
-    It is of the same class if this process has that class.
+    The error has its original class if that is a class of Python or AutoGen's, and otherwise is a RuntimeError.
     """
     known = vars(builtins) | vars(core.exceptions) | {"CancelledError": asyncio.CancelledError}
     found = known.get(told["error"])

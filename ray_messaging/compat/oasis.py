@@ -375,9 +375,9 @@ T = TypeVar("T")
 
 
 class _Gathered(Generic[T]):
-    """Items that one task sends, in order.
+    """A queue of items that one task sends, in order and many at a time.
 
-    Items that come while others are being sent are sent together after these.
+    Items that are put while a send is under way wait for its end, and are then sent together.
     """
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]]) -> None:

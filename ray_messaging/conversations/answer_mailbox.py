@@ -72,7 +72,7 @@ class AnswerMailbox:
         self._news.set()
 
     async def _read(self) -> None:
-        """Commit the answers that were passed to their askers, and pass on those that had to wait."""
+        """Pass answers from the inbox to their askers, and commit the answers that were passed on, without end."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()
@@ -131,5 +131,5 @@ def _as_asked(batch: Batch) -> None:
 
 
 def _slices(found: Slice, rows: Rows) -> list[Slice]:
-    """Return some rows of a batch, in ascending order, as slices."""
+    """Return the given rows of a batch as slices, one for each run of consecutive rows. `rows` are ascending."""
     return [found._replace(low=low, high=high) for low, high in runs_of(rows)]

@@ -129,10 +129,7 @@ class Conversation:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among these messages.
-
-        If `messages` is None, commit all that `hand_out` has recorded.
-        """
+        """Commit the late answers among `messages`; if `messages` is None, commit those that fetches have returned."""
         if self._mailbox is None:
             return
         if messages is None:

@@ -76,7 +76,8 @@ class Asker(NamedTuple):
 class Handling(Handled):
     """A message that a handler of `serve` is handling, until the handler has ended.
 
-    Args: `waits` records which handlers of this process wait. If it is None, the group's actor records this.
+    Args: `waits` records which handlers of this process wait for answers. If it is None, the group's actor records
+    this.
     """
 
     __slots__ = ("_service", "_slots", "waits")
@@ -87,7 +88,7 @@ class Handling(Handled):
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
-        """Return the handler as an Asker, or None if its message is in no mailbox."""
+        """Return the handler in the form in which it asks questions, or None if its message came from no mailbox."""
         batch, row, *_ = slice_of(self.message)
         if batch.origin is None:
             return None
@@ -107,16 +108,19 @@ def handling_here() -> Handling | None:
 
 
 def asker_here() -> Asker | None:
-    """Return the handler that runs here as an Asker, or None if no handler runs here."""
+    """Return the handler that runs this code, in the form in which it asks questions.
+
+    Return None if no handler runs this code, or if the handler's message came from no mailbox.
+    """
     found = handling_here()
     return None if found is None else found.asker()
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the messages of a chain whose handlers would wait for each other if the last one asked this question.
+    """Return the part of a chain of waiting handlers that would wait for itself if its last handler asked this.
 
-    The result is () if some handler is, or may be, free for the question: the chain does not occupy all handlers of the
-    service.
+    The result is () if this cannot be: the chain does not occupy all handlers of any mailbox that would get the
+    question.
     """
     for mailbox in directory.routing.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -173,7 +177,7 @@ class Waits:
         return ServiceNote(self.ended, tuple(in_hand))
 
     async def _keep(self) -> None:
-        """Update the server's note about the handlers that wait, for as long as some handler waits."""
+        """Keep up to date, for as long as some handler waits, the server's note on what handlers wait for."""
         while self._waiting or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)
@@ -186,7 +190,10 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the present note, unless the server has it already. With `anew`, write it even then."""
+        """Write to the server for which answers the handlers wait, if that has changed.
+
+        With `anew`, always write it.
+        """
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
@@ -194,7 +201,7 @@ class Waits:
                 self._written = note
 
     async def close(self) -> None:
-        """Stop updating the note. If it says that handlers wait, remove it."""
+        """Stop recording which handlers wait for answers. If a note on the server says that they wait, remove it."""
         if self._task is not None:
             await end(self._task)
         self._waiting = {}

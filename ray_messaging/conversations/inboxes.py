@@ -25,7 +25,7 @@ _MOST = MOST_RANGES // 2
 
 
 class Fetch(Protocol):
-    """A function that fetches messages."""
+    """The type of functions that fetch a messager's new messages."""
 
     def __call__(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Awaitable[Messages]:
         """Return new messages; wait up to `timeout` seconds for the first one."""
@@ -34,8 +34,8 @@ class Fetch(Protocol):
 class HandOut:
     """Messages that were fetched, but not yet committed on the server. There are at most `most`.
 
-    Each message is passed to `take`, and committed after it was handled. So at most `most` messages are delivered again
-    after a crash. Messages that are handled during a commit are all in the next commit.
+    Each message is passed to the callback `take`, and committed after it was handled. So at most `most` messages are
+    delivered again after a crash. Messages that are handled during a commit are all in the next commit.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HandOut:
         self._news.set()
 
     def release(self, messages: int = 1) -> None:
-        """Reduce the number of messages that are fetched and not committed."""
+        """Count fewer messages as fetched and not committed, so that more can be fetched."""
         self._in_hand -= messages
         self._room.set()
         self._news.set()
@@ -77,10 +77,11 @@ class HandOut:
         self._news.set()
 
     async def run(self, first: deque[Message]) -> None:
-        """Fetch and commit messages until `stop` is called. If fetching fails before that, raise its error.
+        """Fetch messages, and commit those that are handled, until `stop` is called.
 
-        Args: `first` has messages that were fetched earlier. They are passed to `take` first, and are removed from
-        `first`.
+        If fetching fails before that, raise the error.
+
+        Args: `first` has messages that were fetched earlier. These are handed out first, and are removed from `first`.
         """
         fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
@@ -111,7 +112,7 @@ class HandOut:
             await self._room.wait()
 
     async def _fetch(self, first: deque[Message]) -> None:
-        """Pass the messages of `first` to `take`, and then fetched messages, without end."""
+        """Pass the messages in `first` to the callback `take`, and then all messages that are fetched, without end."""
         while first:
             await self._wait_for_room()
             self._in_hand += 1
@@ -293,7 +294,7 @@ class InboxMessages(AsyncIterator[Message]):
             self._inboxes.put_back(self._inbox, message)
 
     def _end(self) -> Message | None:
-        """Return the message that is being handled, which the reader then no longer has, or None if there is none."""
+        """Take away the message that the reader is handling, and return it; None if there is no such message."""
         handled, self._in_hand = self._in_hand, None
         if handled is None:
             return None

@@ -142,7 +142,10 @@ class OpenQuestions:
         return any(not each.asker.done for each in self._asked)
 
     def open(self, directory: Directory) -> Iterator[OpenQuestion]:
-        """Yield the questions that wait. Those that were asked together are grouped by their agents' mailboxes."""
+        """Yield the questions that still wait for an answer. One item may stand for several questions.
+
+        Questions that were asked together share an item if the same mailboxes host the agents that were asked.
+        """
         for asked in [*self._asked]:
             batch = asked.batch
             places = np.arange(asked.place, asked.place + batch.rows)

@@ -23,9 +23,10 @@ _MOST_NOTES = 1000  # the most mailboxes whose notes one check reads
 
 
 class WaitGraph(NamedTuple):
-    """A graph of the questions that wait for other questions, from the notes of mailboxes whose handlers all wait.
+    """The graph of which question waits for which other questions.
 
-    `asks` has the questions by id, `notes` the note of each mailbox.
+    The graph is made from the notes that mailboxes write when all their handlers wait. `asks` has the questions by id,
+    and `notes` the note of each mailbox.
     """
 
     asks: dict[str, Ask]
@@ -35,15 +36,16 @@ class WaitGraph(NamedTuple):
 
     @classmethod
     def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
-        """Build the graph from the notes about the services of mailboxes, by mailbox."""
+        """Build the graph from notes, by mailbox. A note says for which questions a mailbox's handlers wait."""
         slots = [slot for note in notes.values() for slot in note.slots]
         asks = {ask.question: ask for slot in slots for ask in slot.asks}
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return, for each handler that handles a question or could handle it, the questions for which it waits.
+        """Return, for each handler that may hold up a question, the questions for which that handler waits.
 
-        The result is [] if a handler is free.
+        If a handler has begun with the question, this is that handler. Otherwise these are all handlers of the
+        mailboxes that got the question, and the result is [] if one of the mailboxes has a free handler.
         """
         if ask.question in self.in_hand:
             return [self.in_hand[ask.question]]
@@ -67,7 +69,10 @@ class WaitGraph(NamedTuple):
         return bool(slots) and all(any(each.question in dead for each in asks) for asks in slots)
 
     def circle(self, question: str, dead: set[str]) -> list[Ask]:
-        """Return a shortest circle of dead questions that begins and ends with this question; [] if there is none."""
+        """Return a shortest circle of questions that wait for each other, from this question on; [] if there is none.
+
+        Args: `dead` are the questions that can never be answered. Only these are searched.
+        """
         ways, seen = deque([[self.asks[question]]]), set[str]()
         while ways:
             way = ways.popleft()
@@ -139,7 +144,10 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of these mailboxes, of the mailboxes for which their handlers wait, and so on."""
+        """Return, by mailbox, the notes that say for which questions the handlers of mailboxes wait.
+
+        These are the notes of the given mailboxes, of the mailboxes for whose answers these wait, and so on.
+        """
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
         while left and len(asked) < _MOST_NOTES:
@@ -164,7 +172,7 @@ _ENDED = (
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
     """Return why no mailbox will answer a question, or "" if one may still answer it.
 
-    Args: `notes` has the notes about the services of the mailboxes.
+    Args: `notes` has, by mailbox, what its service has written on the server, such as why the service has ended.
     """
     if not asked.mailboxes:
         return _GONE

@@ -1,4 +1,4 @@
-"""Build the batches that carry answers to questions."""
+"""The batches that carry answers to questions, and checks of whether a question can be answered."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -111,7 +111,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """If the `with` block raises Closed, let the error's text name the first question, and who cannot answer it."""
+    """Replace a Closed error by one that names the first question and the agent that cannot answer it."""
     try:
         yield
     except Closed as error:

@@ -432,7 +432,7 @@ def mcp_server(answers: RunAnswers, control: RunControl | None = None) -> MCPSer
 
 
 def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., str]:
-    """Return a tool whose answer is marked as data, and whose expected errors an assistant can read."""
+    """Wrap a tool for an assistant, so that its answer is JSON marked as data, and expected errors become ToolError."""
 
     @wraps(tool)
     def answer(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401 - of the tool

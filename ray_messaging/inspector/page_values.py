@@ -170,7 +170,7 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallAtWork:
-    """An agent whose calls are under way now.
+    """An agent whose calls through `me.remember` are under way now: `waiting` of the `calls` wait for a limit.
 
     `hears` is how many agents wait for this agent (None: all), and `named` has some of these agents.
     """
@@ -316,7 +316,7 @@ class RuleFacts:
 
 @dataclass(frozen=True, slots=True)
 class LetterFacts:
-    """A dead letter: its mailbox, the reason, the time at which it became a dead letter, and its first texts."""
+    """A dead letter: its mailbox, the reason, the time at which it became a dead letter, and texts of its messages."""
 
     id: str
     mailbox: str

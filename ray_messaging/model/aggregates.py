@@ -351,7 +351,7 @@ def _listed(column: NDArray[Any]) -> tuple[str, bytes]:
 
 
 def _sorted(listed: Iterable[tuple[str, bytes]]) -> NDArray[Any]:
-    """Return the numbers of all groups in ascending order."""
+    """Decode the numbers of all groups, given as (numpy type, bytes), and return them in ascending order."""
     return np.sort(np.concatenate([np.frombuffer(data, np.dtype(kind)) for kind, data in listed]) + 0)
 
 

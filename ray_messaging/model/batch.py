@@ -19,7 +19,10 @@ CONTEXT_BYTES = 25  # a W3C traceparent in binary: the trace id has 16 bytes, th
 
 
 class Origin(NamedTuple):
-    """Where a batch was read: the mailbox, the entry in the mailbox, and the delivery lease that covers the entry."""
+    """Where a batch was read: the mailbox and the entry in it.
+
+    `loan` is the delivery lease of the entry (None: none).
+    """
 
     mailbox: str
     entry: str
@@ -49,7 +52,7 @@ def topic_column(places: ArrayLike, topics: int) -> TopicColumn:
 class Attempt(NamedTuple):
     """The identity of one attempt of a group to run a step.
 
-    If an attempt fails, the group's next driver makes another attempt, which compares as greater.
+    If an attempt fails, another one follows, which compares as greater.
     """
 
     group: str
@@ -123,7 +126,8 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         """Return the id of one message.
 
         The id of a message of a step consists of the step, the message's ordinal in the step, and from_id. The id of
-        another message consists of the sender, the sender's epoch, and the message's number.
+        another message consists of the sender, the epoch (a number that is higher for each later owner of the sender's
+        name), and the message's number.
         """
         ordinal = self.ordinal
         if ordinal is not None:
@@ -146,7 +150,10 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def attempt(self) -> Attempt | None:
-        """Return the attempt at a step to which the messages belong, or None if they belong to no step."""
+        """Return which attempt at a step sent the messages, or None outside of steps.
+
+        A step that fails is attempted again.
+        """
         if self.extension is None or self.extension.attempt == 0 or self.step is None:
             return None
         step = int(self.step[0]) if isinstance(self.step, np.ndarray) else self.step

@@ -111,7 +111,7 @@ def _untold(place: str, value: object) -> ConfigError:
 
 
 class _Teller:
-    """Converter of values to lists, strs and numbers, which msgpack encodes in only one way.
+    """Converter of values to lists, strs and numbers, which have only one encoding in msgpack and so can be hashed.
 
     Args: With `lenient`, objects other than plain values, functions and classes are left out.
     """

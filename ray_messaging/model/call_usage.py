@@ -54,7 +54,7 @@ def parts_of(money: Decimal) -> int:
 
 
 def money_of(parts: int) -> Decimal:
-    """Return the amount of money that `parts_of` has converted, without zeros at the end of its decimals."""
+    """Convert an amount in units of 10^-12 of a currency (see `parts_of`) to money, without zeros at the end."""
     found = Decimal(parts).scaleb(-_PARTS_DIGITS).normalize()
     return found.quantize(Decimal(1)) if found == found.to_integral() else found
 

@@ -53,7 +53,7 @@ class KeptCall(msgspec.Struct, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, array_like=True, gc=False):
-    """A call of a committed step.
+    """A model's call through `me.remember`, in a step that is committed, with its result and what it used.
 
     `source` says where its result came from: MODEL, KEPT, PARENT, STORE, FAILED or UNUSED.
     """
@@ -72,10 +72,11 @@ class CallRecord(msgspec.Struct, array_like=True, gc=False):
 
 
 class AgentAtCalls(NamedTuple):
-    """An agent whose calls are under way: `waiting` of the `calls` wait for a limit, and the others are in flight.
+    """An agent with unfinished calls through `me.remember`.
 
-    The first of these calls began `seconds` ago. `hears` is how many agents wait for this agent before they begin the
-    next step (None: all agents do), and `named` has some of them.
+    `waiting` of the `calls` wait for a limit, and the others are in flight. The first of these calls began `seconds`
+    ago. `hears` is how many agents wait for this agent before they begin the next step (None: all agents do), and
+    `named` has some of them.
     """
 
     agent: AgentId
@@ -129,9 +130,9 @@ def encloses_anew(function: Callable[..., Any]) -> bool:
 
 
 def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedCall:
-    """Return the AskedCall of a call.
+    """Return what identifies a call through `me.remember`.
 
-    Equal calls have equal AskedCalls on all machines, in whatever order their dicts and sets were filled.
+    Equal calls have equal results on all machines, in whatever order their dicts and sets were filled.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     call = agent, name, args, kwargs

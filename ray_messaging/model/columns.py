@@ -134,7 +134,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the bytes of the longest str id. A frame has them in addition to the id's value in the column."""
+        """Return the size of the longest str id in bytes. It is encoded in addition to the row's number."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
@@ -293,7 +293,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     ) -> "PayloadColumn":
         """Build a column from encoded payloads, one for each line.
 
-        With `raw` the lines are from foreign clients, and may contain newlines.
+        With `raw` the lines were published by programs without this library, and may contain newlines.
 
         Args: `index` has the line of each row (None: row i has line i). `nbytes` is the size of all lines with their
         newlines (-1: unknown).
@@ -335,7 +335,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def small(self) -> bool:
-        """Return False: only typed columns have rows that are known to be small."""
+        """Return whether all rows are known to be small: False, because only typed columns know this."""
         return False
 
     @property
@@ -355,7 +355,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return the same bytes as `blob`. They are not copied if the column was read from the end of a frame."""
+        """Return the same bytes as `blob`, without a copy if the column was decoded from the end of a larger buffer."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property

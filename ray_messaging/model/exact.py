@@ -112,7 +112,7 @@ def joined_lists(parts: Sequence[bytes], count: int) -> bytes:
 
 
 def _examined(values: list[Any], kinds: set[type]) -> tuple[bool, bool]:
-    """Return whether msgpack alone encodes values exactly, and whether each dict and list in them has one owner.
+    """Return whether msgpack alone encodes values exactly, and whether each dict and list in them is used only once.
 
     All parts on the same level of nesting are checked together, which is many times as fast as a call for each part. A
     value must not contain itself; the caller has made sure of that by encoding the values first.

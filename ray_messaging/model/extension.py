@@ -126,7 +126,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def take(self, rows: NDArray[np.intp]) -> "Extension":
-        """Return the extension of some rows, without the fold."""
+        """Return the extension of some rows. It has no `fold`: each row then counts as one message."""
         return Extension(
             attempt=self.attempt,
             deliver=self.deliver[rows] if isinstance(self.deliver, np.ndarray) else self.deliver,
@@ -142,7 +142,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
-        """Return the questions from outside among some rows. The keys are the positions among these rows."""
+        """Return the questions from outside the steps among some rows, by position in `rows`."""
         return _rows_of(self.asked_outside, rows)
 
     @property
@@ -153,7 +153,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def row_bytes(self) -> int:
-        """Return the most bytes that the extension of one row takes in a frame."""
+        """Return the most bytes that the extension of one row takes when the batch is encoded."""
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())
@@ -176,7 +176,10 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 
 
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
-    """Return those values that belong to `rows`, by position in `rows`. The keys of `values` are rows."""
+    """Return the values that some rows have, by the row's position in `rows`. The keys of `values` are rows.
+
+    Rows without a value are left out.
+    """
     return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
 
 

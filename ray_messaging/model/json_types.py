@@ -77,7 +77,7 @@ class JsonTypes:
         return decoder
 
     def resolved(self, node: Node) -> Node:
-        """Follow the references at the top of a node, and return the node to which they lead."""
+        """Follow a schema node's references (`$ref`), and return the node to which they lead, or the node itself."""
         while "$ref" in node or len(node.get("allOf", ())) == 1:
             node = node["allOf"][0] if "$ref" not in node else self._defs[self._name(node["$ref"])]
         return node

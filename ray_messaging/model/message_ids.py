@@ -42,7 +42,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def joined(cls, columns: Sequence["MessageIdColumn"]) -> "MessageIdColumn":
-        """Return several columns as one column."""
+        """Return a column with the ids of several columns, one column after the other."""
         table: dict[str, int] = {}
         places = []
         for column in columns:
@@ -67,7 +67,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the most bytes that an id takes in a frame."""
+        """Return the most bytes that an id can take when the column is encoded."""
         text = max(len(text.encode()) for text in self.texts)
         return text + self.numbers.itemsize + (0 if self.places is None else self.places.itemsize)
 

@@ -61,7 +61,7 @@ def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
 
 
 def shape_in_words(data: bytes) -> str:
-    """Return the shape of encoded values as a phrase for an error."""
+    """Return the columns of encoded values, and whether each row is an agent or a step, as a phrase for an error."""
     what, kinds = msgspec.json.decode(data.partition(b"\n")[0])
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds)
     return f"{listed}, {'a row per agent' if what == ROWS else 'one row per step'}"

@@ -25,7 +25,7 @@ _encode = msgspec.msgpack.encode
 
 
 class UnfitValue(TypeError):
-    """A value that cannot be collected.
+    """An error: a model's value cannot be collected.
 
     `place` is the position of the value's agent among the group's agents, or None if it is not known.
     """

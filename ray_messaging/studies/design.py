@@ -88,7 +88,10 @@ def _levels(name: object, values: Any) -> list[Any]:  # noqa: ANN401 - as the us
 
 
 def _checked(rows: list[Row]) -> list[Row]:
-    """Return rows with values of Python's own types; raise ConfigError for an invalid name or value."""
+    """Return rows of parameters with their values as plain Python types.
+
+    Raises: ConfigError for an invalid name or value, for rows with different parameters, and for equal rows.
+    """
     names, seen = [*rows[0]] if rows else [], dict[str, int]()
     if not rows:
         raise ConfigError("parameters= is a DataFrame without a row: for runs without parameters leave parameters= out")

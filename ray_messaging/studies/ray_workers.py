@@ -78,7 +78,7 @@ class WholeCluster:
         return self._next is None
 
     def start(self, planned: Task) -> None:
-        """Keep a run, which `wait` carries out."""
+        """Accept a run. The next call of `wait` carries it out."""
         self._next = planned
 
     def wait(self, timeout: float) -> list[WorkerAnswer]:  # noqa: ARG002 - a run is not interrupted

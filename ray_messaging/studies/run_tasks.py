@@ -21,7 +21,7 @@ SPENT = "BudgetSpent: "
 
 
 def spent(budget: int | str | None) -> str:
-    """Return the text with which the error of a run begins whose budget, a number of calls or money, was spent."""
+    """Return the text with which the error of a run begins if its budget (a number of calls, or money) was spent."""
     return f"{SPENT}the run's budget of {budget if isinstance(budget, str) else f'{budget} calls'} was spent"
 
 
@@ -71,8 +71,9 @@ Task = PlannedRun | BeginningRun | ForkedRun  # what a worker gets
 class RunTemplate:
     """The arguments that all runs of a study share.
 
-    `given` maps the names of arguments to their values. The values of names in OF_THE_ROW may be functions of the row.
-    `outcomes` has functions of a run's result with their names. The name is "" for a function that returns a dict.
+    `given` maps the names of arguments to their values. Those in OF_THE_ROW, such as `agents`, may be functions that
+    compute the value from the run's parameters. `outcomes` has functions of a run's result with their names. The name
+    is "" for a function that returns a dict.
     """
 
     model: Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -92,8 +93,8 @@ class RunTemplate:
         return found | {f"outcomes[{name!r}]" if name else "outcomes": (each, 1) for name, each in self.outcomes}
 
     def values_of(self, name: str) -> int:
-        """Return how many arguments a function in `given` gets besides parameters: 1 for a condition, otherwise 0.
+        """Return how many positional arguments a study passes to the function `name`: 1 for a condition, otherwise 0.
 
-        The argument of a condition is the collected values.
+        Only `until` of a run with `max_steps` is a condition. Its argument is the collected values.
         """
         return int(name == "until" and self.given["max_steps"] is not None)

@@ -110,7 +110,7 @@ def run_packed(template: bytes, planned: "Task", server: "LocalServer | None" = 
 
 @lru_cache(maxsize=1)
 def _neighbours_in(template: bytes) -> "Neighbours":
-    """Return the neighbours in the graph of a template. They are found once for all runs of this process."""
+    """Return each agent's neighbours in the graph of a study, which are computed once for all runs of this process."""
     from ray_messaging.cluster.run.run_plan import neighbours_in  # noqa: PLC0415 - imports what only workers need
 
     return neighbours_in(pickle.loads(template).given["graph"])  # noqa: S301 - as above
@@ -310,7 +310,7 @@ def serve_runs(descriptor: int, begin: int) -> None:
 
 
 def _flush_prints() -> None:
-    """Write what the model has printed, because a worker without a run is killed."""
+    """Flush what the model has printed: a worker that has no run left is killed, and would lose it."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # it is full, closed or missing
             stream.flush()

@@ -139,7 +139,7 @@ class StepwiseRun:
         return await go_on(self.step, with_states=False), self.step
 
     def _note(self, step: int, parts: Sequence[GroupResult]) -> None:
-        """Add what the groups have collected in a step."""
+        """Add what the groups have collected in a step to the table of collected values."""
         self.step = step + 1
         if self._options.collect is None:
             return

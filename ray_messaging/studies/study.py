@@ -219,7 +219,10 @@ class Study:
         return EventLog.open(self._files.log_of(run.key))
 
     def _first_message(self, runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> str | None:
-        """Return a text about the first message in which the two runs of a pair differ, or None if there is none."""
+        """Return a text about the first message in which a run differs from the base run of its replicate.
+
+        Return None if no runs differ.
+        """
         theirs = {run.replicate: run for run in base}
         found: list[tuple[int, int, Difference]] = []
         for run in runs:
@@ -259,7 +262,7 @@ class Study:
     def _curves(
         self, x: str, y: str, by: str | None, level: float, resamples: int = RESAMPLES
     ) -> tuple[dict[Any, dict[Any, Interval]], set[int]]:
-        """Return the means of `plot` with their intervals, by values of `by` and `x`, and the numbers of runs."""
+        """Return the means and intervals that `plot` draws, by the values of `by` and `x`, and the sample sizes."""
         _check_level(level)
         for name in (x, by):
             if name not in (None, STEP if name == x else None) and name not in self.parameters:

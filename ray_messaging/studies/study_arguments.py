@@ -42,7 +42,7 @@ def rules_of(rules: Any) -> list[Any]:  # noqa: ANN401 - as the user has written
 
 
 def shared_steps_of(template: RunTemplate, design: Sequence[PlannedRun], step: Any, before: Any) -> SharedSteps | None:  # noqa: ANN401 - as the user has written it
-    """Return the steps that runs share, or None.
+    """Return the first steps that several runs share, or None if no arguments for shared steps were given.
 
     Raises: ConfigError for arguments that do not allow shared steps, such as a parameter that cannot change during a
     run.
@@ -116,7 +116,11 @@ def outcomes_of(outcomes: Any) -> tuple[list[tuple[str, Callable[..., Any]]], li
 
 
 def collect_of(collect: Any, aggregates: Sequence[Aggregate]) -> Any:  # noqa: ANN401 - as the user has written it
-    """Return what runs collect, with the aggregates in `outcomes`; raise ConfigError if this is impossible."""
+    """Return the argument `collect` with the aggregates in `outcomes` added.
+
+    Raises: ConfigError if `collect` is a function, because a run cannot collect values of agents and aggregates
+    together.
+    """
     if not aggregates:
         return collect
     if collect is not None and not aggregates_of(collect):
@@ -215,7 +219,10 @@ def record_of(
 
 
 def _told_rules(rules: Sequence[Any]) -> dict[str, str | None]:
-    """Return digests of rules, of functions that they have, and of the sources of the user's own rules, by name."""
+    """Return digests by which a change of rules is noticed: of each rule, its functions, and the user's source code.
+
+    The keys say in words what each digest is of.
+    """
     if not rules:
         return {}
     from ray_messaging.cluster.run.beginning import told_rules  # noqa: PLC0415 - a study without rules need not load it
@@ -234,7 +241,7 @@ def _told(aggregate: Aggregate) -> str:
 
 
 def _rows_of(collect: object) -> list[str]:
-    """Return which agents the functions in `collect` measure, for the record; [] if they measure all agents."""
+    """Return the agents that the functions in `collect` measure, as texts for the study's record; [] for all agents."""
     among = function_of(collect)[1]
     return [] if among is None else [repr([*among])]
 

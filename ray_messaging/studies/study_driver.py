@@ -90,9 +90,10 @@ class _Tasks:
         self._waiting.append(task)
 
     def ended(self, task: Task, ended: EndedRun) -> Iterator[tuple[PlannedRun, EndedRun]]:
-        """Yield each run that has ended because a task has ended, with its result.
+        """Yield the runs that a finished task has ended, each with its result.
 
-        If a beginning failed, all runs that would go on from it have ended.
+        A task that makes the shared first steps of several runs ends these runs only if it has failed. Otherwise their
+        later steps become new tasks.
         """
         if isinstance(task, PlannedRun):
             yield task, ended

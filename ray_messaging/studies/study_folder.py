@@ -34,9 +34,9 @@ _KEYS = b"ray_messaging.runs"
 
 
 class StoredRun(NamedTuple):
-    """A run that has ended, read from the folder.
+    """A run that has ended, read from the study's folder.
 
-    `series` is the name of the file with the run's series, and the row group in that file.
+    `series` is the name of the file with the values that the run collected, and the row group in that file.
     """
 
     key: str
@@ -59,7 +59,10 @@ class StoredRun(NamedTuple):
         return self.error is not None and self.error.startswith((DIED, SPENT))
 
     def is_to_be_repeated(self, budget: int | str | None) -> bool:
-        """Return whether a call with this budget makes the run again: not if the run has spent the same budget."""
+        """Return whether a call with this budget makes the run again.
+
+        A run that has spent the same budget is not repeated.
+        """
         return self.may_be_repeated and not str(self.error).startswith(spent(budget))
 
 
@@ -212,9 +215,9 @@ class StudyFolder:
                 )
 
     def finish(self, runs: Sequence[StoredRun]) -> None:
-        """Write all runs in the given order to one file, and all series to another one.
+        """Write all runs in the given order to one file, and the values that they collected to another one.
 
-        Then remove the smaller files.
+        Then remove the files that had only some of the runs.
         """
         with self._writing():
             of_series = [run for run in runs if run.series is not None]
@@ -233,7 +236,10 @@ class StudyFolder:
                 self.folder.filesystem.delete_file(self._path(name))
 
     def series_of(self, run: StoredRun) -> pa.Table:
-        """Return the series of one run. This works even if the study has grown or ended since the run was read."""
+        """Return the values that one run has collected.
+
+        This works even if the study has grown since the run was read.
+        """
         assert run.series is not None
         if (table := self._series(*run.series, run.key)) is None:
             for name in filter(_OF_SERIES.fullmatch, self.files()):
@@ -247,9 +253,9 @@ class StudyFolder:
         return table.drop_columns([KEY])
 
     def _series(self, name: str, group: int, key: str) -> pa.Table | None:
-        """Return the series in a row group of a file.
+        """Return the collected values of a run, from a row group of a Parquet file.
 
-        The result is None if the row group is missing, or has the series of another run.
+        The result is None if the row group is missing, or has the values of another run.
         """
         with self._reading(name):
             try:
@@ -307,9 +313,11 @@ class StudyFolder:
     def _write_series(
         self, name: str, keys: Sequence[str], read: Callable[[int], pa.Table], schemas: Sequence[pa.Schema]
     ) -> None:
-        """Write series, each in a row group of its own, so that the series of a study are never all in memory.
+        """Write the collected values of runs to one file.
 
-        Args: `read(i)` returns the series of the run with the key `keys[i]`.
+        Each run has a row group of its own, so that the values of a whole study are never all in memory.
+
+        Args: `read(i)` returns the values of the run with the key `keys[i]`.
         """
         schema = joined_schema(schemas)
         whole = pa.schema([pa.field(KEY, pa.string()), *schema])

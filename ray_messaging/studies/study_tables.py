@@ -75,14 +75,20 @@ def kind_of(column: pa.DataType) -> str | None:
 
 
 def joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of joined series. A column of ints and floats becomes floats. `step` and agents come first."""
+    """Return the schema of several runs' collected values together: `step` and agents come first.
+
+    A column of ints and floats becomes floats.
+    """
     joined = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
     first = [name for name in TAKEN if name in joined.names]
     return pa.schema([joined.field(name) for name in [*first, *sorted({*joined.names} - {*first})]])
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return series with the columns of a schema. Missing counts, which are columns with "=" in their names, are 0."""
+    """Return a table of the values that a run collected, with exactly the columns of `schema`.
+
+    Missing columns are null. But in a table without agents, missing counts (columns with "=" in their names) are 0.
+    """
     by_agent = AGENT in schema.names
     columns = []
     for field in schema:

@@ -201,9 +201,9 @@ def _end_of(due: float | None, timeout: float | None) -> float:
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
-    """Create a mailbox without an owner, if it does not exist; return its epoch.
+    """Create the mailbox for a survey's answers, if it does not exist, and return what the server says about it.
 
-    It can hold at least `messages` answers.
+    No messager owns the mailbox, so every process may read it. It can hold at least `messages` answers.
     """
     settings, transport = engine.settings, engine.transport
     record = SubscriptionSpec(engine.exp_id).record(mailbox, settings)

@@ -55,9 +55,9 @@ class Tally:
             self._unsent(place, LOST)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Record that a question did not arrive. Return whether that changed its agent's state, which was OPEN before.
+        """Record that one question to an agent did not arrive, and give an OPEN agent the new state `state`.
 
-        If the agent has still to answer an earlier question, it stays OPEN.
+        An agent that still has another question to answer stays OPEN. Return whether the state has changed.
         """
         self._owed[place] -= 1
         is_open = bool(self.states[place] == OPEN and not self._owed[place])
@@ -79,7 +79,10 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count the answers in some rows, in which each agent has only one."""
+        """Count the answers in the given rows. No agent may have two answers among them.
+
+        Args: `places` are the positions of these agents among the survey's agents.
+        """
         assert batch.lines is not None
         by_row = batch.lines.by_row
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]

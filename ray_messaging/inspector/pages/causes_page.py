@@ -69,7 +69,10 @@ class CausesPage:
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:
-    """Return the command for a fork at a message's step, with a rule that blocks the message; "" if there is none."""
+    """Return a text with the shell command that forks the run at a message's step, with a rule that blocks it.
+
+    Return "" if such a fork is impossible, such as for a message outside of steps.
+    """
     if log_dir is None or row.step is None or not (row.from_id.isdecimal() and row.to_id.isdecimal()):
         return ""
     folders = shlex.join([log_dir, log_dir.rstrip("/") + "-fork"])

@@ -34,18 +34,18 @@ LINE = "rgba(139,147,161,0.22)"
 
 
 def rates(traffic: TrafficBins) -> Options:
-    """Draw the number of messages per step or second by fate."""
+    """Return the options of a chart of the number of messages per step or second, by fate."""
     shown = {fate: counts for fate, counts in traffic.fates.items() if any(counts) or fate in STORED}
     return _over_time(traffic, shown, [facts_of(fate).colour for fate in shown])
 
 
 def blocked(traffic: TrafficBins) -> Options:
-    """Draw the number of blocked messages per step or second by rule."""
+    """Return the options of a chart of the number of blocked messages per step or second, by rule."""
     return _over_time(traffic, traffic.blocked, PALETTE)
 
 
 def collected(found: Series) -> Options:
-    """Draw the values that a run has recorded with `collect`, by step."""
+    """Return the options of a chart of the values that a run has recorded with `collect`, by step."""
     lines = [
         {"type": "line", "name": name, "data": values, "showSymbol": len(values) == 1, "sampling": "lttb"}
         for name, values in found.lines.items()
@@ -54,7 +54,7 @@ def collected(found: Series) -> Options:
 
 
 def bars(found: Series) -> Options:
-    """Draw sums by step as bars."""
+    """Return the options of a chart that draws sums by step as bars."""
     series = [
         {"type": "bar", "name": name, "data": values, "barCategoryGap": "12%", "itemStyle": {"color": "#2f6fde"}}
         for name, values in found.lines.items()
@@ -109,7 +109,7 @@ def _place(traffic: TrafficBins, at: float) -> str:
 
 
 def network(society: BusiestAgents) -> Options:
-    """Draw a network of who sends messages to whom.
+    """Return the options of a chart of the network of who sends messages to whom.
 
     The colour of an agent shows the last value that `collect` recorded, or if there is none, its number of messages.
     """
@@ -156,7 +156,9 @@ def network(society: BusiestAgents) -> Options:
 
 
 def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Options:
-    """Draw the values of one run, or of two runs, by step, with a line at `step`. The second run has dashed lines.
+    """Return the options of a chart of the values of one or two runs by step, with a line at `step`.
+
+    The second run has dashed lines.
 
     Args:
         runs: The values of each run.
@@ -187,7 +189,10 @@ def over_steps(runs: Sequence[Series], kinds: Sequence[str], step: int) -> Optio
 
 
 def society_map(found: SocietyInStep, size: int) -> Options:
-    """Draw the agents of a step at their places, in the colours of their values, `size` pixels wide and high."""
+    """Return the options of a map of the agents of a step at their positions, `size` pixels wide and high.
+
+    The colours of the agents show their values.
+    """
     left, right, low, high = found.bounds
     # The margin: half a cell around a lattice, or 3% around positions.
     aside, above = (0.5, 0.5) if found.lattice else (0.03 * (right - left) or 1, 0.03 * (high - low) or 1)
@@ -217,7 +222,10 @@ def society_map(found: SocietyInStep, size: int) -> Options:
 
 
 def society_network(found: SocietyInStep, size: int) -> Options:
-    """Draw the agents of a step in a circle, in the colours of their values, and the messages of the step."""
+    """Return the options of a chart that draws the agents of a step in a circle, and the messages of the step.
+
+    The colours of the agents show their values.
+    """
     heaviest = max((count for *_, count in found.edges), default=1)
     return {
         "animation": False,
@@ -280,7 +288,7 @@ def _told(agent: str, found: SocietyInStep, value: float | str) -> str:
 
 
 def tree(found: Cause) -> Options:
-    """Draw a message, and to the right of each message its causes."""
+    """Return the options of a chart that draws a message, and to the right of each message its causes."""
     return {
         "animation": False,
         "tooltip": TOOLTIP | {"formatter": "{b}"},

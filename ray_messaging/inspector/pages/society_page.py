@@ -127,9 +127,10 @@ class SocietyPage:
             self._waiting -= 1
 
     async def _ask(self, measure: str, columns: int | None) -> tuple[list[SocietyInStep | None], list[Series | None]]:
-        """Return the agents of each run in one step, and the run's values by step.
+        """Return, for each run, all agents in one step, and the collected values by step.
 
-        Step and value are those of the first run.
+        Both are None for a run that lacks the value. The other runs are asked for the same value and step as the first
+        run.
         """
         run, *others = self._runs
         first = await self._cache.ask(run.society_in_step, measure, self._step, columns)

@@ -14,7 +14,7 @@ _MOST_LABEL = 50  # the most characters of a line's name
 
 
 def curves(found: Curves) -> Options:
-    """Draw means as lines with points, and the bounds of their intervals as thin dashed lines."""
+    """Return the options of a chart of means as lines, with the bounds of their intervals as thin dashed lines."""
     choice = found.choice
     axis = {"name": cut(choice.x, 24), "nameLocation": "middle", "nameGap": 26, "nameTextStyle": FONT}
     axis |= {"axisLabel": FONT, "axisLine": {"lineStyle": {"color": LINE}}, "splitLine": {"show": False}}
@@ -59,7 +59,7 @@ def curves(found: Curves) -> Options:
 
 
 def _labels(texts: Iterable[object], width: int) -> list[str]:
-    """Return the beginnings of texts. Equal ones get numbers, because prompts may have the same first words."""
+    """Return the beginnings of texts as labels. Equal beginnings get numbers, so that each label is unique."""
     found: list[str] = []
     for text in texts:
         label, number = cut(str(text), width), 1
@@ -71,7 +71,7 @@ def _labels(texts: Iterable[object], width: int) -> list[str]:
 
 
 def heat_map(found: HeatMap) -> Options:
-    """Draw a cell with the mean for each pair of values, darker for a larger mean."""
+    """Return the options of a chart with a cell for each pair of values, darker for a larger mean."""
     means = [mean for *_, mean in found.means if isfinite(mean)]
     columns, rows = (_labels(some, _MOST_NAME) for some in (found.columns, found.rows))
     low, high = min(means, default=0.0), max(means, default=1.0)

@@ -136,7 +136,7 @@ class FolderFacts(RunFacts):
         return self.series() if series is None else over_steps(series, measure)
 
     def differences(self) -> Differences | None:
-        """Return the messages in which the run differs from the run beside it; None: there is no other run.
+        """Return the messages in which the run differs from the run it is compared with; None: there is no other run.
 
         Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
         """

@@ -70,7 +70,10 @@ class LiveSource(RunFacts):
         self._position: int | None = None
 
     def ended(self) -> RunFacts | None:
-        """Return the source of the log once the experiment has ended."""
+        """Return the source to use from now on, if the experiment has ended; otherwise None.
+
+        This is the source of the log, or a source whose calls say why there is no log.
+        """
         log_dir = self._messaging.log_dir
         if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
             return None

@@ -185,7 +185,7 @@ class RunFacts:
         return None
 
     def differences(self) -> Differences | None:
-        """Return the messages in which the run differs from the run beside it; None: there is no other run.
+        """Return the messages in which the run differs from the run it is compared with; None: there is no other run.
 
         Raises: ConfigError if only one of the two runs had steps, LogError if a log cannot be read.
         """
@@ -200,7 +200,10 @@ class RunFacts:
         return None
 
     def state(self) -> State | None:
-        """Return the present numbers of waiting messages, the steps, and the number of dead letters; None: unknown."""
+        """Return how many messages wait, which steps are under way, and how many dead letters there are.
+
+        Return None if this is unknown, as it is after the end of the experiment.
+        """
         return None
 
     def record(self) -> list[tuple[str, str]]:
@@ -267,5 +270,5 @@ class LostSource(RunFacts):
         self._why = why
 
     def traffic(self) -> TrafficBins:
-        """Raise ConfigError with the advice `why`, because there is no log."""
+        """Raise ConfigError, because there is no log. The error's text is `why`, which was given to this source."""
         raise ConfigError(self._why)

@@ -16,7 +16,7 @@ _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2
 
 
 class Key(NamedTuple):
-    """The fate and the rule of rows. Rows with the same key and the same time or step are counted together."""
+    """What rows of the log are counted by: the fate and the rule, besides the time or step."""
 
     fate: str
     rule: str | None = None
@@ -31,7 +31,10 @@ def unit_for(seconds: float) -> tuple[str, float]:
 
 
 def binned(counts: pa.Table, by: str) -> dict[float, Counter[Key]]:
-    """Return counts by a unit of time (in unix seconds) or by step. Rows without a step are left out."""
+    """Return counts of messages by fate and rule, for each step, or for each period (its beginning in unix seconds).
+
+    Rows without a step or time are left out.
+    """
     found: dict[float, Counter[Key]] = {}
     for row in counts.select([by, *Key._fields, "count"]).to_pylist():
         at: Any = row.pop(by)
@@ -70,7 +73,10 @@ class RollingTraffic:
         self._shares = {at: self._shares[at] for at in self.bins}
 
     def traffic(self, now: float, rows: int) -> TrafficBins:
-        """Return the traffic of the period that ends at `now`. Its `share` is the smallest share of its bins."""
+        """Return the traffic of the period that ends at `now`.
+
+        If only a share of the rows was counted in some bins, the result's `share` is the smallest of these shares.
+        """
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}

@@ -107,7 +107,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, why: 
 
 
 def _protected(send: Send, *, is_static: bool) -> Send:
-    """Return a `send` that adds the protective headers.
+    """Return a `send` that adds security headers to each response.
 
     Browsers may store only static files, and no texts of agents.
     """

@@ -27,9 +27,9 @@ class _Answer:
 
 
 class AnswerCache:
-    """Answers of a source, shared by all pages.
+    """A cache of the answers that a source, such as a run's log, gives to the pages.
 
-    No call blocks the event loop, and a shared question is asked only once at a time.
+    No call blocks the event loop. If several pages ask for the same answer, it is computed only once at a time.
     """
 
     def __init__(self, source: RunFacts, control: LiveControl | None = None) -> None:

@@ -27,7 +27,7 @@ _Draw = Callable[[AnswerCache, Mapping[str, str]], object]
 
 
 def application(cache: AnswerCache) -> FastAPI:
-    """Return the application. There can be only one in a process."""
+    """Return the web application with all pages of the inspector. There can be only one in a process."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -36,7 +36,7 @@ _HTML: Final = (Path(__file__).parents[1] / "pages" / "seat.html").read_text()
 
 
 def _hashes(tag: str) -> str:
-    """Return the hashes of the inline scripts or styles of a seat's page, for its content security policy."""
+    """Return the hashes of the inline scripts or styles of the page, for its content security policy."""
     parts = [part.partition(f"</{tag}>")[0] for part in _HTML.split(f"<{tag}>")[1:]]
     return " ".join(f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in parts)
 
@@ -50,7 +50,7 @@ _HEADERS: Final = {"content-security-policy": _POLICY, "cache-control": "no-stor
 
 
 def seat_pages(interceptor: Any) -> Starlette:  # noqa: ANN401 - a Ray actor handle
-    """Return the application for the seats of an experiment."""
+    """Return the web application with the seats of an experiment: pages on which people play agents."""
     pages = _SeatPages(interceptor)
     return Starlette(
         routes=[
@@ -91,7 +91,10 @@ class _SeatPages:
             raise _Refused(503, "The study cannot be reached now.") from error
 
     async def _token_of(self, request: Request) -> tuple[AgentId, str]:
-        """Return the agent that a request names, and the token of the agent's seat, or "" if there is no such seat."""
+        """Return the agent that a request names, and the token of the agent's seat, which is a person's web page.
+
+        The token is "" if there is no such seat.
+        """
         try:
             agent = check_id(request.path_params["agent"])
         except InvalidAddress:
@@ -108,14 +111,17 @@ class _SeatPages:
         self._tokens = await self._call("seat_tokens")
 
     async def _admitted(self, request: Request) -> AgentId:
-        """Return the agent of a request's seat; raise _Refused unless the request has the seat's cookie."""
+        """Return the agent whose seat (a web page for a person who plays the agent) a request is for.
+
+        Raises: _Refused unless the request has the seat's cookie.
+        """
         agent, token = await self._token_of(request)
         if not token or not _equal(request.cookies.get(_cookie_name(token), ""), _cookie(token)):
             raise _Refused(401, "Please open the link that you were given.")
         return agent
 
     async def page(self, request: Request) -> Response:
-        """Return the page of a person's seat.
+        """Return the page of a seat, on which a person plays an agent.
 
         If the link has a token, set the cookie; the page's script removes the token from the URL.
         """
@@ -211,7 +217,7 @@ def _cookie_name(token: str) -> str:
 
 
 def shown(view: SeatView) -> dict[str, Any]:
-    """Return a seat's view as JSON for its page, with ids as strs, and without invisible characters in its strs."""
+    """Return what a person's page shows as JSON, with ids as strs, and without invisible characters in its strs."""
     question = view.question
     return {
         "version": view.version,

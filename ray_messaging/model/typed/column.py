@@ -46,17 +46,17 @@ class NumberColumn(msgspec.Struct, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that the column takes in a frame."""
+        """Return the size of the encoded column in bytes."""
         return self.values.nbytes
 
     @property
     def weights(self) -> int:
-        """Return the bytes that each row takes in a frame."""
+        """Return how many bytes each row takes in the encoded column."""
         return self.values.itemsize * (self.values.shape[1] if self.values.ndim > 1 else 1)
 
     @property
     def buffers(self) -> list[NDArray[Any]]:
-        """Return the arrays that make up the column in a frame."""
+        """Return the arrays of which the encoded column consists."""
         return [self.values]
 
     def __len__(self) -> int:
@@ -162,12 +162,12 @@ class TextColumn(msgspec.Struct, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that the column takes in a frame."""
+        """Return the size of the encoded column in bytes."""
         return 4 * len(self.offsets) + int(self.offsets[-1]) - int(self.offsets[0])
 
     @property
     def weights(self) -> NDArray[np.int64]:
-        """Return the bytes that each row takes in a frame."""
+        """Return how many bytes each row takes in the encoded column."""
         return np.diff(self.offsets).astype(np.int64, copy=False) + 4
 
     @property
@@ -239,7 +239,7 @@ class TextColumn(msgspec.Struct, eq=False):
     def trouble(self) -> str | None:
         """Return what is wrong with a decoded column, or None if it is valid.
 
-        The column comes from a frame, so its `offsets` and `data` may have any values.
+        The column comes from another process, so its `offsets` and `data` may have any values.
         """
         offsets, data = self.offsets, self.data
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(data) or bool((offsets[1:] < offsets[:-1]).any()):

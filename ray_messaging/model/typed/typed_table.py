@@ -50,12 +50,12 @@ class TypedColumns:
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes that the columns take in a frame."""
+        """Return the size of the encoded columns in bytes."""
         return sum([column.nbytes for column in self.columns.values()])
 
     @property
     def weights(self) -> NDArray[np.int64]:
-        """Return the number of bytes that each row takes in a frame, int64 (count,)."""
+        """Return how many bytes each row takes in the encoded columns, int64 (count,)."""
         weights = np.zeros(self.count, np.int64)
         for column in self.columns.values():
             weights += column.weights
@@ -138,7 +138,7 @@ class TypedColumns:
         return TypedColumns(made, self.count)
 
     def check_rows(self, limit_bytes: int) -> None:
-        """Raise PayloadTooLarge if a row takes more than `limit_bytes` in a frame."""
+        """Raise PayloadTooLarge if a row takes more than `limit_bytes` in the encoded columns."""
         if self.nbytes <= limit_bytes:
             return
         weights = self.weights
