@@ -333,5 +333,8 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 def mark_of_db(db: int) -> str:
-    """Return the text that follows an experiment's name in the names of a db's Pub/Sub channels: "@3" in db 3."""
+    """Return the text that marks a Redis db in the names of Pub/Sub channels, such as "@3" for db 3; "" for db 0.
+
+    The text follows the experiment's name. It is needed because Pub/Sub ignores dbs.
+    """
     return f"@{db}" if db else ""

@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, array_like=True):
     strings: tuple[str, ...]
 
     def agents(self) -> AgentSet:
-        """Return the agents of the claim."""
+        """Return the agents for which the mailbox listens, ints and strs together."""
         return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
 
     def __len__(self) -> int:
@@ -152,7 +152,7 @@ class MailboxRecord(msgspec.Struct, array_like=True):
         dates: HostDates = NO_DATES,
         came_from: "MailboxRecord | None" = None,
     ) -> "MailboxRecord":
-        """Return this record as the successor of `before`, the mailbox's earlier record, with the changes between them.
+        """Return this record of a mailbox's subscriptions, with its changes since the earlier record `before`.
 
         Args: With steps, `version` is the directory's version with the change (0: the change has no step), and
         `came_from` is the record of the mailbox that had the new agents.
@@ -175,7 +175,10 @@ class MailboxRecord(msgspec.Struct, array_like=True):
 
 
 def claims_of(by_subtopic: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return claims for the agents of each subtopic. Subtopics with the same agents share a claim."""
+    """Return claims, which say for which agents and subtopics a mailbox listens.
+
+    Subtopics with the same agents share a claim.
+    """
     found: dict[AgentSet, list[str]] = {}
     for subtopic, agents in by_subtopic.items():
         found.setdefault(agents, []).append(subtopic)
@@ -187,7 +190,7 @@ def _claim(subtopics: tuple[str, ...], agents: AgentSet) -> Claim:
 
 
 def agents_of(claims: Iterable[Claim]) -> AgentSet:
-    """Return the agents of claims."""
+    """Return all agents that occur in any of the claims, which say for which agents a mailbox listens."""
     found = NO_AGENTS
     for claim in claims:
         found |= claim.agents()
@@ -296,7 +299,10 @@ class IdTable(Generic[T]):
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[T]:
-        """Return the value of each id. An unknown id gets NOBODY, or False in a table of bools."""
+        """Return the value of each id.
+
+        An unknown id gets NOBODY, the number of the route without mailboxes. In a table of bools it gets False.
+        """
         if self.dense is not None:
             # If the difference overflows 64 bits, the result is also an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
@@ -362,7 +368,7 @@ class Routes:
         return found
 
     def mailboxes(self, route: int) -> tuple[str, ...]:
-        """Return the mailboxes of a route."""
+        """Return the names of the mailboxes to which the route with this number leads."""
         return self.routes[route]
 
     def mailboxes_of(self, agent_id: AgentId | None, topic: str) -> tuple[str, ...]:
@@ -428,7 +434,7 @@ class Routes:
         return IdTable(ids, routes)
 
     def _extend(self, route: int, mailbox: str) -> int:
-        """Return the route to `mailbox` and to all mailboxes of `route`."""
+        """Return the number of the route that leads to `mailbox`, and to all mailboxes of the given route."""
         if mailbox in self.routes[route]:
             return route
         wider = (*self.routes[route], mailbox)
@@ -451,7 +457,7 @@ class Routes:
         return routes
 
     def _match(self, to_id: AgentId | None, topic: str) -> int:
-        """Return the route of a channel, including mailboxes that listen to patterns which match it."""
+        """Return the number of the route to the mailboxes that listen to a channel, or to a pattern that matches it."""
         route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
         channel = build_channel(self.exp_id, to_id, topic)
         for length in self._glob_lengths:

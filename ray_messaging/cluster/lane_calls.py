@@ -29,9 +29,10 @@ Header = TypeVar("Header")
 
 
 class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """A send of frames by a handle. `oldest` is the lowest number of a send for whose answer the handle still waits.
+    """Call with which a handle asks its group's actor to send the frames that follow.
 
-    `caller` is the handle's id, and `number` counts its sends.
+    `caller` is the handle's id, and `number` counts the handle's sends. `oldest` is the lowest number of a send for
+    whose answer the handle still waits.
     """
 
     caller: str
@@ -122,7 +123,7 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Late(msgspec.Struct, array_like=True, frozen=True):
-    """The text and the attributes of a CommitFailed error."""
+    """The text and the attributes of a CommitFailed error, as they travel from the group's actor to a handle."""
 
     text: str
     group: str
@@ -132,9 +133,10 @@ class Late(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AckAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall.
+    """Answer to an AckCall, with which a handle commits messages that it has fetched.
 
-    `over` has the tokens of leases that have ended. `late` is the error if rows could not be committed, otherwise None.
+    Each fetch leases its messages to the handle under a token. `over` has the tokens of leases that have ended. `late`
+    is the error if messages could not be committed, otherwise None.
     """
 
     over: tuple[Token, ...]
@@ -165,7 +167,10 @@ def body_of(header: Call | Sent | Lent | AckAnswer, frames: Sequence[bytes] = ()
 
 
 def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
-    """Decode a call; return the call and its frames. Raise FrameError if the call cannot be read."""
+    """Decode a call that came over a socket to a group's actor; return the call and its frames.
+
+    Raises: FrameError if the call cannot be read.
+    """
     head, *frames = parts_of(body)
     try:
         return _read_call(head), frames
@@ -177,7 +182,10 @@ def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
 
 
 def parts_of(body: bytes | memoryview) -> list[bytes]:
-    """Split a call or an answer into copies of its header and its frames; raise FrameError if the sizes do not fit."""
+    """Split the bytes of a call, or of an answer, into copies of its parts: the header, and then the frames.
+
+    Raises: FrameError if the sizes of the parts do not add up.
+    """
     if len(body) < _COUNT.size:
         raise FrameError(
             "a call over the group's socket has no table of the sizes of its parts: do all processes use the same "
@@ -204,7 +212,10 @@ def parts_of(body: bytes | memoryview) -> list[bytes]:
 
 
 def answer_of(answer: Answer) -> tuple[bytes, ...]:
-    """Encode an answer as `body_of` does. Leased messages are encoded as the frames that were read from the mailbox."""
+    """Encode an answer to a handle's call as the pieces of a body: the header, and then the frames.
+
+    Fetched messages are encoded as the frames that were read from the mailbox.
+    """
     if answer is None:
         return (b"alive",)
     if isinstance(answer, Receipts):
@@ -237,7 +248,10 @@ def _read(decoder: msgspec.msgpack.Decoder[Header], header: bytes) -> Header:
 
 
 def _fates_of(outcome: Outcome) -> BatchFates:
-    """Return the fates of a batch, without the times and addresses, which the handle knows."""
+    """Return what became of each message of a batch, in the form in which the actor answers the handle.
+
+    Times and addresses are left out, because the handle knows them, except those of broadcasts.
+    """
     pairs, numbers, sent_at, addresses = None, outcome.numbers, outcome.sent_at, outcome.addresses
     if numbers is not None:
         hearers = None
@@ -257,7 +271,10 @@ def _fates_of(outcome: Outcome) -> BatchFates:
 
 
 def receipts_of(header: bytes, batches: Sequence[Batch]) -> Receipts:
-    """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
+    """Return the receipts of the batches that a handle has sent, from the header of the actor's answer.
+
+    Raises: FrameError if the answer does not fit the batches.
+    """
     sent = _read(_sent, header)
     # For broadcasts, the actor makes batches of other sizes, so the numbers of batches may differ.
     broadcast = bool(batches) and (batches[0].unspread or any(fates.pairs is not None for fates in sent))

@@ -143,9 +143,10 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the name and the pickle of the only entry in Ray, for a server that lost its last change of rules.
+        """Return the name and the pickle of the rules that Ray has, if the server names rules that Ray does not have.
 
-        The pickle is None if Ray has several entries, or none.
+        A server that was restored from older data may do that. If Ray has several entries of rules, or none, the pickle
+        is None.
         """
         names = await self._saved()
         code = await asyncio.to_thread(kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None

@@ -111,7 +111,7 @@ class SeatView(msgspec.Struct, frozen=True):
 
 
 class _Seat:
-    """A seat with the question that waits for the person."""
+    """An agent's seat, with its stored facts and the question that waits for the person."""
 
     def __init__(self, facts: SeatFacts) -> None:
         self.facts = facts
@@ -129,7 +129,10 @@ class _Seat:
         self.changed = asyncio.Event()
 
     def close(self, answer: SeatAnswer, note: str = "") -> None:
-        """Give the group the answer to the open question; the conversation gets what was heard and said."""
+        """Give the waiting group the answer to the open question, and add the step to the shown conversation.
+
+        Args: `note` is a line that is added to the conversation ("": none).
+        """
         question, self.question = self.question, None
         if question is not None and self.answer is not None and not self.answer.done():
             self.over = max(self.over, question.step)
@@ -268,7 +271,10 @@ class SeatDesk:
     # -- of the pages ---------------------------------------------------------------------------------------------
 
     async def news(self, agent: AgentId, seen: int) -> SeatView:
-        """Return what the page of a seat shows, once the page's version differs from `seen`, or after some seconds."""
+        """Wait until a seat's web page has another version than `seen`, at most some seconds; return what the page shows.
+
+        A person acts for the agent on this page.
+        """
         seat = await self._seat(agent)
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):

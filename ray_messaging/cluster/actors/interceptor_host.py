@@ -118,7 +118,9 @@ class InterceptorHost:
         return None if self._interceptor is None else self._interceptor.fenced
 
     async def start(self, host: str) -> None:
-        """Claim the experiment and a new epoch, load the rules' state, and serve the lane on an address.
+        """Claim the experiment on the server, load the rules' state, and begin to answer senders at the address `host`.
+
+        Senders ask which messages the rules let pass.
 
         Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it; RuleError if a rule cannot be used.
@@ -259,7 +261,10 @@ class InterceptorHost:
         return progress.latest if progress.target is None else min(progress.latest, progress.target)
 
     async def release_steps(self, name: str) -> None:
-        """Let steps begin again, even if a call of `hold_steps` with this name comes later."""
+        """Undo `hold_steps(name)`, so that steps can begin again.
+
+        If the two calls arrive in the wrong order, the later `hold_steps` with this name does nothing.
+        """
         async with self._holding:
             self._released.add(name)
             await self.steps.drop_hold(CTRL_C)

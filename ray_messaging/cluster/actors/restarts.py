@@ -70,10 +70,10 @@ class ActorStart:
         self._retrying: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Start the host; after a restart of the actor, retry a start that fails.
+        """Start the actor's host, the plain object that does the actor's work.
 
-        The function `passes`, an argument of the constructor, gets the failure. If it returns True, wait and try again.
-        Otherwise return, and try again in the background.
+        If the actor was restarted by Ray and the start fails, call `passes`, an argument of the constructor, with the
+        error. If `passes` returns True, wait and try again. Otherwise return, and try again in the background.
         """
         await self._try()
         if not restarted():

@@ -45,7 +45,7 @@ class RemoteSource:
         self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
-        """Return a copy of this source.
+        """Return a copy of this source for another reader.
 
         The copy remembers separately in which process of the writer its position is valid.
         """
@@ -108,10 +108,11 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
 
 class BlockedListener(AbstractContextManager["BlockedListener"]):
-    """Thread that calls a function with each blocked message. `cursor` is that of the last message that it has handled.
+    """Thread that calls a function with each blocked message.
 
-    If the function raises an error, the error is logged, and the listener continues with the next message. If the log
-    does not answer, the listener asks again. It ends when it is closed, or when the experiment ends.
+    `cursor` counts the blocked messages up to the last one that was handled. If the function raises an error, the error
+    is logged, and the listener continues with the next message. If the log does not answer, the listener asks again.
+    The thread ends when the listener is closed, or when the experiment ends.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle

@@ -83,7 +83,7 @@ class AgentArguments(RunArguments, total=False):
 
 
 class GroupArguments(RunArguments, total=False):
-    """Further arguments if the model is called for each group."""
+    """Further keyword arguments of a run whose model is called once for each group, for type checkers."""
 
     start: Callable[[Crowd], dict[str, Any]] | Mapping[str, Callable[[Crowd], dict[str, Any]]] | None
     collect: Collect[Crowd]

@@ -31,7 +31,7 @@ Failed = Callable[["Agent", BaseException, str], MessagingError]
 
 
 class Collector:
-    """The `collect=` of a run, a function or aggregates, for every n-th step."""
+    """What `collect=` of a run measures in every n-th step: the values of a function, or aggregates."""
 
     def __init__(self, collect: Any, every: int) -> None:  # noqa: ANN401 - as the user has written it
         self._every = every
@@ -91,7 +91,7 @@ class Collector:
 
 
 def _places_of(chosen: AgentSet, agents: IdColumn) -> NDArray[np.intp]:
-    """Return the places of the chosen agents among the group's agents."""
+    """Return the indexes at which the chosen agents are in `agents`, the column of the group's agents."""
     return np.flatnonzero(chosen.find(agents))
 
 

@@ -29,7 +29,7 @@ class Ending(NamedTuple):
     counts: Collection[str] = ()
 
     def before(self, step: int) -> int:
-        """Return the step before which the run must stop to check the condition. `step` runs next."""
+        """Return the step before which a run that goes on with `step` must stop to check its end condition."""
         if self.condition is None:
             return self.most
         collected = -(-step // self.every) * self.every

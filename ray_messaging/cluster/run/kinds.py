@@ -130,7 +130,7 @@ def _ids_by_kind(agents: Any, model: Mapping[str, Any]) -> dict[str, Any]:  # no
 
 
 def _comes_twice(ids: Mapping[str, Any]) -> ConfigError:
-    """Build the error for the first agent that is in two kinds, or twice in one."""
+    """Build the error for the first agent that is listed under two kinds of agents, or twice under one kind."""
     owners: dict[AgentId, str] = {}
     for agent, kind in ((check_id(agent), kind) for kind, given in ids.items() for agent in given):
         other = owners.setdefault(agent, kind)

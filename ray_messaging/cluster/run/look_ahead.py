@@ -54,9 +54,9 @@ _END_S: Final = 1.0  # calls that were cancelled get this time to end
 
 
 class Ahead(NamedTuple):
-    """The steps that the look-ahead may run during the open step, and stores of results.
+    """How far agents may run ahead of the open step, and where results of their calls are kept.
 
-    The results are those of calls through `me.remember`.
+    The calls are those through `me.remember`.
 
     `memories` has, by step, the store of results, for the open step and the later steps that may run ahead. `tell` is
     `AheadNews.tell`, which tells the other groups about agents that run ahead (None: there are no other groups).
@@ -69,7 +69,7 @@ class Ahead(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Return the last step that may run ahead."""
+        """Return the number of the last step that agents may run ahead of time, or -1 if there is none."""
         return max(self.memories, default=-1)
 
 
@@ -292,10 +292,11 @@ class LookAhead:
         *,
         anew: bool,
     ) -> None:
-        """Let agents run in later steps ahead of time, while the model runs for a step, and after that.
+        """Begin to let agents run in later steps ahead of time, while the model runs for `step`, and after that.
 
-        Args: `called` has the places of the agents for which the model is called; `calls_of` makes the remembered calls
-        of a step. With `anew`, the step runs again, or the step before it ran in another process.
+        Args: `agents` are the group's agents. `called` selects those for which the model is called in `step`.
+        `calls_of` makes the object that handles a step's calls through `me.remember`. With `anew`, the step runs again,
+        or the step before it ran in another process.
         """
         number = self._number = step.number
         self._calls_of = calls_of
@@ -510,7 +511,7 @@ class LookAhead:
     # -- ahead ----------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Let the agents that are ready begin, those in the earliest step first."""
+        """Let agents begin to run ahead of time, as many as the limits allow, those in the earliest step first."""
         while self._ready and len(self._tasks) < self._most:
             number, place = heappop(self._ready)
             if number > self._ahead.last:
@@ -566,9 +567,10 @@ class LookAhead:
         return found
 
     def _end(self, place: int, number: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> None:
-        """Note that the agent at `place` has ended the step `number`, and what it has sent.
+        """Note that an agent has ended the step `number` ahead of time, and what it has sent.
 
-        Each item of `sent` is a recipient, the step of delivery, and the message.
+        Args: `place` is the agent's number in this look-ahead. Each item of `sent` is a recipient, the step of
+        delivery, and the message.
         """
         self._next[place] = following = number + 1
         far = self._deliver(place, sent)

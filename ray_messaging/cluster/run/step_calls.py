@@ -122,7 +122,10 @@ class StepCalls:
         self._error = self._error or error
 
     def _look(self) -> float | None:
-        """Return the seconds until the next check of the time (None: no further check), or raise the step's error."""
+        """Return the seconds until the time limits of running calls are checked again; None if there are no limits.
+
+        Raises: the step's error, once the time for ending the calls has passed.
+        """
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
             self.end(late)
@@ -289,7 +292,7 @@ class _Remembered(msgspec.Struct):
 class _Flight:
     """A call through `me.remember` that is under way or answered.
 
-    `answer` gets its source and result, or the error with which it ended.
+    `answer` gets the result and where it came from, or the error with which the call ended.
 
     `used` says that the step itself has asked for the call, and not only the look-ahead. `maker` makes the call.
     """
@@ -304,7 +307,7 @@ class _Flight:
 
     @property
     def known(self) -> tuple[str, KeptCall] | None:
-        """Return the source and the result of the call, or None if there is no result yet."""
+        """Return where the result came from and the result itself, or None if there is no result yet."""
         outcome = self.answer.result() if self.answer.done() else None
         return outcome if isinstance(outcome, tuple) else None
 
@@ -586,9 +589,9 @@ class RememberedCalls:
     async def _shared(
         self, call: _Remembered, function: Callable[[], Any], flights: dict[str, _Flight]
     ) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and its source.
+        """Return the answer of a call through `me.remember`, and where it came from.
 
-        If the look-ahead makes the same call, wait for its answer.
+        If the look-ahead, which lets agents run in later steps ahead of time, makes the same call, wait for its answer.
 
         Args: `flights` has the calls of the step that are under way or answered, by key.
         """
@@ -618,9 +621,9 @@ class RememberedCalls:
         return answer
 
     async def _kept(self, call: _Remembered, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and its source.
+        """Return the answer of a call through `me.remember`, and the name of the place where the answer was found.
 
-        Before that, the answer is stored for this step.
+        If the call was made now, this place is "model", and the answer is kept for a repetition of this step.
         """
         assert call.meter is not None
         before = self.memory.failed(call.key)
@@ -668,7 +671,7 @@ class RememberedCalls:
                 self._record(call, FAILED, made)
 
     async def _once(self, call: _Remembered, content: str, function: Callable[[], Any]) -> tuple[str, KeptCall]:
-        """Return the answer of a call through `me.remember`, and its source.
+        """Return the answer of a call through `me.remember`, and "store" or "model", depending on where it came from.
 
         The call is made unless the store has its answer, or another process is making the same call. `content` is the
         key of the answer in the store.

@@ -225,7 +225,7 @@ class AsyncGroup(StampedHandle):
         return await self._relay(unspread_batches(columns, audience, check_subtopic(subtopic), self._stamp.step))
 
     async def _relay(self, batches: list[Batch]) -> Receipts:
-        """Send batches over the lane, or by a Ray call if the lane gives no answer."""
+        """Let the group's actor send batches, by a call over a socket, or by Ray if the socket gives no answer."""
         if not batches:
             return Receipts([])
         if known_dead(self.actor):
@@ -466,7 +466,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make an idempotent call over the lane, and return the answer's header and frames.
+        """Make an idempotent call to the group's actor over a socket; return the answer's header and frames.
 
         Return None if a Ray call must be made instead.
         """
@@ -536,7 +536,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
-        """Commit the messages that a fetch got under the delivery lease `token`."""
+        """Commit all messages of the fetch that got this token, so that they are not delivered again."""
         self._tracer.committed()
         # The handle forgets the lease only after the commit. Otherwise a concurrent fetch would get the lease's
         # messages again. If the commit is cancelled, the next fetch or `ack` commits the lease.
@@ -699,7 +699,7 @@ class GroupService:
         self._group = group
 
     async def begin(self) -> Sequence[Message]:
-        """Record at the group's actor that this handle serves.
+        """Tell the group's actor that this handle now serves the group's messages.
 
         Returns: an empty sequence, because there is no message to handle before the first fetch.
         """

@@ -59,10 +59,10 @@ def patience_s(size: int) -> float:
 
 
 class LaneReply(NamedTuple):
-    """Result of a call over the lane.
+    """Result of a call over a socket to the group's actor.
 
     `begun` says whether the actor may have received the call. `answer` has the header and the frames of the answer. If
-    it is None, the call must be repeated as a Ray call.
+    `answer` is None, the call must be repeated as a Ray call.
     """
 
     begun: bool
@@ -87,7 +87,7 @@ class GroupLane:
     """The connections of one handle to its group's actor.
 
     A blocking handle has one connection for each of its concurrent calls, which are in different threads. All calls of
-    an event loop share one connection. The lanes of several event loops share the `route`.
+    an event loop share one connection. Several event loops share `route`, which has the actor's address.
     """
 
     def __init__(
@@ -200,7 +200,10 @@ class LaneConnection:
         self._socket.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call, and return the reply. This blocks, and never suspends the coroutine."""
+        """Make a call to the group's actor over the socket, and return the reply.
+
+        This blocks, and never suspends the coroutine.
+        """
         body = body_of(call, frames)
         size = REQUEST.size + sum(map(len, body))
         begun = False
@@ -285,7 +288,7 @@ class LoopConnection:
 
     @classmethod
     async def open(cls, address: LaneAddress) -> "LoopConnection":
-        """Connect to the lane at an address; raise OSError if that fails."""
+        """Connect to the socket of a group's actor at an address; raise OSError if that fails."""
         client = await LaneClient.open(address)
         return cls(address.token, client, await at_loop_end(client.close))
 
@@ -298,7 +301,10 @@ class LoopConnection:
         self._client.close()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call and return the reply."""
+        """Make a call to the group's actor over the socket, and return the reply.
+
+        If the socket gives no answer, the `answer` of the reply is None.
+        """
         body = b"".join(body_of(call, frames))
         if REQUEST.size + len(body) > FRAME_LIMIT:
             return LaneReply(begun=False, answer=None)
