@@ -38,7 +38,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the first step in which the changes of a version are valid; ALWAYS if the text has no step for it."""
+        """Return the first step in which the moves of a directory version are valid; ALWAYS if no step is known."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -241,10 +241,10 @@ def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
 def _origins(
     before: MailboxRecord, version: int, dates: HostDates, came_from: MailboxRecord | None
 ) -> list[FormerMailbox]:
-    """Return the origins of a mailbox's agents, after agents of the mailbox `came_from` have joined them.
+    """Return the mailboxes that agents of this mailbox have left by a move, after agents of `came_from` have joined.
 
-    These are the origins of both mailboxes, as far as their moves have a step, and `came_from` itself. If `came_from`
-    is None, the origins do not change.
+    These are the former mailboxes in both records, as far as a step is known for their moves, and `came_from` itself.
+    If `came_from` is None, nothing changes.
     """
     if came_from is None:
         return before.origins
@@ -385,7 +385,7 @@ class Routes:
         return found
 
     def route(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message, int32 (n,)."""
+        """Return, for each message, the number of the route to its mailboxes, as int32 (n,)."""
         if self._globs:
             return self._route_one_by_one(batch)
         if batch.topic is None:
@@ -444,7 +444,10 @@ class Routes:
         return self._route_ids[wider]
 
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the routes of a batch if mailboxes listen to patterns. Each channel is matched only once."""
+        """Return, for each message of a batch, the number of the route to its mailboxes.
+
+        This is for the case that mailboxes listen to patterns. Each channel is matched only once.
+        """
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):
             key = (to_id, batch.topic_of(row))
@@ -529,7 +532,7 @@ class Directory:
     def read_in(self, step: int) -> Routes:
         """Return the routes of messages that are read in a step, with the agents that each mailbox hosts in the step.
 
-        Mailboxes that host no agents are left out. They have no steps, so nobody would read their boxes.
+        Mailboxes that host no agents are left out, because nobody would read a step's messages there.
         """
         if step not in self._steps:
             hosting = [record for record in self.records.values() if record.exclusive]
@@ -547,9 +550,9 @@ class Directory:
         return self._in_step
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first of these agents that an exclusive mailbox claims, and that mailbox.
+        """Return the first of these agents that already belongs to an exclusive mailbox, and that mailbox.
 
-        The mailbox `besides` does not count.
+        The mailbox `besides` does not count. Return None if none of these agents belongs to another mailbox.
         """
         asked = AgentSet.of(agents)
         for record in self.records.values():

@@ -41,7 +41,7 @@ class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A fetch by a handle, which also commits the lease with the token `token`.
+    """Call with which a handle fetches messages, and commits those that it got under the token `token`.
 
     `caller` is the handle's id. The other fields are the arguments of `DeliveryLeases.fetch`.
     """
@@ -54,7 +54,11 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """A commit of messages: some leases, and for each lease the rows to commit (None: all rows)."""
+    """Call with which a handle commits messages that it has fetched.
+
+    Each fetch leases its messages to the handle under a token. `loans` has tokens, each with the rows of the lease to
+    commit (None: all rows).
+    """
 
     loans: tuple[tuple[Token, tuple[Span, ...] | None], ...]
 
@@ -112,9 +116,9 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a FetchCall: the token of a lease (None: there are no messages), and a slice of each frame.
+    """Answer to a FetchCall: messages that are leased to the handle, as slices of frames.
 
-    `more` says whether the mailbox may have other messages.
+    `token` names the lease, and is None without messages. `more` says whether the mailbox may have other messages.
     """
 
     token: Token | None
@@ -339,7 +343,9 @@ def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[To
 
 
 def committed_of(header: bytes) -> tuple[list[Token], CommitFailed | None]:
-    """Return the tokens of leases that have ended, and the error if rows were not committed.
+    """Decode the header of an AckAnswer; return the tokens of leases that have ended, and the error or None.
+
+    Each fetch leases its messages to a handle under a token. There is an error if messages were not committed.
 
     Raises: FrameError if the header is not valid.
     """

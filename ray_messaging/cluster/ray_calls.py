@@ -60,7 +60,7 @@ class OurActor:
 
 
 class _Method(NamedTuple):
-    """A method of one of our actors."""
+    """A method of one of our actors. Its calls raise Closed if Ray has ended, instead of starting a new Ray."""
 
     method: Any  # of Ray's actor handle
     exp_id: str

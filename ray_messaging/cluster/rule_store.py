@@ -77,7 +77,7 @@ class RuleStore:
                 await asyncio.to_thread(kv_delete, before, namespace=NAMESPACE)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Make the rule snapshot with this number valid on the server, unless a later snapshot is valid.
+        """Let senders use the copy of the rules with this number for their own verdicts, unless a later copy is valid.
 
         Raises: Fenced if there is a newer interceptor.
         """

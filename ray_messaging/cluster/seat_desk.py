@@ -213,7 +213,7 @@ class SeatDesk:
         return seat.facts.token
 
     async def tokens(self) -> dict[AgentId, str]:
-        """Return the token of each seat."""
+        """Return, by agent, the secret token in the link to the agent's seat."""
         return {agent: seat.facts.token for agent, seat in (await self._seats()).items()}
 
     async def wait_ready(self, agent: AgentId, timeout_s: float) -> bool:
@@ -271,7 +271,7 @@ class SeatDesk:
     # -- of the pages ---------------------------------------------------------------------------------------------
 
     async def news(self, agent: AgentId, seen: int) -> SeatView:
-        """Wait until a seat's web page has another version than `seen`, at most some seconds; return what the page shows.
+        """Wait, at most some seconds, until a seat's web page has another version than `seen`; return what it shows.
 
         A person acts for the agent on this page.
         """

@@ -109,7 +109,7 @@ class GroupActor:
 
     @property
     def _host(self) -> GroupHost:
-        """Return the host; raise the error that prevents its start."""
+        """Return the plain object that does the actor's work; raise the error that prevents its start."""
         if self._failure is not None:
             raise self._failure
         return self._newest

@@ -132,7 +132,7 @@ Sending = Coroutine[Any, Any, Receipts]
 
 
 class CallerAdmission:
-    """Executes the calls of each caller in the order of the calls' numbers 0, 1, 2...
+    """Executor of the calls of each caller, in the order of the calls' numbers 0, 1, 2...
 
     A call with a repeated number gets the answer of the first call with this number.
     """
@@ -229,7 +229,7 @@ async def _answered(group: "GroupHost", call: Call, frames: list[bytes]) -> byte
 
 
 class GroupHost:
-    """Host of one group's agents.
+    """The plain object that does the work of a group's actor: it hosts the group's agents.
 
     The group's actor owns the mailbox under the name `owner`, which stays the same if the actor restarts.
     """
@@ -293,12 +293,12 @@ class GroupHost:
         await self.messager.engine.release(agents, target, timeout)
 
     async def answer(self, call: Call, frames: Sequence[bytes] = (), begun_in: str | None = None) -> Answer:
-        """Execute a call of a handle and return its answer. The call came over the lane or as a Ray call.
+        """Execute a call of a handle and return its answer. The call came over a socket or as a Ray call.
 
         A send that is repeated is executed only once.
 
-        Args: If the handle has made this call before over a lane, `begun_in` is the token of that lane. It says which
-        process of the group may have begun the call.
+        Args: If the handle has made this call before over a socket, `begun_in` is the token of that socket. It says
+        which process of the group may have begun the call.
         Raises: OutcomeUnknown if a send may have begun in a process that is gone.
         """
         if isinstance(call, RelayCall):

@@ -360,7 +360,7 @@ class InterceptorHost:
         return {group: now for group, (now, told_at) in self._calls_now.items() if told_at >= since}
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of the lane server, and of the supervisor of steps."""
+        """Return the health of the socket on which senders ask for verdicts, and of the task for rules of whole steps."""
         step_rules = [] if self._step_rules is None else self._step_rules.health()
         serving = self._lane is not None and self._lane.serving
         return [TaskHealth("lane", serving, busy=False, age_s=0.0), *step_rules]

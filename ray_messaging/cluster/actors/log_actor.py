@@ -50,7 +50,7 @@ class LogActor:
 
     @property
     def _host(self) -> LogHost:
-        """Return the host; raise the error that prevents its start."""
+        """Return the plain object that does the actor's work; raise the error that prevents its start."""
         self._start.check()
         return self._newest
 

@@ -101,7 +101,8 @@ async def _lives(server: RedisExperimentStore) -> bool:
 class Heartbeat:
     """Task that writes an interceptor's heartbeat to the server.
 
-    It also writes the interceptor's state again if the server has lost it, and stops if the interceptor is fenced.
+    It also writes the interceptor's state again if the server has lost it. It stops if a newer interceptor has taken
+    over.
     """
 
     def __init__(self, store: RuleStore, interceptor: Interceptor) -> None:

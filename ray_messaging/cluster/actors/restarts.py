@@ -107,7 +107,7 @@ class ActorStart:
         self.failure = failure
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the error of the actor's last try to start, if that try failed."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 

@@ -295,7 +295,7 @@ class ExperimentSteps:
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the groups that each group hears.
+    """Check and return `hears`: for each group, the set of groups that may send to it.
 
     Raises: ConfigError if `hears` does not map each group to a list of groups; InvalidAddress for an invalid name.
     """

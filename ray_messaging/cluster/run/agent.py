@@ -457,7 +457,7 @@ class AgentLoop:
         calls.stop = look.stop
 
     def hear(self, told: Told) -> None:
-        """Take another group's news about its agents that run ahead of the open step."""
+        """Take note of what another group tells about its agents that run ahead of the open step."""
         if (look := self._look_ahead) is not None:
             look.news.append(told)
             self._model_thread.soon(look.take_news)

@@ -72,7 +72,7 @@ class RunArguments(TypedDict, total=False):
 
 
 class AgentArguments(RunArguments, total=False):
-    """Further arguments if the model is called for each agent."""
+    """Further keyword arguments of a run whose model is called for each agent, for type checkers."""
 
     start: Callable[[Agent], dict[str, Any]] | Mapping[str, Callable[[Agent], dict[str, Any]]] | None
     graph: Edges | str | None

@@ -593,7 +593,7 @@ def _known(value: T) -> "asyncio.Future[T]":
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:
-    """Wait until a step is closed by all groups, and by the rules that judge the step after the groups."""
+    """Wait until all groups have committed a step, and the rules for whole steps have judged it."""
     while (progress := await store.progress()).sealed < step:
         await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
 

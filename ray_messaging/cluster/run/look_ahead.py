@@ -94,9 +94,9 @@ def _rank(agent: AgentId) -> tuple[int, int, str]:
 
 
 class _ToldSent(NamedTuple):
-    """What an agent of another group has sent, ahead of time, in a later step.
+    """What an agent of another group has sent when it ran ahead in a later step.
 
-    When the agent's `group` sent this news, its look-ahead had begun anew `begun` times.
+    `begun` says how often the agent's `group` had begun anew to run ahead. What was told before that may be wrong.
     """
 
     group: str
@@ -105,7 +105,7 @@ class _ToldSent(NamedTuple):
 
 
 class _Circle(NamedTuple):
-    """Agents (`hearers`, by place) to which exactly the same agents may send.
+    """Agents (`hearers`, by their numbers in the look-ahead) to which exactly the same agents may send.
 
     `senders` is the number of the agents that may send to them.
     """
@@ -357,7 +357,10 @@ class LookAhead:
                 self._hear(agent, told, each.sent)
 
     def _senders_by_graph(self) -> list[set[int]]:
-        """Return, by the agent's place, the places of all agents that may send to it, and its own place."""
+        """Return, for each of the group's agents, the agents that may send to it, and itself, all as numbers.
+
+        These numbers are the places of agents in this look-ahead.
+        """
         place_of = self.places.place
         senders = [{place} for place in range(len(self.places))]
         pairs = ((agent, other) for agent, (_, others) in self.society.rows.items() for other in others)
@@ -371,7 +374,10 @@ class LookAhead:
         return senders
 
     def _far_place(self, agent: AgentId) -> int:
-        """Return the place of an agent of another group. These places come after those of the group's own agents."""
+        """Return the number of an agent of another group in this look-ahead; give it one if it has none.
+
+        These numbers come after those of the group's own agents.
+        """
         found = self._far.get(agent)
         if found is None:
             found = self._far[agent] = len(self.places) + len(self._far)
@@ -491,7 +497,7 @@ class LookAhead:
 
     @property
     def listens(self) -> bool:
-        """Return whether agents of the group wait for agents of other groups."""
+        """Return whether agents of other groups may send to agents of this group, so that their news must be read."""
         return bool(self._far)
 
     @property
@@ -649,7 +655,7 @@ class LookAhead:
             self._deliver(place, [each for each in messages if each[1] > self._number])
 
     def _learn(self, sender: int, hearer: int) -> None:
-        """Note an edge that the graph does not have.
+        """Note that one agent sends to another although the graph has no edge between them.
 
         When the next step begins, the look-ahead begins anew with this edge.
         """

@@ -148,7 +148,7 @@ class Holder:
         self._now = agent, perf_counter()
 
     def end(self, what: str) -> None:
-        """Record the end of the turn.
+        """Record that an agent's code has ended, or awaits something.
 
         Args: `what` is the name, for a warning, of what the agent ran.
         """
@@ -168,7 +168,10 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the agent with the longest turn of the step so far, and its seconds; None if all turns were short."""
+        """Return the agent whose code has run longest without an await in this step, and its seconds.
+
+        The agent is None if no agent's code has run for long.
+        """
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])

@@ -271,7 +271,7 @@ def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
 
 
 def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
-    """Return whether an array has a value for each agent."""
+    """Return whether an array has a row for each of the agents `ids`."""
     return array.shape[:1] == ids.shape
 
 

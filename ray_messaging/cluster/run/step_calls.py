@@ -315,7 +315,7 @@ class _Flight:
 class Flights:
     """The calls through `me.remember` in one step.
 
-    The look-ahead and the step itself share them, so that each call is made once.
+    The step shares them with the look-ahead, which runs agents ahead of time, so that each call is made once.
     """
 
     def __init__(self) -> None:
@@ -325,7 +325,7 @@ class Flights:
         self._told: dict[int, object] = {}  # by its id, what `in_vain` has told
 
     def early(self) -> list[_Remembered]:
-        """Return the calls of the look-ahead that are under way. Other threads may call this."""
+        """Return the calls that are under way for agents that run ahead of this step. Other threads may call this."""
         flights = self.by_key.copy().values()
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
@@ -344,7 +344,7 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any are left.
+        """Forget the calls through `me.remember` that had ended at the last call of `in_vain`; return whether others are left.
 
         This is for a step that is committed, because its records then have these calls.
         """
@@ -771,7 +771,7 @@ def _sample(agent: "Agent", n: int, samples: int) -> int:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a failed call may succeed if it is repeated, see `Calls`."""
+    """Return whether a failed call of a model may succeed later: after a timeout, or HTTP status 429 or 5xx."""
     if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
         return True
     for place in (error, getattr(error, "response", None)):

@@ -525,7 +525,7 @@ class AsyncGroup(StampedHandle):
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:
-        """Give back to the mailbox the messages that a fetch got under the delivery lease `token`."""
+        """Give back to the mailbox the messages of the fetch that got this token, so that the next fetch gets them."""
         # The handle forgets the lease first, so that a concurrent fetch does not commit the messages.
         self._forget(token)
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
