@@ -74,7 +74,7 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Change(msgspec.Struct, array_like=True):
-    """One change of a mailbox's agents: claims for the agents that came, and for the agents that left.
+    """One change of a mailbox's agents: the agents that came, and the agents that left, both as claims.
 
     With steps, `version` is the directory's version with the change. `HostDates` has the first step in which the change
     is valid. `origin` is the mailbox from which the agents came ("": from no mailbox).
@@ -198,7 +198,7 @@ def agents_of(claims: Iterable[Claim]) -> AgentSet:
 
 
 def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
-    """Return, for each subtopic of the claims, its agents."""
+    """Return, for each subtopic that occurs in a claim, all agents that the claims have for this subtopic."""
     found: dict[str, AgentSet] = {}
     for claim in claims:
         agents = claim.agents()
@@ -208,7 +208,7 @@ def _by_subtopic(claims: Iterable[Claim]) -> dict[str, AgentSet]:
 
 
 def _beyond(more: Mapping[str, AgentSet], less: Mapping[str, AgentSet]) -> list[Claim]:
-    """Return claims for the agents that are in `more` but not in `less`, compared subtopic by subtopic."""
+    """Return the agents that are in `more` but not in `less`, compared subtopic by subtopic, as claims."""
     found = {subtopic: agents - less.get(subtopic, NO_AGENTS) for subtopic, agents in more.items()}
     return claims_of({subtopic: agents for subtopic, agents in found.items() if agents})
 
@@ -475,9 +475,9 @@ class Routes:
 class Directory:
     """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
-    `routing` has the routes to mailboxes, and `read_in` returns the routes to the boxes of a step. A sender keeps the
-    `Routes` that it got from here for as long as it uses them. So they do not change when another sender asks for the
-    routes of another step.
+    `routing` says to which mailboxes messages go, and `read_in` says so for the messages that are read in a step. A
+    sender keeps the `Routes` that it got from here for as long as it uses them. So they do not change when another
+    sender asks for the routes of another step.
     """
 
     def __init__(self, exp_id: str) -> None:

@@ -81,7 +81,7 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
-    """The ids of one frame's messages, their fates, and the blocked rows.
+    """What became of the messages of one frame, such as delivered or blocked.
 
     `first` is the number of the first message, and `codes` has a byte for each message's fate, as in `Outcome`.
     `blocks` has the number, the rule and the reason of each blocked row.
@@ -327,7 +327,9 @@ def _add_pairs(outcome: Outcome, facts: FactsOfPairs, topics: tuple[str, ...]) -
 
 
 def messages_of(exp_id: str, header: bytes, frames: Sequence[bytes]) -> tuple[Token | None, Messages]:
-    """Return the token of a delivery lease, and its messages. Without messages the token is None.
+    """Decode the answer to a fetch; return the token under which the handle holds the messages, and the messages.
+
+    Without messages the token is None.
 
     Raises: FrameError if the messages cannot be decoded.
     """

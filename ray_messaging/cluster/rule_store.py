@@ -49,9 +49,10 @@ class RuleStore:
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the stored tables of the rules' state, by rule name, and the stored answers to senders, by batch.
+        """Return what the server has stored about the rules.
 
-        The interceptor's own tables are included.
+        The first dict has each rule's table of state, by rule name, and the interceptor's own tables. The second has
+        the stored answers to senders, by batch.
         """
         names = [*OWN_TABLES, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)

@@ -55,9 +55,11 @@ _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
 class InterceptorHost:
-    """Host of one experiment's interceptor. It serves the verdict lane, and stores the rules and their state.
+    """The plain object that does the work of the interceptor's actor.
 
-    Args: `actor` is the handle of the actor that has this host.
+    It answers senders over a socket, and stores the rules and their state.
+
+    Args: `actor` is the handle of the actor.
     """
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig, actor: object = None) -> None:
@@ -360,7 +362,7 @@ class InterceptorHost:
         return {group: now for group, (now, told_at) in self._calls_now.items() if told_at >= since}
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of the socket on which senders ask for verdicts, and of the task for rules of whole steps."""
+        """Return the health of the socket on which senders ask for verdicts, and of the task for whole-step rules."""
         step_rules = [] if self._step_rules is None else self._step_rules.health()
         serving = self._lane is not None and self._lane.serving
         return [TaskHealth("lane", serving, busy=False, age_s=0.0), *step_rules]

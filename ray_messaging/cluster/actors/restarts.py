@@ -55,9 +55,10 @@ def worth_a_retry(failure: MessagingError | None) -> bool:
 
 
 class ActorStart:
-    """The start of an actor's host. `failure` is the error of the last try, which the actor's calls raise.
+    """The start of the plain object that does an actor's work, its host.
 
-    The error is kept, because an error that an actor's __init__ raises would kill the actor and lose its type.
+    `failure` is the error of the last try, which the actor's calls raise. The error is kept, because an error that an
+    actor's __init__ raises would kill the actor and lose its type.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ class StragglerWatch:
                 wait_s = self._until_next(progress)
 
     def look(self, progress: Progress) -> None:
-        """Find the groups for which a step waits now, and log those that must be logged now."""
+        """Find the groups for which a step waits now, and log those for which a warning is due."""
         self.late = stragglers(progress, self._stall_s)
         said, self._said = self._said, {}
         for straggler in self.late:
@@ -166,5 +166,5 @@ class StragglerWatch:
         return max(left, _SOONEST * self._stall_s)
 
     async def close(self) -> None:
-        """Stop the watch."""
+        """Stop looking for late groups."""
         await end(self._task)

@@ -97,7 +97,10 @@ class RunProgress:
 
 
 def _slowest(progress: Progress) -> str:
-    """Return a text about a group for which others wait. A group that is cut off from the server is preferred."""
+    """Return a text that names a group for which others wait, if possible one that is cut off; "" if there is none.
+
+    A group is cut off if its driver has not called the server for some time.
+    """
     waiting = progress.waiting_for()
     if not waiting:
         return ""
@@ -280,7 +283,7 @@ class ExperimentSteps:
         return found
 
     def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step had each fate. Raises the same errors as `digest`.
+        """Return how many messages of a step had each fate, such as "delivered". Raises the same errors as `digest`.
 
         `group.fates(step)` returns the same for one group. The event log has the fate of each message.
         """

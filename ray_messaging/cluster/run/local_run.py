@@ -449,7 +449,7 @@ def _retriable(
     actors: Sequence[RunActor],
     calls: Sequence[asyncio.Task[Any]],
 ) -> Callable[..., Awaitable[Sequence[GroupResult]]]:
-    """Return a function like `go_on` that may be called again after an error."""
+    """Return a function like `go_on` that may be called again after an error, because it ends all open calls first."""
 
     async def again(last: int, **asked: bool) -> Sequence[GroupResult]:
         try:
@@ -541,7 +541,7 @@ def _end_with(
     calls: Sequence[asyncio.Task[Any]],
     supervising: Sequence[asyncio.Task[None]],
 ) -> None:
-    """Close actors, and cancel their calls and the supervisor of their steps, when a stack is closed."""
+    """Close actors, and cancel their calls and the task that applies rules to whole steps, when a stack is closed."""
 
     async def end_all() -> None:
         for call in calls:

@@ -117,7 +117,7 @@ class _Circle(NamedTuple):
 class _StepAhead:
     """A step that runs ahead: it takes the place of the group's `AgentLoop`, and of the open step, for its agents.
 
-    `unclear` has the places of agents that did something whose effect on other agents is not known here.
+    `unclear` has those agents, by number, that did something whose effect on other agents is not known here.
     """
 
     step = None  # agents that run ahead see no messages as blocked
@@ -467,7 +467,7 @@ class LookAhead:
         return {task for calls in self._old for task in calls.under_way}
 
     async def end(self, closed: int) -> None:
-        """Stop.
+        """Stop running agents ahead of time.
 
         Calls through `me.remember` for steps after `closed`, the last closed step, cost money even if they are given
         up. So they get some time to end, and their results are kept.
@@ -502,7 +502,10 @@ class LookAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether agents run ahead now, or have calls through `me.remember` under way."""
+        """Return whether an agent of the group runs ahead of the open step now, or waits for a call it made there.
+
+        Such a call was made through `me.remember`.
+        """
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 
     def _retire(self, step: _StepAhead) -> None:
@@ -597,9 +600,10 @@ class LookAhead:
                     self._held[following].append(to)
 
     def _deliver(self, place: int, sent: Iterable[tuple[AgentId | None, int, _Sent]]) -> list[ToldMessage]:
-        """Put messages of the agent at `place` into inboxes; return those to agents of other groups.
+        """Put what an agent has sent ahead of time into the inboxes of its recipients in this group.
 
-        The result is empty if the sender itself is an agent of another group. `sent` is as for `_end`.
+        Return the messages to agents of other groups, or [] if the sender itself is in another group. `place` is the
+        sender's number in this look-ahead, and `sent` is as for `_end`.
         """
         count, far = len(self.places), list[ToldMessage]()
         for to_id, deliver, message in sent:
@@ -669,7 +673,7 @@ class LookAhead:
     def _messages(self, place: int, number: int, sent: list[_Sent]) -> Messages:
         """Return an inbox with the messages `sent` ahead of time, in the order that they will have in the step.
 
-        Args: the inbox is that of the agent at `place`, in the step `number`.
+        Args: the inbox is that of the agent with the number `place` in this look-ahead, in the step `number`.
         """
         if not sent:
             return Messages(self._exp_id, [])

@@ -360,7 +360,7 @@ class RunActor:
             society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def _end_steps(self) -> None:
-        """Stop driving the group, so that another process can drive it."""
+        """Stop running the group's steps in this process, so that another process can run them."""
         steps, self._steps, self._stands = self._steps, None, False
         if steps is not None:
             await steps.aclose()

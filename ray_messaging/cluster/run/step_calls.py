@@ -344,7 +344,7 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls through `me.remember` that had ended at the last call of `in_vain`; return whether others are left.
+        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether others are left.
 
         This is for a step that is committed, because its records then have these calls.
         """

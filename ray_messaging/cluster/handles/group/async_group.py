@@ -158,7 +158,7 @@ class AsyncGroup(StampedHandle):
         return (await self._relay([self._single(from_id, to_id, payload, subtopic)]))[0]
 
     def _single(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str) -> Batch:
-        """Check and encode one message."""
+        """Check one message, and return it as a batch of one row."""
         from_ids = IdColumn.of([None if from_id is None else check_id(from_id)])
         to_ids, topic = IdColumn.of([check_id(to_id)]), check_subtopic(subtopic)
         line = encode_payload(payload, self._payload_bytes)
