@@ -81,7 +81,7 @@ class FactsOfPairs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
-    """What became of the messages of one frame, such as delivered or blocked.
+    """The ids of one frame's messages, and what became of them, such as delivered or blocked.
 
     `first` is the number of the first message, and `codes` has a byte for each message's fate, as in `Outcome`.
     `blocks` has the number, the rule and the reason of each blocked row.
@@ -99,7 +99,7 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """The rows of a frame from `low` to before `high`.
+    """The messages of a frame that a fetch has got: the rows from `low` to before `high`.
 
     `mailbox` and `entry` say where the frame was read; `mailbox` is "" if a foreign client sent the frame. `pattern` is
     the channel pattern that the messages matched (None: none).

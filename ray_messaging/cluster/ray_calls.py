@@ -81,7 +81,7 @@ class _Method(NamedTuple):
 
 
 def start_actor(exp_id: str, actor_class: type, options: dict[str, Any], *arguments: object) -> OurActor:
-    """Start an actor of an experiment."""
+    """Start an actor of an experiment; return a handle whose calls raise Closed once Ray has ended."""
     check_ray(exp_id)
     return OurActor(ray.remote(**options)(actor_class).remote(*arguments), exp_id)
 

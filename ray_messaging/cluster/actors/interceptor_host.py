@@ -1,4 +1,7 @@
-"""The host of the interceptor in its actor's process, with the verdict lane, the rules' state, and the heartbeat."""
+"""The plain object that does the work of the interceptor's actor.
+
+It answers senders over a socket, stores the rules and their state, and writes the heartbeat.
+"""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The host of an experiment's event log, with the log's writer and its queries in one process."""
+"""The plain object that does the work of the log's actor: it writes an experiment's event log, and answers queries."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Helpers for our Ray actors: calls of an actor's host, and a start that is repeated until it succeeds."""
+"""Helpers for our Ray actors: calls of the plain object that does an actor's work, and a start that is repeated."""
 
 import asyncio
 import logging

@@ -82,7 +82,7 @@ class RunProgress:
     def _rate(self, step: int, progress: Progress) -> str:
         """Return the present number of steps per second as text; "" in the first step.
 
-        It is measured over the last seconds, or over the last step if that took longer.
+        The rate is measured over the last seconds, or over the last step if that took longer.
         """
         seen, now = self._seen, time.monotonic()
         if step > seen[-1][0] if seen else step <= progress.latest:  # a new step, or the first step, has begun

@@ -84,7 +84,7 @@ class BlockedMessage(LogRow):
 class BlockedMessages(AsyncIterator[BlockedMessage]):
     """Async iterator over blocked messages after a cursor (None: only new ones).
 
-    Each comes as soon as the log has it.
+    Each message comes as soon as the log has it.
     """
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle

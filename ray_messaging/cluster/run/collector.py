@@ -39,7 +39,7 @@ class Collector:
         self._function, self._among = function_of(collect)
 
     def is_due(self, step: int) -> bool:
-        """Return whether `collect=` is due in a step."""
+        """Return whether values are collected at the end of a step."""
         return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
@@ -146,7 +146,7 @@ def _joined(parts: Sequence[Values]) -> Values:
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
     """Build the error for the first row that does not have the columns `names`.
 
-    Args: `rows` are what the function has returned for some agents, of which the first has the place `low`.
+    Args: `rows` are what the function has returned for some agents. The first of them has the index `low` in the group.
     """
     place = next(at for at, row in enumerate(rows) if type(row) not in _DICTS or not row or row.keys() != {*names})
     same = f". The keys of the first agent are {[*names]}" if low + place else ", at least one"

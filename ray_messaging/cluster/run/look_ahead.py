@@ -502,9 +502,9 @@ class LookAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an agent of the group runs ahead of the open step now, or waits for a call it made there.
+        """Return whether agents run ahead of the open step now, or calls that they have made there are under way.
 
-        Such a call was made through `me.remember`.
+        The calls are those through `me.remember`.
         """
         return bool(self._tasks or any(calls.under_way for calls in self._old))
 

@@ -325,7 +325,10 @@ class Flights:
         self._told: dict[int, object] = {}  # by its id, what `in_vain` has told
 
     def early(self) -> list[_Remembered]:
-        """Return the calls that are under way for agents that run ahead of this step. Other threads may call this."""
+        """Return the calls of this step that were made for agents running ahead, and that are under way.
+
+        Other threads may call this.
+        """
         flights = self.by_key.copy().values()
         return [flight.call for flight in flights if flight.maker.early and not flight.answer.done()]
 
@@ -344,7 +347,7 @@ class Flights:
         return [*unused, *self.late], failed
 
     def forget_told(self) -> bool:
-        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether others are left.
+        """Forget the calls through `me.remember` that had ended when `in_vain` was called; return whether any remain.
 
         This is for a step that is committed, because its records then have these calls.
         """
