@@ -84,7 +84,7 @@ class Fork:
                 yield step, partial(self._send, step)
 
     def _check(self, messaging: "Messaging") -> None:
-        """Raise NotRepeatable unless the fork's groups have sent the parent's messages in all steps before `at_step`."""
+        """Raise NotRepeatable unless the fork's groups have sent the parent's messages before step `at_step`."""
         log, again = messaging.log, range(self._checkpoint + 1, self._at_step)
         if all(log.digest(step) == self._parent.digest(step) for step in again):
             return
