@@ -359,7 +359,7 @@ class Routes:
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def in_version(self, version: int, *, logged: bool) -> "Routes":
-        """Return the same routes for a later version, in which the records have not changed.
+        """Return these routes for a later version of the directory in which no mailbox has changed.
 
         Both objects share their tables, because for a million agents building the tables takes a tenth of a second.
         """

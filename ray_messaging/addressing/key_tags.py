@@ -1,4 +1,4 @@
-"""Hash tags of keys, by which the bodies of large frames are spread over the primaries of a Redis Cluster."""
+"""Hash tags of keys, by which large messages are spread over the primaries of a Redis Cluster."""
 
 from functools import cache
 from itertools import count

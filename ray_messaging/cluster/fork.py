@@ -72,7 +72,7 @@ class Fork:
             self._outside.setdefault(row.step_read, []).append(row)
 
     def stops(self, first: int, until: int) -> Iterator[tuple[int, "Callable[[Messaging], None]"]]:
-        """Yield each step before which something must be done, and the function that does it.
+        """Yield each step before which the fork must check or send messages, and the function that does it.
 
         The steps are in ascending order, from `first` on. The check of the parent's messages may be due before step
         `until` itself.

@@ -157,10 +157,10 @@ _decode_id: Callable[[bytes], AgentId] = msgspec.json.Decoder(AgentId).decode
 
 
 class SeatDesk:
-    """The seats of one experiment.
+    """The seats of one experiment: the agents for which people act on web pages.
 
-    Args: `load` reads all that `keep` has kept, by field; `limit` is the most bytes of an answer. People have
-    `timeout_s` for each step (None: no limit).
+    Args: `keep` stores the facts about a seat, and `load` reads all stored facts. `limit` is the most bytes of an
+    answer. People have `timeout_s` for each step (None: no limit).
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 class RemoteSource:
-    """A log source that asks the log's actor, see `eventlog.reading.paging.LogSource`."""
+    """The event log of a running experiment as a source for queries: it passes each query to the log's actor."""
 
     live = True
 

@@ -130,11 +130,10 @@ class AheadNews:
 
 
 def _in_entries(steps: Sequence[ToldStep]) -> list[list[ToldStep]]:
-    """Divide steps among entries of the stream; return the steps of each entry.
+    """Divide what is told to other groups among entries of a Redis stream; return the steps of each entry.
 
-    There is at least one entry, even without steps.
-
-    A step whose messages do not fit into an entry is left out: the other groups wait until it is committed.
+    There is at least one entry, even without steps. A step whose messages do not fit into an entry is left out, so for
+    this step the other groups wait until it is committed.
     """
     found: list[list[ToldStep]] = [[]]
     size = 0

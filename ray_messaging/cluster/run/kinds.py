@@ -67,7 +67,7 @@ def functions_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:  # noqa: A
 
 
 def check_kinds(model: object, start: object) -> None:
-    """Raise ConfigError if the name of a kind is not valid, or if `start` has a kind that `model` does not have."""
+    """Raise ConfigError if the name of a kind of agents is not valid, or if `start` has a kind that `model` lacks."""
     if isinstance(model, Mapping):
         if not model:
             raise ConfigError("model={} has no kind of agents: write {'trader': trader, 'book': book}")

@@ -246,7 +246,10 @@ def facts_of(model: object, until: int | None, options: RunOptions, inputs: Mapp
 
 
 def changes_of(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each input of a run that differs from the input of the call `before`."""
+    """Yield a line for each input of a run, such as the graph, that differs from the input of the last call of `run`.
+
+    Args: `now` and `before` have the digests of the inputs of both calls.
+    """
     for name, what in _INPUTS.items():
         given = now.get(name), before.get(name)
         if None not in given and given[0] != given[1]:
